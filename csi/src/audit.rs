@@ -92,7 +92,7 @@ impl Audit {
 
 async fn check_volumes(operations: &VolumeOperations) -> Result<Findings, Error> {
     let started = Instant::now();
-    let all = List { from: None, at_most: None };
+    let all = List { from: None, max_entries: None };
     let page = operations
         .unlocked(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
         .await?;

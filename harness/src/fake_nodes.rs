@@ -98,7 +98,7 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
         until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIMEOUT, |pods| {
             let missing: Vec<_> =
                 NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
-            State::when(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
+            State::ready_if(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
         })
         .await?;
     let mut directory = None;

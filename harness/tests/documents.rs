@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const RECORDS: &str = "docs/decisions";
+const DECISIONS: &str = "docs/decisions";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -31,28 +31,28 @@ fn files(extension: &str) -> Vec<PathBuf> {
 
 /// Returns the lines outside of code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
-    let mut code = false;
+    let mut in_code = false;
     text.lines().filter(move |line| {
-        let fence = line.trim_start().starts_with("```");
-        code ^= fence;
-        !code && !fence
+        let is_fence = line.trim_start().starts_with("```");
+        if is_fence {
+            in_code = !in_code;
+        }
+        !in_code && !is_fence
     })
 }
 
-/// Returns the targets of links: `[text](target)`.
+/// Returns the targets of links: `[text](target)`. A target must not contain a parenthesis.
 fn links(text: &str) -> Vec<String> {
-    let prose: Vec<&str> = prose(text).collect();
-    let prose = prose.join(" ");
-    prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
+    // The text of a link may continue on the next line.
+    let lines: Vec<&str> = prose(text).collect();
+    lines.join(" ").split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
 }
 
 /// Returns the anchors that GitHub assigns to the headings of a document.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let names = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-"));
-    names
-        .map(|name| name.replace(|letter: char| !letter.is_alphanumeric() && !"-_".contains(letter), ""))
-        .collect()
+    names.map(|name| name.replace(|c: char| !c.is_alphanumeric() && !"-_".contains(c), "")).collect()
 }
 
 #[test]
@@ -80,13 +80,14 @@ fn links_of_documents_lead_to_existing_files_and_headings() {
             checked += 1;
         }
     }
+    // The documents have many more. Fewer would mean that the search is broken.
     assert!(checked > 50, "only {checked} links were found");
     assert!(broken.is_empty(), "links without a target:\n{}", broken.join("\n"));
 }
 
 #[test]
 fn the_index_of_decisions_links_to_every_record() {
-    let directory = root().join(RECORDS);
+    let directory = root().join(DECISIONS);
     let index = fs::read_to_string(directory.join("README.md")).unwrap();
     let linked: BTreeSet<String> = links(&index).into_iter().filter(|link| !link.contains('/')).collect();
     let names =
@@ -99,13 +100,12 @@ fn the_index_of_decisions_links_to_every_record() {
 fn decision_records_that_the_code_names_exist() {
     for source in files("rs") {
         let text = fs::read_to_string(&source).unwrap();
-        for rest in text.split(&format!("{RECORDS}/")).skip(1) {
-            let name: String = rest
-                .chars()
-                .take_while(|letter| letter.is_alphanumeric() || "-.".contains(*letter))
-                .collect();
+        for rest in text.split(&format!("{DECISIONS}/")).skip(1) {
+            let name: String =
+                rest.chars().take_while(|c| c.is_alphanumeric() || "-.".contains(*c)).collect();
+            // A full stop may end the sentence.
             let name = name.trim_end_matches('.');
-            assert!(root().join(RECORDS).join(name).is_file(), "{}: {name}", source.display());
+            assert!(root().join(DECISIONS).join(name).is_file(), "{}: {name}", source.display());
         }
     }
 }

@@ -219,7 +219,7 @@ mod tests {
 
     /// Calls `client` with the addresses of the metrics and the probes.
     async fn served<T>(client: impl AsyncFnOnce(SocketAddr, SocketAddr) -> T) -> T {
-        let address = Some(HttpAddress::At(([127, 0, 0, 1], 0).into()));
+        let address = Some(HttpAddress::One(([127, 0, 0, 1], 0).into()));
         let listeners = Listeners::bind(address, address).await.unwrap().unwrap();
         let at = |listener: &Option<TcpListener>| listener.as_ref().unwrap().local_addr().unwrap();
         let (metrics, probes) = (at(&listeners.metrics), at(&listeners.probes));

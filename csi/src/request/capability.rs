@@ -42,7 +42,7 @@ pub(crate) struct Capability {
 }
 
 impl Capability {
-    pub(super) fn read(capability: Option<crate::proto::csi::VolumeCapability>) -> Result<Self> {
+    pub(super) fn parse(capability: Option<crate::proto::csi::VolumeCapability>) -> Result<Self> {
         let invalid = |problem: String| Err(InvalidRequest::new(FIELD, problem));
         let Some(capability) = capability else {
             return invalid("must be set".to_owned());

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use loopfs::volume_store::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
 use super::capability::Capability;
-use super::field::{CapacityRange, Result, required, source_not_found, volume_id};
+use super::field::{CapacityRange, Result, not_found, parse_volume_id, require_non_empty};
 use super::name;
 use super::page_token::PageToken;
 use super::parameters::Parameters;
@@ -51,7 +51,7 @@ pub(crate) struct Expected {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct List<Id> {
     pub(crate) from: Option<PageToken<Id>>,
-    pub(crate) at_most: Option<usize>,
+    pub(crate) max_entries: Option<usize>,
 }
 
 /// A request for the free capacity.
@@ -76,8 +76,8 @@ impl RequestReader {
     pub(crate) fn create(&self, request: wire::CreateVolumeRequest) -> Result<Create, Error> {
         let volume = name::volume_id(&request.name)?;
         let kind = kind_of_all(request.volume_capabilities)?;
-        let capacity = CapacityRange::read(request.capacity_range)?;
-        let parameters = Parameters::read(&request.parameters)?;
+        let capacity = CapacityRange::parse(request.capacity_range)?;
+        let parameters = Parameters::parse(&request.parameters)?;
         refuse_mutable(&request.mutable_parameters)?;
         let source = request.volume_content_source.map(content_source).transpose()?;
         let accessible_here = self.is_accessible(request.accessibility_requirements);
@@ -92,12 +92,12 @@ impl RequestReader {
 
     /// Returns the volume to delete. Returns `None` if no volume can have this id, so that it counts as deleted.
     pub(crate) fn delete(&self, request: &wire::DeleteVolumeRequest) -> Result<Option<VolumeId>> {
-        required("volume_id", &request.volume_id)?;
+        require_non_empty("volume_id", &request.volume_id)?;
         Ok(VolumeId::parse(&request.volume_id).ok())
     }
 
     pub(crate) fn validate(&self, request: wire::ValidateVolumeCapabilitiesRequest) -> Result<Validate> {
-        let volume = volume_id(&request.volume_id)?;
+        let volume = parse_volume_id(&request.volume_id)?;
         if request.volume_capabilities.is_empty() {
             return Err(no_capabilities());
         }
@@ -107,7 +107,7 @@ impl RequestReader {
                 kind: kind_of_all(request.volume_capabilities)?,
                 filesystem: self.filesystem(&request.volume_context)?,
                 parameters: (!request.parameters.is_empty())
-                    .then(|| Parameters::read(&request.parameters))
+                    .then(|| Parameters::parse(&request.parameters))
                     .transpose()?,
             })
         };
@@ -119,9 +119,9 @@ impl RequestReader {
         max_entries: i32,
         starting_token: &str,
     ) -> Result<List<Id>, Error> {
-        let at_most = match usize::try_from(max_entries) {
+        let max_entries = match usize::try_from(max_entries) {
             Ok(0) => None,
-            Ok(at_most) => Some(at_most),
+            Ok(max_entries) => Some(max_entries),
             Err(_negative) => {
                 let problem = format!("must not be negative, but is {max_entries}");
                 return Err(InvalidRequest::new("max_entries", problem).into());
@@ -135,7 +135,7 @@ impl RequestReader {
                 Error::StaleToken(text.to_owned())
             })?),
         };
-        Ok(List { from, at_most })
+        Ok(List { from, max_entries })
     }
 
     pub(crate) fn capacity(&self, request: wire::GetCapacityRequest) -> Result<CapacityQuery> {
@@ -143,7 +143,7 @@ impl RequestReader {
             capabilities if capabilities.is_empty() => None,
             capabilities => Some(kind_of_all(capabilities)?),
         };
-        let parameters = Parameters::read(&request.parameters)?;
+        let parameters = Parameters::parse(&request.parameters)?;
         let here = request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology));
         Ok(CapacityQuery { here, kind, parameters })
     }
@@ -152,8 +152,8 @@ impl RequestReader {
         &self,
         request: wire::ControllerExpandVolumeRequest,
     ) -> Result<ControllerExpand> {
-        let volume = volume_id(&request.volume_id)?;
-        let capacity = CapacityRange::read(request.capacity_range)?;
+        let volume = parse_volume_id(&request.volume_id)?;
+        let capacity = CapacityRange::parse(request.capacity_range)?;
         if capacity == CapacityRange::default() {
             return Err(InvalidRequest::new(
                 "capacity_range",
@@ -161,7 +161,7 @@ impl RequestReader {
             ));
         }
         let capability =
-            request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
+            request.volume_capability.map(|capability| Capability::parse(Some(capability))).transpose()?;
         Ok(ControllerExpand {
             volume,
             capacity,
@@ -172,7 +172,7 @@ impl RequestReader {
 
 fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSource, Error> {
     const FIELD: &str = "volume_content_source";
-    let (what, id, read): (_, _, fn(&str) -> loopfs::Result<OwnedContentSource>) = match source.r#type {
+    let (kind, id, parse): (_, _, fn(&str) -> loopfs::Result<OwnedContentSource>) = match source.r#type {
         Some(Type::Volume(source::VolumeSource { volume_id })) => {
             ("volume", volume_id, |id| VolumeId::parse(id).map(OwnedContentSource::Volume))
         }
@@ -181,15 +181,15 @@ fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSourc
         }
         None => return Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot").into()),
     };
-    required(FIELD, &id)?;
-    read(&id).map_err(|_invalid| source_not_found(FIELD, what, &id))
+    require_non_empty(FIELD, &id)?;
+    parse(&id).map_err(|_invalid| not_found(FIELD, kind, &id))
 }
 
 /// Returns the one kind of volume that has all these capabilities.
 fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind> {
     let kinds = capabilities
         .into_iter()
-        .map(|capability| Ok(Capability::read(Some(capability))?.access_type.kind()))
+        .map(|capability| Ok(Capability::parse(Some(capability))?.access_type.kind()))
         .collect::<Result<Vec<_>>>()?;
     match kinds.as_slice() {
         [] => Err(no_capabilities()),

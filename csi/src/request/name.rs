@@ -19,15 +19,15 @@ const DERIVED: &str = "name-";
 /// Returns the id of the volume with this name. The same name has the same id in every process, and two names never
 /// share one. The id is the name itself, or the hash of a name that is not a valid id or looks like such a hash.
 pub(super) fn volume_id(name: &str) -> Result<VolumeId> {
-    read(name, VolumeId::parse)
+    parse_name(name, VolumeId::parse)
 }
 
 /// Returns the id of the snapshot with this name, by the same rule.
 pub(super) fn snapshot_id(name: &str) -> Result<SnapshotId> {
-    read(name, SnapshotId::parse)
+    parse_name(name, SnapshotId::parse)
 }
 
-fn read<Id>(name: &str, parse: impl Fn(&str) -> loopfs::Result<Id>) -> Result<Id> {
+fn parse_name<Id>(name: &str, parse: impl Fn(&str) -> loopfs::Result<Id>) -> Result<Id> {
     let invalid = |problem: String| Err(InvalidRequest::new(FIELD, problem));
     if name.is_empty() {
         return invalid("must not be empty".to_owned());

@@ -21,7 +21,7 @@ pub(crate) struct Parameters {
 impl Parameters {
     /// Refuses unknown parameters, because a StorageClass with a typing error would otherwise create volumes that
     /// differ from it. The error names all invalid parameters together.
-    pub(super) fn read(parameters: &HashMap<String, String>) -> Result<Self> {
+    pub(super) fn parse(parameters: &HashMap<String, String>) -> Result<Self> {
         let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
         let mut complaints: Vec<String> = parameters
             .iter()
@@ -53,8 +53,8 @@ mod tests {
 
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Parameters> {
-        Parameters::read(
+    fn parse(pairs: &[(&str, &str)]) -> Result<Parameters> {
+        Parameters::parse(
             &pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
         )
     }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn missing_parameters_have_the_defaults_of_the_store() {
         let spec = VolumeSpec::new(VolumeKind::Block, Bytes::MIB);
-        assert_eq!(read(&[]).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
+        assert_eq!(parse(&[]).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
             ("logicalBlockSize", "4096"),
             ("provisioning", "thin"),
         ];
-        let spec = read(&all).unwrap().spec(VolumeKind::Block, Bytes::MIB);
+        let spec = parse(&all).unwrap().spec(VolumeKind::Block, Bytes::MIB);
         assert_eq!((spec.kind, spec.capacity), (VolumeKind::Block, Bytes::MIB));
         assert_eq!(spec.bytes_per_inode.get(), 16384);
         assert_eq!(spec.image.direct_io, ImageDirectIo::Required);
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn the_error_lists_all_invalid_parameters_and_the_allowed_ones() {
-        let error = read(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4"), ("directIO", "off")]);
+        let error = parse(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4"), ("directIO", "off")]);
         assert_eq!(
             error.unwrap_err().to_string(),
             "parameters: bytesPerInode is \"x\"; directIO is \"off\"; unknown parameter \"fsType\"; \
@@ -100,9 +100,9 @@ mod tests {
 
     #[test]
     fn parameters_of_kubernetes_and_its_sidecars_are_accepted() {
-        let plain = read(&[("provisioning", "thin")]).unwrap();
+        let plain = parse(&[("provisioning", "thin")]).unwrap();
         for fstype in ["", "xfs"] {
-            let of_kubernetes = read(&[
+            let of_kubernetes = parse(&[
                 ("csi.storage.k8s.io/fstype", fstype),
                 ("csi.storage.k8s.io/pv/name", "pvc-0"),
                 ("csi.storage.k8s.io/pvc/name", "data"),
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn another_file_system_and_unknown_parameters_of_kubernetes_are_refused() {
-        let error = read(&[
+        let error = parse(&[
             ("csi.storage.k8s.io/fstype", "ext4"),
             ("csi.storage.k8s.io/fsType", "xfs"),
             ("csi.storage.k8s.io/typo-secret-name", "s"),

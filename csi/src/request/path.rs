@@ -22,7 +22,7 @@ pub(crate) struct TargetPath {
 }
 
 impl TargetPath {
-    pub(super) fn read(field: &'static str, text: &str, kubelet_dir: &Path) -> Result<Self> {
+    pub(super) fn parse(field: &'static str, text: &str, kubelet_dir: &Path) -> Result<Self> {
         let invalid = |problem: String| Err(InvalidRequest::new(field, problem));
         if text.is_empty() {
             return invalid("must not be empty".to_owned());
@@ -85,8 +85,8 @@ mod tests {
 
     const KUBELET: &str = "/var/lib/kubelet";
 
-    fn read(text: &str) -> Result<TargetPath> {
-        TargetPath::read("target_path", text, Path::new(KUBELET))
+    fn parse(text: &str) -> Result<TargetPath> {
+        TargetPath::parse("target_path", text, Path::new(KUBELET))
     }
 
     #[rstest]
@@ -99,7 +99,7 @@ mod tests {
         #[case] parent: &str,
         #[case] name: &str,
     ) {
-        let path = read(text).unwrap();
+        let path = parse(text).unwrap();
         assert_eq!((path.parent(), path.name()), (Path::new(parent), OsStr::new(name)));
     }
 
@@ -117,13 +117,13 @@ mod tests {
     #[case::long_name(&format!("{KUBELET}/{}", "n".repeat(256)))]
     #[case::long_path(&format!("{KUBELET}/{}", "n/".repeat(2048)))]
     fn other_paths_are_refused(#[case] text: &str) {
-        assert!(read(text).is_err());
+        assert!(parse(text).is_err());
     }
 
     proptest! {
         #[test]
         fn an_accepted_path_stays_below_the_kubelet_directory(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
-            if let Ok(path) = read(&text) {
+            if let Ok(path) = parse(&text) {
                 prop_assert!(path.relative().components().all(|part| matches!(part, Component::Normal(_))));
                 prop_assert!(!path.name().is_empty());
                 prop_assert_eq!(path.parent().join(path.name()), path.relative());

@@ -7,7 +7,7 @@ use loopfs::mount::MountFlags;
 use loopfs::volume_store::{FilesystemUuid, VolumeId};
 
 use super::capability::{AccessType, Capability};
-use super::field::{CapacityRange, Result, required, volume_id};
+use super::field::{CapacityRange, Result, parse_volume_id, require_non_empty};
 use super::path::TargetPath;
 use crate::driver::DriverName;
 use crate::error::InvalidRequest;
@@ -57,7 +57,7 @@ pub(crate) struct Unpublish {
 
 /// A request for the use, capacity and condition of a volume.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Stats {
+pub(crate) struct GetStats {
     pub(crate) volume: VolumeId,
     /// `None` if the path is not below the kubelet directory, so no volume can be published there.
     pub(crate) path: Option<TargetPath>,
@@ -86,25 +86,25 @@ impl RequestReader {
     }
 
     pub(crate) fn stage(&self, request: wire::NodeStageVolumeRequest) -> Result<Stage> {
-        let volume = volume_id(&request.volume_id)?;
+        let volume = parse_volume_id(&request.volume_id)?;
         // The driver keeps nothing at the staging path. An invalid path is an error all the same, because it indicates
         // a defect of the client.
-        TargetPath::read("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
-        let capability = Capability::read(request.volume_capability)?;
+        TargetPath::parse("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
+        let capability = Capability::parse(request.volume_capability)?;
         let filesystem = self.filesystem(&request.volume_context)?;
         Ok(Stage { volume, filesystem, capability })
     }
 
     pub(crate) fn unstage(&self, request: &wire::NodeUnstageVolumeRequest) -> Result<Unstage> {
-        let volume = volume_id(&request.volume_id)?;
-        TargetPath::read("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
+        let volume = parse_volume_id(&request.volume_id)?;
+        TargetPath::parse("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
         Ok(Unstage { volume })
     }
 
     pub(crate) fn publish(&self, request: wire::NodePublishVolumeRequest) -> Result<Publish> {
-        let volume = volume_id(&request.volume_id)?;
-        let target = TargetPath::read("target_path", &request.target_path, &self.kubelet_dir)?;
-        let capability = Capability::read(request.volume_capability)?;
+        let volume = parse_volume_id(&request.volume_id)?;
+        let target = TargetPath::parse("target_path", &request.target_path, &self.kubelet_dir)?;
+        let capability = Capability::parse(request.volume_capability)?;
         let read_only = request.readonly || capability.read_only;
         let mode = match capability.access_type {
             AccessType::Block if read_only => PublishMode::Block(Access::ReadOnly),
@@ -118,32 +118,32 @@ impl RequestReader {
     }
 
     pub(crate) fn unpublish(&self, request: &wire::NodeUnpublishVolumeRequest) -> Result<Unpublish> {
-        let volume = volume_id(&request.volume_id)?;
-        let target = TargetPath::read("target_path", &request.target_path, &self.kubelet_dir)?;
+        let volume = parse_volume_id(&request.volume_id)?;
+        let target = TargetPath::parse("target_path", &request.target_path, &self.kubelet_dir)?;
         Ok(Unpublish { volume, target })
     }
 
-    pub(crate) fn stats(&self, request: &wire::NodeGetVolumeStatsRequest) -> Result<Stats> {
-        let volume = volume_id(&request.volume_id)?;
-        required("volume_path", &request.volume_path)?;
-        Ok(Stats {
+    pub(crate) fn stats(&self, request: &wire::NodeGetVolumeStatsRequest) -> Result<GetStats> {
+        let volume = parse_volume_id(&request.volume_id)?;
+        require_non_empty("volume_path", &request.volume_path)?;
+        Ok(GetStats {
             volume,
-            path: TargetPath::read("volume_path", &request.volume_path, &self.kubelet_dir).ok(),
+            path: TargetPath::parse("volume_path", &request.volume_path, &self.kubelet_dir).ok(),
         })
     }
 
     pub(crate) fn node_expand(&self, request: wire::NodeExpandVolumeRequest) -> Result<NodeExpand> {
-        let volume = volume_id(&request.volume_id)?;
-        required("volume_path", &request.volume_path)?;
-        let capacity = CapacityRange::read(request.capacity_range)?;
+        let volume = parse_volume_id(&request.volume_id)?;
+        require_non_empty("volume_path", &request.volume_path)?;
+        let capacity = CapacityRange::parse(request.capacity_range)?;
         let access_type =
-            request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
+            request.volume_capability.map(|capability| Capability::parse(Some(capability))).transpose()?;
         Ok(NodeExpand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
     }
 
     /// Reads the volume id of a request that has no other field.
     pub(crate) fn volume(&self, text: &str) -> Result<VolumeId> {
-        volume_id(text)
+        parse_volume_id(text)
     }
 
     pub(super) fn filesystem(

@@ -3,7 +3,7 @@
 use loopfs::volume_store::{SnapshotId, VolumeId};
 
 use super::controller::List;
-use super::field::{Result, required, source_not_found};
+use super::field::{Result, not_found, require_non_empty};
 use super::reader::RequestReader;
 use super::{name, reserved};
 use crate::error::{Error, InvalidRequest};
@@ -40,14 +40,14 @@ impl RequestReader {
     ) -> Result<CreateSnapshot, Error> {
         const SOURCE: &str = "source_volume_id";
         let snapshot = name::snapshot_id(&request.name)?;
-        required(SOURCE, &request.source_volume_id)?;
+        require_non_empty(SOURCE, &request.source_volume_id)?;
         let unknown = request.parameters.keys().filter(|name| !reserved::is_of_snapshot(name));
         if let Some(name) = unknown.min() {
             let problem = format!("unknown parameter {name:?}; snapshots have no parameters");
             return Err(InvalidRequest::new("parameters", problem).into());
         }
         let source = VolumeId::parse(&request.source_volume_id)
-            .map_err(|_invalid| source_not_found(SOURCE, "volume", &request.source_volume_id))?;
+            .map_err(|_invalid| not_found(SOURCE, "volume", &request.source_volume_id))?;
         let accessible_here = self.is_accessible(request.accessibility_requirements);
         Ok(CreateSnapshot { snapshot, source, accessible_here })
     }
@@ -57,15 +57,15 @@ impl RequestReader {
         &self,
         request: &wire::DeleteSnapshotRequest,
     ) -> Result<Option<SnapshotId>> {
-        required("snapshot_id", &request.snapshot_id)?;
+        require_non_empty("snapshot_id", &request.snapshot_id)?;
         Ok(SnapshotId::parse(&request.snapshot_id).ok())
     }
 
     pub(crate) fn get_snapshot(&self, request: &wire::GetSnapshotRequest) -> Result<SnapshotId, Error> {
         const FIELD: &str = "snapshot_id";
-        required(FIELD, &request.snapshot_id)?;
+        require_non_empty(FIELD, &request.snapshot_id)?;
         SnapshotId::parse(&request.snapshot_id)
-            .map_err(|_invalid| source_not_found(FIELD, "snapshot", &request.snapshot_id))
+            .map_err(|_invalid| not_found(FIELD, "snapshot", &request.snapshot_id))
     }
 
     pub(crate) fn list_snapshots(

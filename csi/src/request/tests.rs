@@ -134,9 +134,9 @@ fn a_publish_request_with_an_invalid_field_is_refused(
 #[rstest]
 #[case::absent(None, Ok(CapacityRange::default()))]
 #[case::unspecified(Some((0, 0)), Ok(CapacityRange::default()))]
-#[case::required(Some((1, 0)), Ok(CapacityRange { at_least: Some(Bytes(1)), at_most: None }))]
-#[case::limit(Some((0, i64::MAX)), Ok(CapacityRange { at_least: None, at_most: Some(Bytes(i64::MAX as u64)) }))]
-#[case::both(Some((5, 5)), Ok(CapacityRange { at_least: Some(Bytes(5)), at_most: Some(Bytes(5)) }))]
+#[case::require_non_empty(Some((1, 0)), Ok(CapacityRange { required: Some(Bytes(1)), limit: None }))]
+#[case::limit(Some((0, i64::MAX)), Ok(CapacityRange { required: None, limit: Some(Bytes(i64::MAX as u64)) }))]
+#[case::both(Some((5, 5)), Ok(CapacityRange { required: Some(Bytes(5)), limit: Some(Bytes(5)) }))]
 #[case::crossed(Some((6, 5)), Err(()))]
 #[case::negative(Some((-1, 0)), Err(()))]
 #[case::negative_limit(Some((0, i64::MIN)), Err(()))]
@@ -146,7 +146,7 @@ fn a_capacity_range_must_be_consistent(
 ) {
     let range =
         range.map(|(required_bytes, limit_bytes)| wire::CapacityRange { required_bytes, limit_bytes });
-    assert_eq!(CapacityRange::read(range).map_err(drop), expected);
+    assert_eq!(CapacityRange::parse(range).map_err(drop), expected);
 }
 
 #[test]

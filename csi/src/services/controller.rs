@@ -17,7 +17,7 @@ use crate::request::RequestReader;
 use crate::topology::ThisNode;
 use crate::volumes::{LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
 
-/// The capabilities of this version.
+/// The capabilities of the Controller service in this version of the driver.
 const CAPABILITIES: [Capability; 14] = [
     Capability::CreateDeleteVolume,
     Capability::CloneVolume,

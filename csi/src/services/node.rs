@@ -1,4 +1,5 @@
-//! The Node service: reads a request, runs the operation under the volume's lock, and returns the response.
+//! The Node service: parses a request, runs the operation, and returns the response. An operation that changes a volume has
+//! the volume locked; one that only reads has not.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::storage::{Probe, Readiness};
 use crate::topology::ThisNode;
 use crate::volumes::VolumeOperations;
 
-/// The capabilities of this version.
+/// The capabilities of the Node service in this version of the driver.
 const CAPABILITIES: [Capability; 7] = [
     Capability::StageUnstageVolume,
     Capability::GetVolumeStats,
@@ -109,8 +110,8 @@ impl Node for NodeService {
     ) -> Result<Response<wire::NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("NodeGetVolumeStats", RpcKind::ReadOnly, &request.volume_id, async {
-            let stats = self.requests.stats(&request)?;
-            self.operations.unlocked(move |volumes| volumes.stats(&stats)).await.map(stats_response)
+            let get_stats = self.requests.stats(&request)?;
+            self.operations.unlocked(move |volumes| volumes.stats(&get_stats)).await.map(stats_response)
         })
         .await
     }
@@ -177,7 +178,7 @@ impl Node for NodeService {
     ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
         Ok(Response::new(wire::NodeGetInfoResponse {
             node_id: self.node.name().to_owned(),
-            // Neither directories nor loop devices run out before pods do.
+            // No limit: the kubelet's limit of pods is reached before directories or loop devices run out.
             max_volumes_per_node: 0,
             accessible_topology: Some(self.node.topology()),
         }))

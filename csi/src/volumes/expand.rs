@@ -23,14 +23,14 @@ impl Volumes {
             VolumeKind::Filesystem => volume.capacity(),
             VolumeKind::Block => refresh_and_record(&volume, &storage)?,
         };
-        let CapacityRange { at_least, at_most } = expand.capacity;
-        match (at_least, at_most) {
-            (Some(at_least), _) if size < at_least => Err(Error::Temporary(format!(
-                "volume {} has {size} on this node, but {at_least} are required; expand the volume itself first",
+        let CapacityRange { required, limit } = expand.capacity;
+        match (required, limit) {
+            (Some(required), _) if size < required => Err(Error::Temporary(format!(
+                "volume {} has {size} on this node, but {required} are required; expand the volume itself first",
                 expand.volume
             ))),
-            (_, Some(at_most)) if size > at_most => Err(Error::OutOfRange(format!(
-                "volume {} has {size} already, which is above the limit of {at_most}",
+            (_, Some(limit)) if size > limit => Err(Error::OutOfRange(format!(
+                "volume {} has {size} already, which is above the limit of {limit}",
                 expand.volume
             ))),
             _ => Ok(size),

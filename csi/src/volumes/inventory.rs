@@ -7,7 +7,7 @@ use super::block_device::BlockVolume;
 use super::publish::Volumes;
 use super::published_mounts::PublishedMounts;
 use super::unavailable;
-use super::volume::{VolumeInfo, health, published_at, require_kind, whole_units};
+use super::volume::{VolumeInfo, published_at, require_kind, stats_including_devices, whole_units};
 use crate::error::{Error, Result};
 use crate::request::{CapacityQuery, Expected, List, PageToken, Validate};
 use crate::storage::Storage;
@@ -134,7 +134,7 @@ impl Volumes {
         volume: &Volume,
         mounts: &PublishedMounts,
     ) -> Result<VolumeInfo> {
-        let mut condition = health(volume, &storage.loops)?.condition;
+        let mut condition = stats_including_devices(volume, &storage.loops)?.condition;
         let mut published = published_at(volume, &storage.loops, &mounts.mounts, &mounts.mounted)?.is_some();
         if volume.kind() == VolumeKind::Block {
             let image = BlockVolume::open(volume, &storage.loops)?.image()?;
@@ -167,7 +167,7 @@ fn page<T>(
     }
     let mut items = items.iter().peekable();
     let (mut volumes, mut last) = (Vec::new(), None);
-    while list.at_most.is_none_or(|at_most| volumes.len() < at_most)
+    while list.max_entries.is_none_or(|max_entries| volumes.len() < max_entries)
         && let Some(item) = items.next()
     {
         volumes.extend(describe(item)?);

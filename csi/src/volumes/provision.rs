@@ -91,14 +91,14 @@ impl Volumes {
         if let Some(kind) = expand.kind {
             require_kind(&volume, kind)?;
         }
-        let CapacityRange { at_least, at_most } = expand.capacity;
-        let expanded = match at_least {
-            Some(at_least) => storage.store.expand(&expand.volume, size_within(at_least, at_most)?)?,
+        let CapacityRange { required, limit } = expand.capacity;
+        let expanded = match required {
+            Some(required) => storage.store.expand(&expand.volume, size_within(required, limit)?)?,
             None => volume,
         };
-        match at_most {
-            Some(at_most) if expanded.capacity() > at_most => Err(Error::OutOfRange(format!(
-                "volume {} has {} already, which is above the limit of {at_most}",
+        match limit {
+            Some(limit) if expanded.capacity() > limit => Err(Error::OutOfRange(format!(
+                "volume {} has {} already, which is above the limit of {limit}",
                 expanded.id(),
                 expanded.capacity()
             ))),
@@ -139,7 +139,7 @@ fn create_volume(storage: &Storage, create: &Create, size: Bytes) -> Result<Volu
 
 /// Returns an error unless the volume, whether new or old, has the requested properties.
 fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
-    let CapacityRange { at_least, at_most } = create.capacity;
+    let CapacityRange { required, limit } = create.capacity;
     let has =
         |what: String| Err(Error::Incompatible(format!("volume {} exists already: {what}", volume.id())));
     if !create.accessible_here {
@@ -157,11 +157,11 @@ fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
         return has(format!("it was {}, but a volume {} is requested", of(&source), of(&create.source)));
     }
     let capacity = volume.capacity();
-    if let Some(at_least) = at_least.filter(|at_least| capacity < *at_least) {
-        return has(format!("it has {capacity}, but at least {at_least} are requested"));
+    if let Some(required) = required.filter(|required| capacity < *required) {
+        return has(format!("it has {capacity}, but at least {required} are requested"));
     }
-    if let Some(at_most) = at_most.filter(|at_most| capacity > *at_most) {
-        return has(format!("it has {capacity}, but at most {at_most} are requested"));
+    if let Some(limit) = limit.filter(|limit| capacity > *limit) {
+        return has(format!("it has {capacity}, but at most {limit} are requested"));
     }
     match volume.settings_differ(&create.parameters.spec(create.kind, capacity))? {
         Some(difference) => has(format!("its {difference}")),
@@ -171,31 +171,31 @@ fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
 
 /// Returns the size of a new empty volume.
 fn new_size(capacity: CapacityRange) -> Result<Bytes> {
-    let CapacityRange { at_least, at_most } = capacity;
-    let default = || at_most.map_or(DEFAULT_SIZE, |at_most| whole_units(at_most).max(UNIT).min(DEFAULT_SIZE));
-    size_within(at_least.unwrap_or_else(default), at_most)
+    let CapacityRange { required, limit } = capacity;
+    let default = || limit.map_or(DEFAULT_SIZE, |limit| whole_units(limit).max(UNIT).min(DEFAULT_SIZE));
+    size_within(required.unwrap_or_else(default), limit)
 }
 
 /// Returns the size of a new volume with the content of a source of this size.
 fn copied_size(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
-    let CapacityRange { at_least, at_most } = capacity;
-    match at_most {
-        Some(at_most) if at_most < source => {
-            Err(Error::OutOfRange(format!("the source has {source}, which is above the limit of {at_most}")))
+    let CapacityRange { required, limit } = capacity;
+    match limit {
+        Some(limit) if limit < source => {
+            Err(Error::OutOfRange(format!("the source has {source}, which is above the limit of {limit}")))
         }
-        _ => size_within(at_least.unwrap_or(source).max(source), at_most),
+        _ => size_within(required.unwrap_or(source).max(source), limit),
     }
 }
 
 /// Returns the smallest size of a volume within the limits.
-fn size_within(at_least: Bytes, at_most: Option<Bytes>) -> Result<Bytes> {
-    let Some(size) = at_least.round_up() else {
-        return Err(Error::OutOfRange(format!("{at_least} are more than the maximum size of a volume")));
+fn size_within(required: Bytes, limit: Option<Bytes>) -> Result<Bytes> {
+    let Some(size) = required.round_up() else {
+        return Err(Error::OutOfRange(format!("{required} are more than the maximum size of a volume")));
     };
-    match at_most {
-        Some(at_most) if size > at_most => Err(Error::OutOfRange(format!(
+    match limit {
+        Some(limit) if size > limit => Err(Error::OutOfRange(format!(
             "the size of a volume is a multiple of {UNIT}, and the smallest one that meets the request is {size}, which is above the \
-             limit of {at_most}"
+             limit of {limit}"
         ))),
         _ => Ok(size),
     }
@@ -221,12 +221,12 @@ mod tests {
     #[case::rounded_up_above_the_limit(8000, 8191, Err(Code::OutOfRange))]
     #[case::larger_than_any_file(i64::MAX as u64, 0, Err(Code::OutOfRange))]
     fn new_size_is_the_least_multiple_within_the_limits(
-        #[case] at_least: u64,
-        #[case] at_most: u64,
+        #[case] required: u64,
+        #[case] limit: u64,
         #[case] expected: Result<u64, Code>,
     ) {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
-        let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
+        let capacity = CapacityRange { required: some(required), limit: some(limit) };
         let size = new_size(capacity).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }
@@ -240,12 +240,12 @@ mod tests {
     #[case::nor_asked(4096, 4096, Err(Code::OutOfRange))]
     #[case::room_above(0, 1 << 40, Ok(8192))]
     fn copied_size_is_at_least_that_of_the_source(
-        #[case] at_least: u64,
-        #[case] at_most: u64,
+        #[case] required: u64,
+        #[case] limit: u64,
         #[case] expected: Result<u64, Code>,
     ) {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
-        let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
+        let capacity = CapacityRange { required: some(required), limit: some(limit) };
         let size = copied_size(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }

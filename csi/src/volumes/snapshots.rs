@@ -85,7 +85,7 @@ impl Volumes {
             .filter(|snapshot| source.as_ref().is_none_or(|source| snapshot.source() == source))
             .peekable();
         let mut page: Vec<Snapshot> = Vec::new();
-        while list.at_most.is_none_or(|at_most| page.len() < at_most)
+        while list.max_entries.is_none_or(|max_entries| page.len() < max_entries)
             && let Some(snapshot) = snapshots.next()
         {
             page.push(snapshot);

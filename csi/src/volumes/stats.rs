@@ -1,59 +1,75 @@
 //! Use, capacity and condition of published volumes.
 
 use loopfs::ErrorKind;
-use loopfs::volume_store::{VolumeKind, VolumeStats};
+use loopfs::volume_store::{VolumeId, VolumeKind, VolumeStats};
 
 use super::block_device::BlockVolume;
 use super::directory::Directory;
 use super::publish::Volumes;
 use super::stale_device::StaleDevice;
 use super::unavailable;
-use super::volume::health;
+use super::volume::stats_including_devices;
 use crate::error::{Error, Result};
-use crate::request::{Stats, TargetPath};
+use crate::request::{GetStats, TargetPath};
+use crate::storage::Storage;
+use crate::target::Target;
 
 impl Volumes {
-    pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
-        let target = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
-        let storage = match self.monitor.verified() {
-            Ok(storage) => storage,
-            Err(Error::StorageUnavailable(reason)) => {
-                let target = target.ok_or_else(|| not_published(stats))?;
-                return unavailable::stats(&stats.volume, &target, reason)?
-                    .ok_or_else(|| not_published(stats));
-            }
+    /// Returns the use, capacity and condition of a volume that is published at the path of the request.
+    ///
+    /// This works while the storage is unavailable as well, because the condition tells the kubelet about that.
+    pub(crate) fn stats(&self, request: &GetStats) -> Result<VolumeStats> {
+        let target = match &request.path {
+            Some(path) => self.root.locate(path)?,
+            None => None,
+        };
+        let stats = match self.monitor.verified() {
+            Ok(storage) => stats_at(target.as_ref(), &request.volume, &storage)?,
+            Err(Error::StorageUnavailable(reason)) => match &target {
+                Some(target) => unavailable::stats(&request.volume, target, reason)?,
+                None => None,
+            },
             Err(error) => return Err(error),
         };
-        let status = target.map(|target| target.status()).transpose()?.flatten();
-        let stale = |image| match &status {
-            Some(status) => StaleDevice::at_path(&storage, &stats.volume, image, status),
-            None => Ok(None),
-        };
-        let volume = match storage.store.volume(&stats.volume) {
-            Ok(volume) => volume,
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let stale = stale(None)?.ok_or(error)?;
-                return Ok(stale.stats());
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let published = match (&status, volume.kind()) {
-            (None, _) => false,
-            (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.matches(status),
-            (Some(status), VolumeKind::Block) => {
-                let block = BlockVolume::open(&volume, &storage.loops)?;
-                let own = block.device_of(status)?.is_some();
-                if !own && let Some(stale) = stale(Some(block.image()?))? {
-                    return Ok(stale.stats());
-                }
-                own
-            }
-        };
-        if published { health(&volume, &storage.loops) } else { Err(not_published(stats)) }
+        stats.ok_or_else(|| not_published(request))
     }
 }
 
-fn not_published(stats: &Stats) -> Error {
-    let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
-    Error::NotPublished(format!("volume {} is not published at {path}", stats.volume))
+/// Returns `None` if the volume is not published at `target`. If a stale device of the volume is there, its condition
+/// says that the image was deleted or replaced.
+fn stats_at(target: Option<&Target>, id: &VolumeId, storage: &Storage) -> Result<Option<VolumeStats>> {
+    let file_status = match target {
+        Some(target) => target.status()?,
+        None => None,
+    };
+    let volume = match (storage.store.volume(id), &file_status) {
+        (Ok(volume), _) => volume,
+        // The volume was deleted, but its device may still be published.
+        (Err(error), Some(file_status)) if error.kind() == ErrorKind::NotFound => {
+            let stale = StaleDevice::at_path(storage, id, None, file_status)?;
+            return Ok(Some(stale.ok_or(error)?.stats()));
+        }
+        (Err(error), _) => return Err(error.into()),
+    };
+    let Some(file_status) = file_status else { return Ok(None) };
+    match volume.kind() {
+        VolumeKind::Filesystem if !Directory::open(&volume)?.matches(&file_status) => return Ok(None),
+        VolumeKind::Filesystem => {}
+        VolumeKind::Block => {
+            let block = BlockVolume::open(&volume, &storage.loops)?;
+            if block.device_of(&file_status)?.is_none() {
+                let stale = StaleDevice::at_path(storage, id, Some(block.image()?), &file_status)?;
+                return Ok(stale.map(|stale| stale.stats()));
+            }
+        }
+    }
+    stats_including_devices(&volume, &storage.loops).map(Some)
+}
+
+fn not_published(request: &GetStats) -> Error {
+    let path = request.path.as_ref().map_or_else(
+        || "the requested path, which is not below the kubelet directory".to_owned(),
+        TargetPath::to_string,
+    );
+    Error::NotPublished(format!("volume {} is not published at {path}", request.volume))
 }

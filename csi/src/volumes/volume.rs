@@ -71,7 +71,7 @@ pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()>
 }
 
 /// Returns the use, capacity and condition of a volume. The condition includes that of its loop devices.
-pub(super) fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
+pub(super) fn stats_including_devices(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
     let mut stats = volume.stats()?;
     if volume.kind() == VolumeKind::Block
         && stats.condition == Condition::Healthy

@@ -97,17 +97,17 @@ impl ControlPlane {
         step.note("etcd, kube-apiserver");
         let etcd = spawn_etcd(&programs, &layout, durability)?;
         let api_server = spawn_api_server(&programs, &layout, &loopback, profile)?;
-        let client = client_of(&layout, loopback.api_server()).await?;
-        await_health(&client, "/readyz", &api_server, &layout).await?;
+        let client = admin_client(&layout, loopback.api_server()).await?;
+        wait_until_healthy(&client, "/readyz", &api_server, &layout).await?;
         grant_kubelet_access(&client).await?;
 
         step.note("kube-controller-manager, kube-scheduler");
         let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, profile)?;
         let scheduler = spawn_scheduler(&programs, &layout, &loopback)?;
-        let manager_health = client_of(&layout, loopback.controller_manager()).await?;
-        let scheduler_health = client_of(&layout, loopback.scheduler()).await?;
-        await_health(&manager_health, "/healthz", &controller_manager, &layout).await?;
-        await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
+        let manager_client = admin_client(&layout, loopback.controller_manager()).await?;
+        let scheduler_client = admin_client(&layout, loopback.scheduler()).await?;
+        wait_until_healthy(&manager_client, "/healthz", &controller_manager, &layout).await?;
+        wait_until_healthy(&scheduler_client, "/readyz", &scheduler, &layout).await?;
         step.done(format!("API server at https://{}", loopback.api_server()));
         let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
         Ok(ControlPlane { project, layout, loopback, authority, programs, profile, client, components })
@@ -173,27 +173,27 @@ impl ControlPlane {
 
     /// Checks that every process still runs. The error names each that has ended, with the end of its log.
     pub(crate) async fn check_alive(&self) -> Result<()> {
-        let running = self.components.lock().await;
-        for process in [&running.etcd, &running.api_server, &running.controller_manager, &running.scheduler] {
+        let Components { scheduler, controller_manager, api_server, etcd } = &*self.components.lock().await;
+        for process in [etcd, api_server, controller_manager, scheduler] {
             ensure_running(process, &self.layout)?;
         }
         Ok(())
     }
 
-    /// Kills the API server with SIGKILL and restarts it at the same address. Restarts components that ended
-    /// because it was unavailable, as a kubelet would.
+    /// Kills the API server with SIGKILL and restarts it at the same address. A component that ended because the API server
+    /// was unavailable is restarted, which in a real control plane the kubelet does.
     pub(crate) async fn restart_api_server(&self) -> Result<()> {
-        let mut running = self.components.lock().await;
-        running.api_server.signal(Signal::SIGKILL);
-        running.api_server.wait().await?;
-        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.profile)?;
-        await_health(&self.client, "/readyz", &running.api_server, &self.layout).await?;
-        if running.controller_manager.try_wait().is_some() {
-            running.controller_manager =
+        let mut components = self.components.lock().await;
+        components.api_server.signal(Signal::SIGKILL);
+        components.api_server.wait().await?;
+        components.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.profile)?;
+        wait_until_healthy(&self.client, "/readyz", &components.api_server, &self.layout).await?;
+        if components.controller_manager.try_wait().is_some() {
+            components.controller_manager =
                 spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.profile)?;
         }
-        if running.scheduler.try_wait().is_some() {
-            running.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
+        if components.scheduler.try_wait().is_some() {
+            components.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
         }
         Ok(())
     }
@@ -211,7 +211,7 @@ impl ControlPlane {
 fn spawn_etcd(programs: &Programs, layout: &Layout, durability: Durability) -> Result<Process> {
     let directory = layout.etcd_dir();
     for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
-        // A killed etcd leaves its socket. The lease on the cluster's directory ensures that no etcd uses it.
+        // A killed etcd leaves its socket. No other etcd uses the socket, because a lease protects the cluster's directory.
         remove_file(&directory.join(socket))?;
     }
     spawn(&programs.etcd, components::etcd(durability), &directory, layout)
@@ -249,24 +249,23 @@ fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout)
 
 /// Creates a client with the administrator's certificate for the server at `address`. The scheduler and the
 /// controller manager accept the administrator as the API server does.
-async fn client_of(layout: &Layout, address: SocketAddr) -> Result<Client> {
+async fn admin_client(layout: &Layout, address: SocketAddr) -> Result<Client> {
     let path = layout.kubeconfig("admin");
     let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.cluster_url = format!("https://{address}").parse()?;
-    Client::try_from(config).context("make a client of the API server")
+    Client::try_from(config).with_context(|| format!("create a client of https://{address}"))
 }
 
-async fn await_health(client: &Client, path: &str, process: &Process, layout: &Layout) -> Result<()> {
+async fn wait_until_healthy(client: &Client, path: &str, process: &Process, layout: &Layout) -> Result<()> {
     let started = Instant::now();
     loop {
         ensure_running(process, layout)?;
         let request = http::Request::get(path).body(Vec::new())?;
-        let answer = client.request_text(request).await;
-        let Err(unhealthy) = answer else { return Ok(()) };
+        let Err(unhealthy) = client.request_text(request).await else { return Ok(()) };
         anyhow::ensure!(
             started.elapsed() < START_DEADLINE,
-            "{} is not healthy after {START_DEADLINE:?}: {path} answers: {unhealthy}; its log, {}, ends with:\n{}",
+            "{} is not healthy after {START_DEADLINE:?}: {path} returns: {unhealthy}; its log, {}, ends with:\n{}",
             process.name(),
             layout.log(process.name()).display(),
             log_tail(process, layout)
@@ -303,7 +302,7 @@ async fn grant_kubelet_access(client: &Client) -> Result<()> {
         .create(&PostParams::default(), &binding)
         .await
         .map_err(api_error)
-        .context("give the API server the right to call kubelets")?;
+        .context("grant the API server the right to call kubelets")?;
     Ok(())
 }
 
@@ -326,6 +325,7 @@ fn write_identities(
         ServerName::Dns("kubernetes.default.svc.cluster.local"),
     ];
     write_private(&layout.pki("ca.crt"), &authority.certificate())?;
+    // Nothing acts as a front proxy, so the key of its authority is discarded.
     write_private(&layout.pki("front-proxy-ca.crt"), &Authority::generate("front-proxy")?.certificate())?;
     write_identity(layout, "apiserver", &authority.server("kube-apiserver", &names)?)?;
     for component in ["controller-manager", "scheduler"] {

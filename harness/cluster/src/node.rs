@@ -161,7 +161,10 @@ async fn joined(client: &Client, name: &str) -> Result<()> {
         let conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
         let message = ready.and_then(|ready| ready.message.clone()).unwrap_or_default();
-        State::when(ready.is_some_and(|ready| ready.status == "True"), format!("it is not Ready: {message}"))
+        State::ready_if(
+            ready.is_some_and(|ready| ready.status == "True"),
+            format!("it is not Ready: {message}"),
+        )
     })
     .await
     .with_context(|| format!("node {name} does not join"))

@@ -29,9 +29,9 @@ pub enum State {
 }
 
 impl State {
-    /// Returns `Ready` if `yes`, else `Pending` with `what`.
-    pub fn when(yes: bool, what: impl Into<String>) -> State {
-        if yes { State::Ready } else { State::Pending(what.into()) }
+    /// Returns `Ready` if the condition holds. Otherwise returns `Pending`, with the text that says what is missing.
+    pub fn ready_if(condition: bool, pending: impl Into<String>) -> State {
+        if condition { State::Ready } else { State::Pending(pending.into()) }
     }
 }
 
@@ -116,7 +116,7 @@ where
             .iter()
             .filter_map(|object| Some(format!("{kind} {} {}", object.name_any(), complaint(object)?)))
             .collect();
-        State::when(complaints.is_empty(), complaints.join("; "))
+        State::ready_if(complaints.is_empty(), complaints.join("; "))
     })
     .await?;
     Ok(all.into_values().filter(named).collect())
@@ -151,7 +151,7 @@ where
             let (reason, message) = (event.reason.as_deref(), event.message.as_deref());
             format!("{}: {}", reason.unwrap_or_default(), message.unwrap_or_default())
         });
-        State::when(
+        State::ready_if(
             events.values().any(|event| message_of(event).is_some()),
             format!(
                 "no such event of {reasons:?} about {kind} {name}; there are {:?}",

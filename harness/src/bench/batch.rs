@@ -1,4 +1,4 @@
-//! A batch of claims that are created concurrently and deleted together.
+//! A batch of claims that are created concurrently and deleted together. Each claim has a number in its batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -19,16 +19,29 @@ use super::cluster::NAMESPACE;
 use crate::test_env::sizes::Size;
 use crate::test_env::{claims, workload};
 
-/// The label on every claim with the name of its batch.
-const LABEL: &str = "bench";
-/// The number of claims that are created concurrently.
-const REQUESTS: usize = 32;
-const SIZE: Size = Size::mebibytes(1);
-const REMOVE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Limits the provisioning of one volume on a busy cluster.
+/// The key of a label on every claim. Its value is the name of the claim's batch.
+const BATCH_LABEL: &str = "bench";
+const CLAIM_SIZE: Size = Size::mebibytes(1);
+const CREATE_CONCURRENCY: usize = 32;
+/// The timeout of the provisioning of one volume on a busy cluster.
 const PROVISION_TIMEOUT: Duration = Duration::from_secs(120);
+/// The timeout of the deletion of a whole batch.
+const DELETION_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The times from the request to delete all claims until a claim and its volume were deleted.
+#[derive(Clone)]
+pub(super) struct Batch {
+    pub(super) client: Client,
+    pub(super) name: String,
+    /// The StorageClass of the claims.
+    pub(super) class: String,
+    /// The node on which the volumes are provisioned.
+    pub(super) node: String,
+    /// The number of claims that [`Batch::create_and_bind`] creates.
+    pub(super) claim_count: u64,
+}
+
+/// The times from the request to delete a batch until one of its claims, and the PersistentVolume of that claim, were
+/// deleted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct DeletionTimes {
     pub(super) claim: Duration,
@@ -36,92 +49,90 @@ pub(super) struct DeletionTimes {
 }
 
 impl DeletionTimes {
-    /// Returns the time between the two. They come from two watches, so the volume's deletion may be seen first.
-    pub(super) fn after_claim(&self) -> Duration {
+    /// Returns the time from the deletion of the claim to that of its volume. Returns zero if the deletion of the volume
+    /// was seen first, which happens because the two are seen by different watches.
+    pub(super) fn volume_after_claim(&self) -> Duration {
         self.volume.saturating_sub(self.claim)
     }
 }
 
-#[derive(Clone)]
-pub(super) struct Batch {
-    pub(super) client: Client,
-    pub(super) name: String,
-    pub(super) class: String,
-    pub(super) node: String,
-    pub(super) claims: u64,
-}
-
 impl Batch {
-    /// Creates the claims as the scheduler leaves them once it has chosen the node. Returns the time from the first request until the
-    /// last claim is bound.
-    pub(super) async fn bind(&self, within: Duration) -> Result<Duration> {
-        let started = Instant::now();
-        let creating = futures::stream::iter(0..self.claims)
+    /// Creates the claims, and returns the time from the first request until all claims are bound.
+    pub(super) async fn create_and_bind(&self, timeout: Duration) -> Result<Duration> {
+        let start = Instant::now();
+        let creating = futures::stream::iter(0..self.claim_count)
             .map(|number| self.create(number))
-            .buffer_unordered(REQUESTS)
+            .buffer_unordered(CREATE_CONCURRENCY)
             .try_for_each(async |_claim| Ok(()));
         let binding = async {
             let scope = watcher::Config::default().labels(&self.selector());
-            let bound = until(self.api(), scope, within, |all| {
+            let bound = until(self.api(), scope, timeout, |all| {
                 let bound = all.values().filter(|claim| claims::is_bound(claim)).count() as u64;
-                State::when(bound == self.claims, format!("{bound} of {} claims are bound", self.claims))
+                let pending = format!("{bound} of {} claims are bound", self.claim_count);
+                State::ready_if(bound == self.claim_count, pending)
             });
             bound.await.map(drop).with_context(|| format!("batch {}", self.name))
         };
         tokio::try_join!(creating, binding)?;
-        Ok(started.elapsed())
+        Ok(start.elapsed())
     }
 
-    /// Creates one claim, and returns the time until it has a volume.
-    pub(super) async fn provision(&self, number: u64) -> Result<Duration> {
-        let started = Instant::now();
+    /// Creates one claim, and returns the time until its PersistentVolume exists.
+    pub(super) async fn provision_one(&self, number: u64) -> Result<Duration> {
+        let start = Instant::now();
         let claim = self.create(number).await?;
+        // The name that a provisioner gives to the volume of a claim.
         let volume = format!("pvc-{}", claim.uid().context("a claim has no uid")?);
         let scope = watcher::Config::default().fields(&format!("metadata.name={volume}"));
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
         until(volumes, scope, PROVISION_TIMEOUT, |volumes| {
-            State::when(!volumes.is_empty(), format!("there is no PersistentVolume {volume}"))
+            State::ready_if(!volumes.is_empty(), format!("there is no PersistentVolume {volume}"))
         })
         .await
         .with_context(|| format!("claim {}", claim.name_any()))?;
-        Ok(started.elapsed())
+        Ok(start.elapsed())
     }
 
-    /// Deletes the claims, and waits until they and their volumes are deleted. Returns the times of each.
-    pub(super) async fn remove(&self) -> Result<Vec<DeletionTimes>> {
-        let (claims, volumes) = (DeletionWatch::default(), DeletionWatch::default());
+    /// Deletes the claims, and waits until they and their volumes are deleted. Returns the times of each claim.
+    pub(super) async fn delete(&self) -> Result<Vec<DeletionTimes>> {
+        let (claim_watch, volume_watch) = (DeletionWatch::default(), DeletionWatch::default());
         let deleting = async {
-            // The watch would miss an object that is deleted before the watch begins.
-            claims.watched.notified().await;
-            volumes.watched.notified().await;
-            let began = Instant::now();
-            let selected = ListParams::default().labels(&self.selector());
-            let deleted = self.api().delete_collection(&DeleteParams::default(), &selected).await;
+            // A watch would miss an object that is deleted before the watch begins.
+            claim_watch.started.notified().await;
+            volume_watch.started.notified().await;
+            let requested_at = Instant::now();
+            let batch = ListParams::default().labels(&self.selector());
+            let deleted = self.api().delete_collection(&DeleteParams::default(), &batch).await;
             deleted.map_err(api_error).context("delete the claims")?;
-            Ok(began)
+            Ok(requested_at)
         };
         let scope = watcher::Config::default().labels(&self.selector());
-        let seeing_claims =
-            claims.see(self.api(), scope, "claims", |claim| number(&self.name, &claim.name_any()));
-        let all = Api::all(self.client.clone());
-        let seeing_volumes = volumes
-            .see(all, watcher::Config::default(), "volumes", |volume| number(&self.name, claim_of(volume)?));
-        let gone = async { tokio::try_join!(deleting, seeing_claims, seeing_volumes) };
-        let (began, claims, volumes) = gone.await.with_context(|| format!("remove batch {}", self.name))?;
-        Ok(departures(began, &claims, &volumes))
+        let claims_deleted = claim_watch.until_all_deleted(self.api(), scope, "claims", |claim| {
+            number_in_batch(&self.name, &claim.name_any())
+        });
+        let all_volumes = Api::all(self.client.clone());
+        let scope = watcher::Config::default();
+        let volumes_deleted = volume_watch.until_all_deleted(all_volumes, scope, "volumes", |volume| {
+            number_in_batch(&self.name, claim_name(volume)?)
+        });
+        let all_deleted = async { tokio::try_join!(deleting, claims_deleted, volumes_deleted) };
+        let (requested_at, claims, volumes) =
+            all_deleted.await.with_context(|| format!("delete batch {}", self.name))?;
+        Ok(deletion_times(requested_at, &claims, &volumes))
     }
 
     async fn create(&self, number: u64) -> Result<PersistentVolumeClaim> {
         let name = format!("{}-{number}", self.name);
-        let claim = workload::claim(&name, &self.class, SIZE, "Filesystem", "ReadWriteOnce")?;
-        let mut claim = claims::on_node(claim, &self.node);
-        claim.labels_mut().insert(LABEL.to_owned(), self.name.clone());
+        let mode = workload::VolumeMode::Filesystem;
+        let claim = workload::claim(&name, &self.class, CLAIM_SIZE, mode, "ReadWriteOnce")?;
+        let mut claim = claims::with_selected_node(claim, &self.node);
+        claim.labels_mut().insert(BATCH_LABEL.to_owned(), self.name.clone());
         let created = self.api().create(&PostParams::default(), &claim).await;
         created.map_err(api_error).with_context(|| format!("create claim {name}"))
     }
 
     fn selector(&self) -> String {
-        format!("{LABEL}={}", self.name)
+        format!("{BATCH_LABEL}={}", self.name)
     }
 
     fn api(&self) -> Api<PersistentVolumeClaim> {
@@ -133,12 +144,14 @@ impl Batch {
 #[derive(Default)]
 struct DeletionWatch {
     /// Notified when the watch has begun.
-    watched: Notify,
+    started: Notify,
 }
 
 impl DeletionWatch {
-    /// Waits until no object is left that `number_of` knows, and returns when each was deleted.
-    async fn see<K>(
+    /// Waits until the batch has no object of the kind, and returns the time of each deletion by the number of the claim.
+    ///
+    /// `number_of` returns `None` for an object that does not belong to the batch. `kind` is the plural in messages.
+    async fn until_all_deleted<K>(
         &self,
         api: Api<K>,
         scope: watcher::Config,
@@ -148,36 +161,37 @@ impl DeletionWatch {
     where
         K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        let (mut there, mut gone) = (BTreeSet::new(), BTreeMap::new());
-        until(api, scope, REMOVE_TIMEOUT, |objects| {
-            self.watched.notify_one();
+        let (mut existing, mut deleted) = (BTreeSet::new(), BTreeMap::new());
+        until(api, scope, DELETION_TIMEOUT, |objects| {
+            self.started.notify_one();
             let left = objects.values().filter_map(&number_of).collect();
             let now = Instant::now();
-            gone.extend(there.difference(&left).map(|number| (*number, now)));
-            there = left;
-            State::when(there.is_empty(), format!("{} {kind} are left", there.len()))
+            deleted.extend(existing.difference(&left).map(|number| (*number, now)));
+            existing = left;
+            State::ready_if(existing.is_empty(), format!("{} {kind} are left", existing.len()))
         })
         .await?;
-        Ok(gone)
+        Ok(deleted)
     }
 }
 
-fn departures(
-    began: Instant,
+/// Combines the times at which claims and their volumes were deleted. Omits a claim without a volume.
+fn deletion_times(
+    requested_at: Instant,
     claims: &BTreeMap<u64, Instant>,
     volumes: &BTreeMap<u64, Instant>,
 ) -> Vec<DeletionTimes> {
-    let after = |at: &Instant| at.saturating_duration_since(began);
+    let after = |at: &Instant| at.saturating_duration_since(requested_at);
     let both = claims.iter().filter_map(|(number, claim)| Some((claim, volumes.get(number)?)));
     both.map(|(claim, volume)| DeletionTimes { claim: after(claim), volume: after(volume) }).collect()
 }
 
-/// Returns the number of a claim in the batch, or `None` if the claim is in none or in another.
-fn number(batch: &str, claim: &str) -> Option<u64> {
+/// Returns the number in a claim's name, or `None` if the claim does not belong to the batch.
+fn number_in_batch(batch: &str, claim: &str) -> Option<u64> {
     claim.strip_prefix(batch)?.strip_prefix('-')?.parse().ok()
 }
 
-fn claim_of(volume: &PersistentVolume) -> Option<&str> {
+fn claim_name(volume: &PersistentVolume) -> Option<&str> {
     volume.spec.as_ref()?.claim_ref.as_ref()?.name.as_deref()
 }
 
@@ -188,27 +202,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_and_volumes_of_another_batch_are_told_apart() {
+    fn a_claim_has_a_number_only_in_its_own_batch() {
         let volume = |claim: &str| -> PersistentVolume {
             serde_json::from_value(json!({"metadata": {}, "spec": {"claimRef": {"name": claim}}})).unwrap()
         };
-        let number = |claim: &str| number("peer-1", claim_of(&volume(claim)).unwrap());
+        let number = |claim: &str| number_in_batch("peer-1", claim_name(&volume(claim)).unwrap());
         assert_eq!(number("peer-1-12"), Some(12));
         assert_eq!(number("peer-1-first-0"), None);
         assert_eq!(number("peer-12-0"), None);
-        assert_eq!(claim_of(&PersistentVolume::default()), None);
+        assert_eq!(claim_name(&PersistentVolume::default()), None);
     }
 
     #[test]
-    fn a_deletion_has_the_times_of_claim_and_volume() {
-        let began = Instant::now();
-        let at = |milliseconds| began + Duration::from_millis(milliseconds);
+    fn deletion_times_omit_a_claim_without_a_volume() {
+        let requested_at = Instant::now();
+        let at = |milliseconds| requested_at + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);
         let volumes = BTreeMap::from([(0, at(15)), (2, at(25))]);
-        let departure = |claim, volume| DeletionTimes {
+        let times = |claim, volume| DeletionTimes {
             claim: Duration::from_millis(claim),
             volume: Duration::from_millis(volume),
         };
-        assert_eq!(departures(began, &claims, &volumes), [departure(10, 15), departure(30, 25)]);
+        assert_eq!(deletion_times(requested_at, &claims, &volumes), [times(10, 15), times(30, 25)]);
     }
 }

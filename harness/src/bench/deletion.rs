@@ -60,7 +60,7 @@ struct Samples {
     going: Vec<f64>,
     /// Milliseconds to provision a volume after that, until the space of the deleted volumes is free.
     freeing: Vec<f64>,
-    departures: Vec<DeletionTimes>,
+    deletion_times: Vec<DeletionTimes>,
     /// Seconds from the request to delete the claims until their space is free. `None` if the volumes are in memory.
     freed: Option<f64>,
 }
@@ -107,7 +107,7 @@ impl Setup<'_> {
         make_class(self.client).await?;
         step.note(format!("provision {} volumes", self.scale.volumes));
         let doomed = self.batch("doomed", self.scale.volumes);
-        doomed.bind(BIND_TIMEOUT).await?;
+        doomed.create_and_bind(BIND_TIMEOUT).await?;
         if let Some(disk) = self.disk {
             fill(disk, self.scale.files_each, step).await?;
         }
@@ -116,12 +116,12 @@ impl Setup<'_> {
         let idle = self.batch("idle", 0);
         for number in 0..self.scale.idle {
             step.note(format!("volume {} of {} while the cluster is idle", number + 1, self.scale.idle));
-            samples.idle.push(milliseconds(idle.provision(number).await?));
+            samples.idle.push(milliseconds(idle.provision_one(number).await?));
         }
 
         let began = Instant::now();
         let deleting = async {
-            samples.departures = doomed.remove().await?;
+            samples.deletion_times = doomed.delete().await?;
             let gone = began.elapsed();
             if let Some(disk) = self.disk {
                 until_trash_is_empty(disk, began + FREE_TIMEOUT, step).await?;
@@ -133,7 +133,7 @@ impl Setup<'_> {
         let mut made = Vec::new();
         let making = async {
             for number in 0.. {
-                let took = beside.provision(number).await?;
+                let took = beside.provision_one(number).await?;
                 made.push((began.elapsed(), took));
             }
             Ok::<(), anyhow::Error>(())
@@ -152,13 +152,13 @@ impl Setup<'_> {
         Ok(samples)
     }
 
-    fn batch(&self, name: &str, claims: u64) -> Batch {
+    fn batch(&self, name: &str, claim_count: u64) -> Batch {
         Batch {
             client: self.client.clone(),
             name: name.to_owned(),
             class: CLASS_OF_FILES.to_owned(),
             node: self.node.to_owned(),
-            claims,
+            claim_count,
         }
     }
 }
@@ -222,17 +222,17 @@ impl Samples {
     fn rows(self, files: u64) -> Vec<Row> {
         let beside = [self.going.as_slice(), &self.freeing].concat();
         let last = |end: fn(&DeletionTimes) -> Duration| {
-            let last = self.departures.iter().map(end).max();
+            let last = self.deletion_times.iter().map(end).max();
             last.map(|last| last.as_secs_f64()).into_iter().collect()
         };
-        let after_claims = self.departures.iter().map(|departure| milliseconds(departure.after_claim()));
+        let after_claims = self.deletion_times.iter().map(|times| milliseconds(times.volume_after_claim()));
         let rows = [
             Row::of("provision_idle", files, "ms", self.idle),
             Row::of("provision_beside_deletion", files, "ms", beside),
             Row::of("provision_while_objects_go", files, "ms", self.going),
             Row::of("provision_while_space_is_freed", files, "ms", self.freeing),
-            Row::of("claims_gone", files, "s", last(|departure| departure.claim)),
-            Row::of("objects_gone", files, "s", last(|departure| departure.volume)),
+            Row::of("claims_gone", files, "s", last(|times| times.claim)),
+            Row::of("objects_gone", files, "s", last(|times| times.volume)),
             Row::of("object_gone_after_claim", files, "ms", after_claims.collect()),
             Row::of("space_freed", files, "s", self.freed.into_iter().collect()),
         ];
@@ -268,13 +268,13 @@ mod tests {
     #[test]
     fn each_phase_is_a_row_and_without_files_there_is_no_space_to_free() {
         let seconds = Duration::from_secs;
-        let departures = [(1, 2), (4, 5)]
+        let deletion_times = [(1, 2), (4, 5)]
             .map(|(claim, volume)| DeletionTimes { claim: seconds(claim), volume: seconds(volume) });
         let samples = |freed: Option<f64>| Samples {
             idle: vec![10.0],
             going: vec![20.0, 20.0],
             freeing: freed.map(|_| 15.0).into_iter().collect(),
-            departures: departures.to_vec(),
+            deletion_times: deletion_times.to_vec(),
             freed,
         };
         let part = |files, freed| {

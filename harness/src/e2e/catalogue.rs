@@ -136,7 +136,7 @@ async fn install(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResu
         scenario.step("break: put another file system there", replaced).await?;
         install::run(scenario, env).await?;
     }
-    state.before = Some(scenario.step("look at the node", Inventory::take(node)).await?);
+    state.before = Some(scenario.step("list what is on the node", Inventory::take(node)).await?);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use super::sizes::Size;
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Returns the claim as if the scheduler had chosen the node for its first pod.
-pub(crate) fn on_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
+pub(crate) fn with_selected_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
     claim.annotations_mut().insert(SELECTED_NODE.into(), node.into());
     claim
 }
@@ -65,7 +65,7 @@ pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()
         let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
         let state = claim.and_then(resize_state);
         let settled = capacity == Some(&asked) && state.is_none();
-        State::when(settled, format!("it has {capacity:?}, and its resize is {state:?}"))
+        State::ready_if(settled, format!("it has {capacity:?}, and its resize is {state:?}"))
     });
     waited.await.with_context(|| format!("claim {claim} is not given {}", asked.0)).map(drop)
 }
@@ -100,7 +100,7 @@ pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<Persiste
     until_one(volumes(env), volume, env.timeouts.end, |volume| {
         let status = volume.and_then(|volume| volume.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref());
-        State::when(phase == Some("Released"), format!("it is {phase:?}"))
+        State::ready_if(phase == Some("Released"), format!("it is {phase:?}"))
     })
     .await
     .with_context(|| format!("volume {volume} is not released"))?
@@ -110,7 +110,7 @@ pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<Persiste
 /// Waits until the PersistentVolume is deleted.
 pub(crate) async fn gone(env: &TestEnv<'_>, volume: &str) -> Result<()> {
     until_one(volumes(env), volume, env.timeouts.end, |volume| {
-        State::when(volume.is_none(), "it still exists")
+        State::ready_if(volume.is_none(), "it still exists")
     })
     .await
     .with_context(|| format!("volume {volume} does not go"))

@@ -42,7 +42,7 @@ impl Inventory {
     }
 
     /// Returns the entries that are here and were not there before, or not as often.
-    pub(crate) fn beyond(&self, before: &Inventory) -> Vec<String> {
+    pub(crate) fn added_since(&self, before: &Inventory) -> Vec<String> {
         let more = self.entries.iter().filter_map(|(entry, count)| {
             let before = before.entries.get(entry).copied().unwrap_or_default();
             (*count > before).then(|| match before {
@@ -54,13 +54,13 @@ impl Inventory {
     }
 
     /// Returns the volumes that are here and were not there before: images, and directories.
-    pub(crate) fn volumes_beyond(&self, before: &Inventory) -> Vec<String> {
+    pub(crate) fn volumes_added_since(&self, before: &Inventory) -> Vec<String> {
         let volumes = format!("{DATA_DIR}/volumes/");
         let is_volume = |entry: &String| {
             let name = entry.split_once(&volumes).map(|(_, name)| name);
             name.is_some_and(|name| !name.contains('/')) && !entry.starts_with("loop device")
         };
-        self.beyond(before).into_iter().filter(is_volume).collect()
+        self.added_since(before).into_iter().filter(is_volume).collect()
     }
 
     /// Returns the images of the driver's volumes that have a loop device, once for each device.
@@ -288,8 +288,8 @@ mod tests {
             entries: count(entries.iter().map(|entry| (*entry).to_owned())),
             attached: Vec::new(),
         };
-        assert_eq!(take(&["a", "b"]).beyond(&take(&["a", "gone"])), ["b"]);
-        assert_eq!(take(&["a", "a"]).beyond(&take(&["a", "b"])), ["a, 2 times rather than 1"]);
-        assert!(take(&["a"]).beyond(&take(&["a", "a"])).is_empty());
+        assert_eq!(take(&["a", "b"]).added_since(&take(&["a", "gone"])), ["b"]);
+        assert_eq!(take(&["a", "a"]).added_since(&take(&["a", "b"])), ["a, 2 times rather than 1"]);
+        assert!(take(&["a"]).added_since(&take(&["a", "a"])).is_empty());
     }
 }

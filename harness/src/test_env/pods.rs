@@ -9,17 +9,21 @@ use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_one};
 
 use super::environment::TestEnv;
-use super::workload::{Use, holder};
+use super::workload::{Held, VolumeMode, holder, holder_of};
 
 /// Starts a pod that holds the claim, and waits until it runs.
-pub(crate) async fn start(
+pub(crate) async fn start(env: &TestEnv<'_>, pod: &str, claim: &str, mode: VolumeMode) -> Result<()> {
+    create(env, &holder(pod, claim, mode)?).await
+}
+
+/// Starts a pod like [`start`], whose claim is read-only.
+pub(crate) async fn start_read_only(
     env: &TestEnv<'_>,
     pod: &str,
     claim: &str,
-    r#use: Use,
-    read_only: bool,
+    mode: VolumeMode,
 ) -> Result<()> {
-    create(env, &holder(pod, claim, r#use, read_only)?).await
+    create(env, &holder_of(pod, &[Held { claim, path: "/vol", mode, read_only: true }])?).await
 }
 
 /// Creates a pod and waits until it runs.
@@ -33,7 +37,7 @@ pub(crate) async fn create(env: &TestEnv<'_>, object: &Pod) -> Result<()> {
     until_one(env.pods(), pod, env.timeouts.start, |pod| {
         let status = pod.and_then(|pod| pod.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
-        State::when(phase == "Running", format!("it is {phase}"))
+        State::ready_if(phase == "Running", format!("it is {phase}"))
     })
     .await
     .with_context(|| format!("pod {pod} does not run"))
@@ -47,15 +51,21 @@ pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
         .await
         .map_err(api_error)
         .with_context(|| format!("delete pod {pod}"))?;
-    until_one(env.pods(), pod, env.timeouts.end, |pod| State::when(pod.is_none(), "it still exists"))
+    until_one(env.pods(), pod, env.timeouts.end, |pod| State::ready_if(pod.is_none(), "it still exists"))
         .await
         .with_context(|| format!("pod {pod} does not end"))
         .map(drop)
 }
 
 /// Writes a text from a pod to a file of a mounted volume, or to the beginning of a device.
-pub(crate) async fn write(env: &TestEnv<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
-    let verb = if r#use == Use::Device { "write-at" } else { "write" };
+pub(crate) async fn write(
+    env: &TestEnv<'_>,
+    pod: &str,
+    mode: VolumeMode,
+    file: &str,
+    text: &str,
+) -> Result<()> {
+    let verb = if mode == VolumeMode::Block { "write-at" } else { "write" };
     exec_ok(&env.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
 }
 

@@ -12,12 +12,12 @@ use testvm_cluster::waiting::until_none_complains;
 use super::claims;
 use super::environment::TestEnv;
 use super::sizes::Size;
-use super::workload::{Held, Use, claim, holder_of};
+use super::workload::{Held, VolumeMode, claim, holder_of};
 
 /// A pod and its claims.
 pub(crate) struct User {
     pub(crate) name: String,
-    pub(crate) claims: Vec<(String, Use)>,
+    pub(crate) claims: Vec<(String, VolumeMode)>,
 }
 
 impl User {
@@ -27,10 +27,10 @@ impl User {
 
     pub(crate) fn pod(&self) -> Result<Pod> {
         let paths: Vec<String> = self.claims.iter().map(|(claim, _)| User::path(claim)).collect();
-        let held = self.claims.iter().zip(&paths).map(|((claim, r#use), path)| Held {
+        let held = self.claims.iter().zip(&paths).map(|((claim, mode), path)| Held {
             claim,
             path,
-            r#use: *r#use,
+            mode: *mode,
             read_only: false,
         });
         holder_of(&self.name, &held.collect::<Vec<_>>())
@@ -38,9 +38,9 @@ impl User {
 
     /// Returns the volumes of the claims, in the syntax of the test program.
     pub(crate) fn volumes(&self) -> Vec<String> {
-        let volume = |(claim, r#use): &(String, Use)| match r#use {
-            Use::Mounted => format!("writable:{}", User::path(claim)),
-            Use::Device => format!("block:{}", User::path(claim)),
+        let volume = |(claim, mode): &(String, VolumeMode)| match mode {
+            VolumeMode::Filesystem => format!("writable:{}", User::path(claim)),
+            VolumeMode::Block => format!("block:{}", User::path(claim)),
         };
         self.claims.iter().map(volume).collect()
     }
@@ -49,9 +49,8 @@ impl User {
 /// Creates the claims and starts the pods, and returns the running pods.
 pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
     let class = env.driver.class_name();
-    try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
-        let mode = if *r#use == Use::Device { "Block" } else { "Filesystem" };
-        claims::create(env, &claim(name, &class, size, mode, "ReadWriteOnce")?).await
+    try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, mode)| {
+        claims::create(env, &claim(name, &class, size, *mode, "ReadWriteOnce")?).await
     }))
     .await?;
     for user in users {

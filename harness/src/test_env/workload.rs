@@ -1,5 +1,7 @@
 //! The objects of the scenarios, as a user would write them.
 
+use std::fmt;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
@@ -41,7 +43,7 @@ pub(crate) struct FlowSpec<'a> {
 /// Returns a StatefulSet with three claims of one size: mounted, mounted read-only, and as a block device.
 pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
     let class = spec.class.metadata.name.as_deref().context("the StorageClass has no name")?;
-    let template = |name: &str, mode: &str| {
+    let template = |name: &str, mode: VolumeMode| {
         json!({
             "metadata": {"name": name},
             "spec": claim_spec(class, spec.size, mode, "ReadWriteOnce"),
@@ -80,9 +82,9 @@ pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
                 },
             },
             "volumeClaimTemplates": [
-                template("vol-default", "Filesystem"),
-                template("vol-readonly", "Filesystem"),
-                template("vol-block", "Block"),
+                template("vol-default", VolumeMode::Filesystem),
+                template("vol-readonly", VolumeMode::Filesystem),
+                template("vol-block", VolumeMode::Block),
             ],
         },
     }))
@@ -93,17 +95,32 @@ pub(crate) fn claim(
     name: &str,
     class: &str,
     size: Size,
-    mode: &str,
+    mode: VolumeMode,
     access: &str,
 ) -> Result<PersistentVolumeClaim> {
     typed(json!({"metadata": {"name": name}, "spec": claim_spec(class, size, mode, access)}))
 }
 
-/// How a pod uses a claim.
+/// The `volumeMode` of a claim. A pod mounts a file system, but has a block device under `volumeDevices`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    Mounted,
-    Device,
+pub(crate) enum VolumeMode {
+    Filesystem,
+    Block,
+}
+
+impl VolumeMode {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            VolumeMode::Filesystem => "Filesystem",
+            VolumeMode::Block => "Block",
+        }
+    }
+}
+
+impl fmt::Display for VolumeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// A claim in a pod.
@@ -112,19 +129,19 @@ pub(crate) struct Held<'a> {
     pub(crate) claim: &'a str,
     /// The path of the claim in the container.
     pub(crate) path: &'a str,
-    pub(crate) r#use: Use,
+    pub(crate) mode: VolumeMode,
     pub(crate) read_only: bool,
 }
 
 /// Returns a pod that has a claim as `/vol` and does not use it by itself.
-pub(crate) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Result<Pod> {
-    holder_of(name, &[Held { claim, path: "/vol", r#use, read_only }])
+pub(crate) fn holder(name: &str, claim: &str, mode: VolumeMode) -> Result<Pod> {
+    holder_of(name, &[Held { claim, path: "/vol", mode, read_only: false }])
 }
 
 /// Returns a pod that has claims and does not use them by itself.
 pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
-    let used = |r#use: Use, path: &str| -> Vec<Value> {
-        let used = held.iter().filter(|held| held.r#use == r#use);
+    let used = |mode: VolumeMode, path: &str| -> Vec<Value> {
+        let used = held.iter().filter(|held| held.mode == mode);
         used.map(|held| json!({"name": held.claim, (path): held.path})).collect()
     };
     let volumes = held.iter().map(|held| {
@@ -140,8 +157,8 @@ pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
                 "image": VOLUME_CHECK,
                 "imagePullPolicy": "Never",
                 "command": ["/volume-check", "hold"],
-                "volumeMounts": used(Use::Mounted, "mountPath"),
-                "volumeDevices": used(Use::Device, "devicePath"),
+                "volumeMounts": used(VolumeMode::Filesystem, "mountPath"),
+                "volumeDevices": used(VolumeMode::Block, "devicePath"),
             }],
             "volumes": volumes.collect::<Vec<_>>(),
         },
@@ -158,10 +175,10 @@ fn enforced_flags(class: &StorageClass) -> String {
     flags.join(",")
 }
 
-fn claim_spec(class: &str, size: Size, mode: &str, access: &str) -> Value {
+fn claim_spec(class: &str, size: Size, mode: VolumeMode, access: &str) -> Value {
     json!({
         "storageClassName": class,
-        "volumeMode": mode,
+        "volumeMode": mode.as_str(),
         "accessModes": [access],
         "resources": {"requests": {"storage": size.quantity()}},
     })

@@ -8,7 +8,9 @@ use loopfs::volume_store::{OwnedContentSource, Volume, VolumeId, VolumeKind, Vol
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
-use crate::environment::{Leaks, clone_image, id, linux_at_least, store};
+use crate::environment::{
+    Leaks, assert_close, available_after_recount, clone_image, id, linux_at_least, store,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -264,20 +266,16 @@ fn shared_blocks_are_reserved_for_each_volume_and_counted_once() {
     let (source, original) = block(&store, "source", 32 * MIB);
     fill(&original, 0, 32 * MIB, 1);
     original.sync_all().unwrap();
-    let recount = || {
-        let restarted = crate::environment::store();
-        restarted.space().unwrap().available.0
-    };
-    let (before, recounted) = (store.space().unwrap().available.0, recount());
+    let (before, recounted) = (store.space().unwrap().available.0, available_after_recount());
     assert_eq!(recounted, before);
     let with_margins = |images| 32 * MIB + images * margin(32 * MIB);
     clone_image(&store, &source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
     assert_eq!(store.space().unwrap().available.0, before - with_margins(2));
     // A recount also sees the blocks of the file system's own metadata.
-    assert_close(recount(), before - with_margins(2));
+    assert_close(available_after_recount(), before - with_margins(2));
     clone_image(&store, &source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
     assert_close(store.space().unwrap().available.0, before - 32 * MIB - with_margins(3));
-    assert_close(recount(), before - 32 * MIB - with_margins(3));
+    assert_close(available_after_recount(), before - 32 * MIB - with_margins(3));
     // The written blocks now belong to the clone alone. The reservation does not change.
     let clone = open(&store.volume(&id("clone-1")).unwrap());
     // Writing every second block creates more extents than one FIEMAP call returns.
@@ -285,27 +283,21 @@ fn shared_blocks_are_reserved_for_each_volume_and_counted_once() {
         clone.write_all_at(&page(offset, 2), offset).unwrap();
     }
     clone.sync_all().unwrap();
-    assert_close(recount(), before - 32 * MIB - with_margins(3));
+    assert_close(available_after_recount(), before - 32 * MIB - with_margins(3));
     // The deleted source still shares its blocks. The blocks and the reservation stay until the trash is
     // emptied.
     assert!(store.delete(&source).unwrap());
     drop(original);
-    assert_close(recount(), before - 32 * MIB - with_margins(3));
+    assert_close(available_after_recount(), before - 32 * MIB - with_margins(3));
     store.empty_trash().unwrap();
-    assert_close(recount(), before - with_margins(2));
+    assert_close(available_after_recount(), before - with_margins(2));
     assert_close(store.space().unwrap().available.0, before - with_margins(2));
     drop(clone);
     remove(&store, &[&id("clone-1")]);
     assert_close(store.space().unwrap().available.0, before);
-    assert_close(recount(), before);
+    assert_close(available_after_recount(), before);
     remove(&store, &[&id("clone-2")]);
-    assert_close(recount(), before + 32 * MIB);
-}
-
-/// Allows for a few blocks of directories, inodes and extent trees.
-#[track_caller]
-fn assert_close(found: u64, expected: u64) {
-    assert!(found.abs_diff(expected) <= MIB / 2, "{found} instead of {expected}");
+    assert_close(available_after_recount(), before + 32 * MIB);
 }
 
 #[test]

@@ -70,9 +70,9 @@ impl Leaks {
         all.extend(
             mountinfo::read().expect("mounts").iter().map(|m| format!("mount {}", m.mount_point.display())),
         );
+        wait_for_deferred_frees();
         let root = File::open(xfs()).expect("the XFS");
         let quota = ProjectQuota::of(root.as_fd());
-        quota.finish_inactivation(ProjectId::new(1).unwrap()).expect("finish frees");
         let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
         all.extend(quota.ids(range).map(|usage| format!("project {}", usage.expect("quota").id)));
         all
@@ -83,6 +83,25 @@ impl Leaks {
 pub(crate) fn store() -> VolumeStore {
     drop(std::fs::remove_file(xfs().join(".loopfs/promised")));
     VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store")
+}
+
+/// Waits until XFS has freed the space of all deleted files, including those of earlier tests. Without this, a count of the
+/// space may still include them.
+pub(crate) fn wait_for_deferred_frees() {
+    // XFS completes the deferred frees of all projects, whichever project the call names.
+    let any = ProjectId::new(1).unwrap();
+    quota(&File::open(xfs()).expect("the XFS")).finish_inactivation(any).expect("finish frees");
+}
+
+/// Returns the number of bytes that are available according to a new count of the reservations.
+pub(crate) fn available_after_recount() -> u64 {
+    store().space().unwrap().available.0
+}
+
+/// Compares two numbers of bytes. They may differ by a few blocks of directories, inodes and extent trees.
+#[track_caller]
+pub(crate) fn assert_close(found: u64, expected: u64) {
+    assert!(found.abs_diff(expected) <= Bytes::MIB.0 / 2, "{found} instead of {expected}");
 }
 
 /// Returns a command that runs the calling test in a process of its own, with `value` in the environment

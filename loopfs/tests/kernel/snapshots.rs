@@ -3,7 +3,6 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::SystemTime;
 
 use loopfs::loop_device::Access;
-use loopfs::project_quota::ProjectId;
 use loopfs::volume_store::{
     ContentSource, OwnedContentSource, Recovered, Snapshot, SnapshotId, StoreOptions, Volume, VolumeId,
     VolumeKind, VolumeSpec, VolumeStore,
@@ -11,7 +10,9 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
-use crate::environment::{Leaks, clone_image, id, quota, store, xfs};
+use crate::environment::{
+    Leaks, assert_close, available_after_recount, clone_image, id, store, wait_for_deferred_frees, xfs,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -53,12 +54,6 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&SnapshotId]) {
         assert!(store.delete_snapshot(id).unwrap(), "{id}");
     }
     assert_eq!(store.empty_trash().unwrap(), volumes.len() + snapshots.len());
-}
-
-/// Waits until the file system has freed, in the background, what earlier tests removed. Otherwise the counts would
-/// differ.
-fn wait_for_background_frees() {
-    quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
 fn inode(snapshot: &Snapshot) -> u64 {
@@ -174,7 +169,7 @@ fn a_failed_restore_leaves_nothing(
     #[case] expected: ErrorKind,
 ) {
     let leaks = Leaks::watch();
-    wait_for_background_frees();
+    wait_for_deferred_frees();
     let store = store();
     let (source, image) = block(&store, "source", 4 * MIB);
     // Blocks that were never written are not shared. The store counts a volume without shared blocks without a margin.
@@ -194,7 +189,7 @@ fn a_failed_restore_leaves_nothing(
 
 #[test]
 fn concurrent_calls_for_one_snapshot_create_one() {
-    wait_for_background_frees();
+    wait_for_deferred_frees();
     let store = store();
     let (source, image) = block(&store, "source", MIB);
     fill(&image, MIB, 5);
@@ -216,48 +211,42 @@ fn margin(size: u64) -> u64 {
     size / 128 + MIB
 }
 
-#[track_caller]
-fn assert_close(found: u64, expected: u64) {
-    assert!(found.abs_diff(expected) <= MIB / 2, "{found} instead of {expected}");
-}
-
 #[test]
 fn a_snapshot_of_an_image_reserves_its_size_and_its_volume_a_margin() {
     const SIZE: u64 = 32 * MIB;
-    wait_for_background_frees();
+    wait_for_deferred_frees();
     let store = store();
     let available = || store.space().unwrap().available.0;
-    let recount = || crate::environment::store().space().unwrap().available.0;
     let (source, image) = block(&store, "source", SIZE);
     fill(&image, SIZE, 1);
     image.sync_all().unwrap();
     let before = available();
-    assert_eq!(recount(), before);
+    assert_eq!(available_after_recount(), before);
     let ids = [snapshot_id("one"), snapshot_id("two")];
     for (taken, id) in ids.iter().enumerate() {
         store.create_snapshot(&source, id).unwrap();
         let expected = before - margin(SIZE) - SIZE * (taken as u64 + 1);
         assert_close(available(), expected);
-        assert_close(recount(), expected);
+        assert_close(available_after_recount(), expected);
     }
     // After it was overwritten, the volume shares nothing any more.
     fill(&image, SIZE, 2);
     image.sync_all().unwrap();
-    assert_close(recount(), before - 2 * SIZE);
+    assert_close(available_after_recount(), before - 2 * SIZE);
     restore(&store, &ids[0], "restored", SIZE).unwrap();
     assert_close(available(), before - margin(SIZE) - 3 * SIZE);
-    assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
+    assert_close(available_after_recount(), before - margin(SIZE) - 3 * SIZE);
     // The deleted snapshot stays reserved until the trash is emptied.
     assert!(store.delete_snapshot(&ids[0]).unwrap());
-    assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
+    assert_close(available_after_recount(), before - margin(SIZE) - 3 * SIZE);
     store.empty_trash().unwrap();
     // The volume that was created from one snapshot shares its blocks with the other one.
     assert_close(available(), before - margin(SIZE) - 2 * SIZE);
-    assert_close(recount(), before - margin(SIZE) - 2 * SIZE);
+    assert_close(available_after_recount(), before - margin(SIZE) - 2 * SIZE);
     drop(image);
     remove(&store, &["source", "restored"], &[&ids[1]]);
     assert_close(available(), before + SIZE);
-    assert_close(recount(), before + SIZE);
+    assert_close(available_after_recount(), before + SIZE);
 }
 
 #[test]

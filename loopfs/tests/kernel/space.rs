@@ -8,8 +8,8 @@ use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use crate::environment::{Leaks, directory, id, store, this_test_again, xfs};
-use crate::store::{MIB, remove, wait_for_background_frees};
+use crate::environment::{Leaks, directory, id, store, this_test_again, wait_for_deferred_frees, xfs};
+use crate::store::{MIB, remove};
 use crate::trash::CHILD;
 
 /// The tolerance for what the file system uses for directories, inodes and quotas.
@@ -18,7 +18,7 @@ const TOLERANCE: u64 = MIB;
 /// Compares the kept total with a fresh count.
 #[track_caller]
 fn assert_exact(kept: &VolumeStore) {
-    wait_for_background_frees();
+    wait_for_deferred_frees();
     let available = kept.space().unwrap().available;
     // This store counts the volumes, as the first process after a reboot does.
     let counted = store().space().unwrap().available;
@@ -50,7 +50,7 @@ fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
     const PIECES: i64 = 2000;
     let leaks = Leaks::watch();
     let directory = directory();
-    wait_for_background_frees();
+    wait_for_deferred_frees();
     let before = store().space().unwrap().available;
     for _ in 0..5 {
         let path = directory.path().join("file");

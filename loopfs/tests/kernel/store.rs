@@ -13,7 +13,10 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, ErrorKind, Inodes};
 use rstest::rstest;
 
-use crate::environment::{Leaks, id, quota, scratch, store, xfs, xfs_without_quota};
+use crate::environment::{
+    Leaks, available_after_recount, id, quota, scratch, store, wait_for_deferred_frees, xfs,
+    xfs_without_quota,
+};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -199,21 +202,11 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
     leaks.check();
 }
 
-/// Returns the available space that a recount finds.
-fn recount() -> u64 {
-    store().space().unwrap().available.0
-}
-
-/// Waits until the file system has freed, in the background, what earlier tests removed.
-pub(crate) fn wait_for_background_frees() {
-    quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
-}
-
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
 fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] kind: VolumeKind) {
-    wait_for_background_frees();
+    wait_for_deferred_frees();
     let (store, id) = (store(), id("deleted"));
     let before = store.space().unwrap().available.0;
     let most = VolumeSpec::new(kind, Bytes(before / 4 * 3));
@@ -223,7 +216,11 @@ fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] ki
     assert!(taken.abs_diff(before - most.capacity.round_up().unwrap().0) <= MIB / 8);
     assert!(store.delete(&id).unwrap());
     assert_eq!(store.space().unwrap().available.0, taken);
-    assert!(recount().abs_diff(taken) <= MIB / 8, "{} instead of {taken}", recount());
+    assert!(
+        available_after_recount().abs_diff(taken) <= MIB / 8,
+        "{} instead of {taken}",
+        available_after_recount()
+    );
     assert_eq!(store.create(&id, &most).unwrap_err().kind(), ErrorKind::NoSpace);
     store.empty_trash().unwrap();
     // The space is available immediately, though the file system frees blocks in the background.
@@ -234,14 +231,14 @@ fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] ki
 #[test]
 fn the_limit_of_a_reserved_project_is_reserved_before_its_directory_exists() {
     let leaks = Leaks::watch();
-    wait_for_background_frees();
-    let before = recount();
+    wait_for_deferred_frees();
+    let before = available_after_recount();
     let root = File::open(xfs()).unwrap();
     let reserved = *StoreOptions::default().project_ids.start();
     quota(&root).set_limits(reserved, Limits::hard(Bytes(32 * MIB), Inodes(64))).unwrap();
-    assert!(recount().abs_diff(before - 32 * MIB) <= MIB / 8);
+    assert!(available_after_recount().abs_diff(before - 32 * MIB) <= MIB / 8);
     assert_eq!(store().recover().unwrap().released_ids, 1);
-    assert!(recount().abs_diff(before) <= MIB / 8);
+    assert!(available_after_recount().abs_diff(before) <= MIB / 8);
     leaks.check();
 }
 

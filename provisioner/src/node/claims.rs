@@ -63,7 +63,7 @@ pub(crate) async fn run(
 
 /// Returns `true` if the claim waits for a volume that is a copy.
 fn is_to_be_copied(claim: &PersistentVolumeClaim) -> bool {
-    ownership::bound_volume(claim).is_none() && matches!(data_source::reference(claim), Ok(Some(_)))
+    ownership::bound_volume(claim).is_none() && matches!(data_source::parse_reference(claim), Ok(Some(_)))
 }
 
 /// Handles a change of the cache. Returns the claim to reconcile, if any.

@@ -163,7 +163,7 @@ proptest! {
         }
         let Some(claim) = &claim else { return Ok(()) };
         let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Placement::Here, None, &identity);
-        drop(data_source::reference(claim));
+        drop(data_source::parse_reference(claim));
         if let Some(class) = &class {
             topology::allows(class, &Candidate { name: String::new(), labels: Default::default() });
         }

@@ -42,7 +42,7 @@ fn a_create_request_is_converted() {
     };
     let create = reader().create(request).unwrap();
     assert_eq!((create.volume.as_str(), create.kind), ("pvc-1", VolumeKind::Filesystem));
-    assert_eq!(create.capacity, CapacityRange { at_least: Some(Bytes(5)), at_most: Some(Bytes(10)) });
+    assert_eq!(create.capacity, CapacityRange { required: Some(Bytes(5)), limit: Some(Bytes(10)) });
     assert_eq!(create.parameters.spec(create.kind, Bytes(0)).bytes_per_inode.get(), 4096);
     assert_eq!((create.source, create.accessible_here), (None, true));
 }
@@ -124,8 +124,9 @@ fn a_list_request_is_converted_to_a_page(
     #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
 ) {
     let list = reader().list::<VolumeId>(max_entries, starting_token).map_err(|error| error.code());
-    let list = list.map(|List { from, at_most }| (from.map(|PageToken(last)| last.to_string()), at_most));
-    assert_eq!(list, expected.map(|(from, at_most)| (from.map(str::to_owned), at_most)));
+    let list =
+        list.map(|List { from, max_entries }| (from.map(|PageToken(last)| last.to_string()), max_entries));
+    assert_eq!(list, expected.map(|(from, max_entries)| (from.map(str::to_owned), max_entries)));
 }
 
 #[test]
@@ -196,5 +197,5 @@ fn a_request_to_expand_must_have_a_size() {
         ..Default::default()
     };
     let expand = reader().controller_expand(request).unwrap();
-    assert_eq!((expand.capacity.at_least, expand.kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
+    assert_eq!((expand.capacity.required, expand.kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
 }

@@ -18,7 +18,7 @@ use crate::test_env::claims;
 use crate::test_env::containers::{Container, freeze, kill};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::users::User;
-use crate::test_env::workload::Use;
+use crate::test_env::workload::VolumeMode;
 
 /// The number of volumes in a pod.
 pub(super) const VOLUMES: u64 = 1;
@@ -34,7 +34,7 @@ const IN_PROGRESS: &str = "NodeResizeInProgress";
 pub(super) fn users() -> Vec<User> {
     let user = |number: usize| {
         let name = format!("kubelet-{number}");
-        User { claims: vec![(name.clone(), Use::Device)], name }
+        User { claims: vec![(name.clone(), VolumeMode::Block)], name }
     };
     (0..PODS).map(user).collect()
 }
@@ -73,7 +73,7 @@ pub(super) async fn samples(env: &TestEnv<'_>, node: &Node, users: &[User]) -> R
 async fn handed_over(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
         let state = claim.and_then(claims::resize_state);
-        State::when(matches!(state, Some(PENDING | IN_PROGRESS)), format!("its resize is {state:?}"))
+        State::ready_if(matches!(state, Some(PENDING | IN_PROGRESS)), format!("its resize is {state:?}"))
     });
     waited.await.with_context(|| format!("claim {claim} is not handed to the kubelet")).map(drop)
 }

@@ -17,7 +17,7 @@ use super::watched::{GROW_TIMEOUT, GROWN, SIZE, Watched};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::users::{self, User};
-use crate::test_env::workload::Use;
+use crate::test_env::workload::VolumeMode;
 
 /// The time to create and mount all volumes. The kubelet waits up to two minutes before it retries a failed
 /// mount.
@@ -84,8 +84,9 @@ async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize)
 /// Returns the pod. Its volumes alternate between the kinds, so that other load on the machine affects both
 /// alike.
 fn user(runs: usize) -> User {
-    let both =
-        |run: usize| [(format!("filesystem-{run}"), Use::Mounted), (format!("block-{run}"), Use::Device)];
+    let both = |run: usize| {
+        [(format!("filesystem-{run}"), VolumeMode::Filesystem), (format!("block-{run}"), VolumeMode::Block)]
+    };
     User { name: "growing".to_owned(), claims: (0..runs).flat_map(both).collect() }
 }
 
@@ -93,7 +94,7 @@ async fn one_after_the_other(env: &TestEnv<'_>, user: &User, step: &Step) -> Res
     let provisioner = Provisioner::of(env).await?;
     let mut resizes = provisioner.resizes().await?;
     let mut samples = Samples::default();
-    for ((claim, r#use), volume) in user.claims.iter().zip(user.volumes()) {
+    for ((claim, mode), volume) in user.claims.iter().zip(user.volumes()) {
         step.note(claim.clone());
         let watched = Watched::start(env, &user.name, claim, &volume).await?;
         let visible = watched.grow(GROW_TIMEOUT).await?;
@@ -103,9 +104,9 @@ async fn one_after_the_other(env: &TestEnv<'_>, user: &User, step: &Step) -> Res
         let since = provisioner.one_more(&resizes).await?;
         let sample = Sample { visible: milliseconds(visible), resize: since.milliseconds_since(&resizes) };
         resizes = since;
-        match r#use {
-            Use::Mounted => samples.filesystem.push(sample),
-            Use::Device => samples.block.push(sample),
+        match mode {
+            VolumeMode::Filesystem => samples.filesystem.push(sample),
+            VolumeMode::Block => samples.block.push(sample),
         }
     }
     Ok(samples)
@@ -179,7 +180,7 @@ mod tests {
     fn the_kinds_of_volumes_alternate_in_one_pod() {
         let user = user(3);
         assert_eq!(user.claims.len() as u64, volumes(3));
-        let kinds = user.claims.iter().map(|(_, r#use)| *r#use).collect::<Vec<_>>();
-        assert_eq!(kinds, [Use::Mounted, Use::Device].repeat(3));
+        let kinds = user.claims.iter().map(|(_, mode)| *mode).collect::<Vec<_>>();
+        assert_eq!(kinds, [VolumeMode::Filesystem, VolumeMode::Block].repeat(3));
     }
 }

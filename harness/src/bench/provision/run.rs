@@ -109,8 +109,8 @@ async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step
         step.note(format!("round {round} of {rounds}: the peer without limits"));
         let sidecars = peer.start(Limits::Lifted).await?;
         // With its rate limits, the peer would take the longest part of the run.
-        warm_up.remove().await?;
-        throttled.remove().await?;
+        warm_up.delete().await?;
+        throttled.delete().await?;
         samples.unthrottled.push(bench.round(contender, &format!("unthrottled-{round}")).await?);
         sidecars.stop().await?;
     }
@@ -130,22 +130,22 @@ impl Bench<'_> {
     async fn round(&self, contender: Contender<'_>, name: &str) -> Result<Sample> {
         let warm_up = self.warm_up(contender, &format!("{name}-first")).await?;
         let (sample, batch) = self.sample(contender, name).await?;
-        batch.remove().await?;
-        warm_up.remove().await?;
+        batch.delete().await?;
+        warm_up.delete().await?;
         Ok(sample)
     }
 
     /// Provisions one claim. After it is bound, the provisioner has started and filled its caches.
     async fn warm_up(&self, contender: Contender<'_>, name: &str) -> Result<Batch> {
         let batch = self.batch(contender, name, 1);
-        batch.bind(WARM_UP_TIMEOUT).await?;
+        batch.create_and_bind(WARM_UP_TIMEOUT).await?;
         Ok(batch)
     }
 
     async fn sample(&self, contender: Contender<'_>, name: &str) -> Result<(Sample, Batch)> {
         let batch = self.batch(contender, name, self.claims);
         let before = self.log.end()?;
-        let time = batch.bind(BIND_TIMEOUT).await?;
+        let time = batch.create_and_bind(BIND_TIMEOUT).await?;
         let writes = self.log.writes(before, contender.user)?;
         let peak = memory::peak(self.node, contender.programs).await?;
         let claims = self.claims as f64;
@@ -157,13 +157,13 @@ impl Bench<'_> {
         Ok((sample, batch))
     }
 
-    fn batch(&self, contender: Contender<'_>, name: &str, claims: u64) -> Batch {
+    fn batch(&self, contender: Contender<'_>, name: &str, claim_count: u64) -> Batch {
         Batch {
             client: self.client.clone(),
             name: name.to_owned(),
             class: contender.class.to_owned(),
             node: self.node.name().to_owned(),
-            claims,
+            claim_count,
         }
     }
 }

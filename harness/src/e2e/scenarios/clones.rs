@@ -9,7 +9,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, reads, start, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "clones";
 
@@ -18,30 +18,29 @@ const ORIGINAL: &str = "of the original";
 const CHANGED: &str = "no longer shared";
 
 /// The kinds of volumes, and the path of the text in a pod that has the volume at `/vol`.
-const KINDS: [(&str, Use, &str); 2] =
-    [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")];
+const KINDS: [(VolumeMode, &str); 2] = [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")];
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
-    for (mode, r#use, file) in KINDS {
-        let original = format!("original-{}", mode.to_lowercase());
-        let clone = format!("clone-{}", mode.to_lowercase());
+    for (mode, file) in KINDS {
+        let original = format!("original-{}", mode.as_str().to_lowercase());
+        let clone = format!("clone-{}", mode.as_str().to_lowercase());
         scenario
             .step(&format!("{mode}: a pod writes to the original"), async {
                 create(env, &original, mode, None).await?;
-                start(env, &original, &original, r#use, false).await?;
-                write(env, &original, r#use, file, ORIGINAL).await
+                start(env, &original, &original, mode).await?;
+                write(env, &original, mode, file, ORIGINAL).await
             })
             .await?;
         scenario
             .step(&format!("{mode}: the clone has what was written"), async {
                 create(env, &clone, mode, Some(&original)).await?;
-                start(env, &clone, &clone, r#use, false).await?;
+                start(env, &clone, &clone, mode).await?;
                 reads(env, &clone, file, ORIGINAL).await
             })
             .await?;
         scenario
             .step(&format!("{mode}: what is written to the clone is its own"), async {
-                write(env, &clone, r#use, file, CHANGED).await?;
+                write(env, &clone, mode, file, CHANGED).await?;
                 reads(env, &clone, file, CHANGED).await?;
                 reads(env, &original, file, ORIGINAL).await
             })
@@ -56,7 +55,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     Ok(())
 }
 
-async fn create(env: &TestEnv<'_>, name: &str, mode: &str, source: Option<&str>) -> Result<()> {
+async fn create(env: &TestEnv<'_>, name: &str, mode: VolumeMode, source: Option<&str>) -> Result<()> {
     let mut object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
     let source = source.map(|source| TypedLocalObjectReference {
         api_group: None,

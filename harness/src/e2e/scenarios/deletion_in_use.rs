@@ -13,7 +13,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, reads, start, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "deletion in use";
 
@@ -21,14 +21,14 @@ const SIZE: Size = Size::mebibytes(1);
 const TEXT: &str = "still here";
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
-    for (mode, r#use, file) in [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")] {
-        let name = format!("in-use-{}", mode.to_lowercase());
+    for (mode, file) in [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")] {
+        let name = format!("in-use-{}", mode.as_str().to_lowercase());
         let volume = scenario
             .step(&format!("{mode}: a pod writes to a claim"), async {
                 let object = claim(&name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
                 claims::create(env, &object).await?;
-                start(env, &name, &name, r#use, false).await?;
-                write(env, &name, r#use, file, TEXT).await?;
+                start(env, &name, &name, mode).await?;
+                write(env, &name, mode, file, TEXT).await?;
                 Ok(claims::volume_of(env, &name).await?.name_any())
             })
             .await?;
@@ -58,8 +58,10 @@ async fn force_delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     let patched = env.claims().patch(claim, &PatchParams::default(), &unprotected).await;
     patched.map_err(api_error).with_context(|| format!("take the finalizers off claim {claim}"))?;
-    until_one(env.claims(), claim, env.timeouts.end, |claim| State::when(claim.is_none(), "it still exists"))
-        .await
-        .with_context(|| format!("claim {claim} does not go"))
-        .map(drop)
+    until_one(env.claims(), claim, env.timeouts.end, |claim| {
+        State::ready_if(claim.is_none(), "it still exists")
+    })
+    .await
+    .with_context(|| format!("claim {claim} does not go"))
+    .map(drop)
 }

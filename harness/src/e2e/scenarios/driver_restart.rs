@@ -1,10 +1,10 @@
-//! The driver's pods are replaced while volumes are in use, as by an upgrade.
+//! Replaces the driver's pods while volumes are in use, as an upgrade does.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
@@ -12,10 +12,11 @@ use testvm_cluster::waiting::{State, until};
 
 use super::install;
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{FLOW_POD, Use, claim};
+use crate::test_env::workload::{FLOW_POD, VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "driver restart";
 
@@ -23,43 +24,42 @@ const SIZE: Size = Size::mebibytes(1);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
     scenario.step("replace the driver's pods", replace(env)).await?;
-    scenario.step("the new pods serve", install::served(env)).await?;
-    scenario.step("a pod that was running keeps its volumes", still_used(env)).await?;
-    scenario.step("a new claim is served", served(env)).await
+    scenario.step("the new pods are ready and serve requests", install::served(env)).await?;
+    scenario.step("a pod that was running still writes to its volume", check_running_pod(env)).await?;
+    scenario.step("a new claim is provisioned and mounted", check_new_claim(env)).await
 }
 
-/// Deletes the driver's pods and waits until new ones are ready.
+/// Deletes the driver's pods, and waits until they no longer exist and new ones do. The new ones may not be ready yet.
 pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
-    let old: BTreeSet<String> = env.live_driver_pods().await?.iter().filter_map(ResourceExt::uid).collect();
-    for pod in env.live_driver_pods().await? {
+    let old_pods = env.live_driver_pods().await?;
+    for pod in &old_pods {
         let name = pod.name_any();
         let deleted = env.driver_pods().delete(&name, &DeleteParams::default()).await;
         deleted.map_err(api_error).with_context(|| format!("delete pod {name}"))?;
     }
+    let old: BTreeSet<String> = old_pods.iter().filter_map(ResourceExt::uid).collect();
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
     until(env.driver_pods(), scope, env.timeouts.end, |pods| {
         let remaining = pods.values().filter(|pod| pod.uid().is_some_and(|uid| old.contains(&uid))).count();
-        State::when(remaining == 0 && !pods.is_empty(), format!("{remaining} of {} still exist", old.len()))
+        let pending = format!("{remaining} of {} old pods still exist, among {}", old.len(), pods.len());
+        State::ready_if(remaining == 0 && !pods.is_empty(), pending)
     })
     .await
     .map(drop)
 }
 
-async fn still_used(env: &TestEnv<'_>) -> Result<()> {
-    exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "write", "/vol/default/after-restart", "text"]).await?;
-    let read =
-        exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "read", "/vol/default/after-restart"]).await?;
-    anyhow::ensure!(read == "text", "read back {read:?}");
+async fn check_running_pod(env: &TestEnv<'_>) -> Result<()> {
+    const FILE: &str = "/vol/default/after-restart";
+    exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "write", FILE, "text"]).await?;
+    let read = exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "read", FILE]).await?;
+    anyhow::ensure!(read == "text", "pod {FLOW_POD} wrote \"text\" to {FILE}, but reads {read:?}");
     Ok(())
 }
 
-async fn served(env: &TestEnv<'_>) -> Result<()> {
-    let claim = claim("after-restart", &env.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
-    env.claims()
-        .create(&PostParams::default(), &claim)
-        .await
-        .map_err(api_error)
-        .context("create the claim")?;
-    start(env, "after-restart", "after-restart", Use::Mounted, false).await?;
+async fn check_new_claim(env: &TestEnv<'_>) -> Result<()> {
+    let claim =
+        claim("after-restart", &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+    claims::create(env, &claim).await?;
+    start(env, "after-restart", "after-restart", VolumeMode::Filesystem).await?;
     end(env, "after-restart").await
 }

@@ -116,7 +116,7 @@ async fn verdict(env: &TestEnv<'_>, passed: &str, failed: &str, within: std::tim
         if line.starts_with(failed) {
             State::Failed(line.to_owned())
         } else {
-            State::when(line.starts_with(passed), format!("its last line is {line:?}"))
+            State::ready_if(line.starts_with(passed), format!("its last line is {line:?}"))
         }
     })
     .await
@@ -230,7 +230,7 @@ async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> 
         });
         let idle = idle.map(|(_, status)| format!("container {} is not back", status.name));
         let complaints: Vec<String> = gone.chain(idle).collect();
-        State::when(complaints.is_empty(), complaints.join("; "))
+        State::ready_if(complaints.is_empty(), complaints.join("; "))
     })
     .await
     .map(drop)

@@ -15,7 +15,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 const FILLER: &str = "all-of-it";
 const MOVED: &str = "elsewhere";
@@ -51,30 +51,33 @@ async fn fill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
     let all = || watcher::Config::default();
     let found = until(published.clone(), all(), env.timeouts.start, |capacities| {
-        State::when(largest(env, node, capacities.values()).is_some(), "the node says nothing of its room")
+        State::ready_if(
+            largest(env, node, capacities.values()).is_some(),
+            "the node says nothing of its room",
+        )
     })
     .await?;
     let room = largest(env, node, found.values()).context("it was there just now")?.clone();
-    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, "Block", "ReadWriteOnce")?;
+    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
     let resources = filler.spec.get_or_insert_default().resources.get_or_insert_default();
     resources.requests.get_or_insert_default().insert("storage".into(), room.clone());
-    claims::create(env, &claims::on_node(filler, node.name())).await?;
+    claims::create(env, &claims::with_selected_node(filler, node.name())).await?;
     let bound = |claim: Option<&PersistentVolumeClaim>| {
-        State::when(claim.is_some_and(claims::is_bound), format!("the claim of {} is not bound", room.0))
+        State::ready_if(claim.is_some_and(claims::is_bound), format!("the claim of {} is not bound", room.0))
     };
     until_one(env.claims(), FILLER, env.timeouts.start, bound).await?;
     until(published, all(), env.timeouts.start, |capacities| {
         let now = largest(env, node, capacities.values());
-        State::when(now.is_some_and(|now| *now != room), format!("the node still says {now:?}"))
+        State::ready_if(now.is_some_and(|now| *now != room), format!("the node still says {now:?}"))
     })
     .await
     .map(drop)
 }
 
 async fn goes_to(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    let object = claim(MOVED, &env.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
+    let object = claim(MOVED, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     claims::create(env, &object).await?;
-    start(env, MOVED, MOVED, Use::Mounted, false).await?;
+    start(env, MOVED, MOVED, VolumeMode::Filesystem).await?;
     let pod = env.pods().get(MOVED).await.map_err(api_error).context("read the pod")?;
     let on = pod.spec.and_then(|spec| spec.node_name);
     anyhow::ensure!(on.as_deref() == Some(node.name()), "the pod runs on {on:?}");

@@ -28,13 +28,14 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::claim;
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "half provisioned";
 
 const SIZE: Size = Size::mebibytes(1);
-const KEPT: [(&str, &str); 2] = [("half-mounted", "Filesystem"), ("half-device", "Block")];
-const DELETED: (&str, &str) = ("half-deleted", "Filesystem");
+const KEPT: [(&str, VolumeMode); 2] =
+    [("half-mounted", VolumeMode::Filesystem), ("half-device", VolumeMode::Block)];
+const DELETED: (&str, VolumeMode) = ("half-deleted", VolumeMode::Filesystem);
 
 const POLICY: &str = "loopfs-e2e-no-objects";
 /// The message of the policy that rejects the provisioner's PersistentVolumes.
@@ -43,7 +44,7 @@ const REJECTION: &str = "held up by the end-to-end run";
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
-    let before = scenario.step("look at the node", Inventory::take(node)).await?;
+    let before = scenario.step("list what is on the node", Inventory::take(node)).await?;
     scenario.step("the API server takes no objects of volumes", refuse(env)).await?;
     let made =
         scenario.step("claims have volumes and no objects", create_volumes_only(env, node, &before)).await?;
@@ -110,13 +111,14 @@ fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<Validatin
 async fn create_volumes_only(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
     let all = || KEPT.iter().chain([&DELETED]);
     try_join_all(all().map(async |(name, mode)| {
-        let object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
-        let claim = claims::create(env, &claims::on_node(object, node.name())).await?;
+        let object = claim(name, &env.driver.class_name(), SIZE, *mode, "ReadWriteOnce")?;
+        let claim = claims::create(env, &claims::with_selected_node(object, node.name())).await?;
         // The provisioner has created the volume before this event.
         refused(env, &claim).await
     }))
     .await?;
-    let volumes: BTreeSet<String> = Inventory::take(node).await?.volumes_beyond(before).into_iter().collect();
+    let volumes: BTreeSet<String> =
+        Inventory::take(node).await?.volumes_added_since(before).into_iter().collect();
     anyhow::ensure!(volumes.len() == all().count(), "on the node are the volumes {volumes:?}");
     let objects = claims::with_objects(env, is_ours).await?;
     anyhow::ensure!(objects.is_empty(), "there are PersistentVolumes of {objects:?}");
@@ -138,7 +140,7 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: &Inventory, made: &BTre
     outages::until_bound(env, &kept, kept.len()).await?;
     let deadline = Instant::now() + env.timeouts.end;
     loop {
-        let volumes = Inventory::take(node).await?.volumes_beyond(before);
+        let volumes = Inventory::take(node).await?.volumes_added_since(before);
         anyhow::ensure!(
             volumes.iter().all(|volume| made.contains(volume)),
             "{volumes:?}, and those that were made first are {made:?}"

@@ -10,7 +10,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "infeasible resize";
 
@@ -24,9 +24,10 @@ const REDUCED: Size = Size::mebibytes(3);
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
     scenario
         .step("a pod uses a claim of 1Mi", async {
-            let object = claim(CLAIM, &env.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
+            let object =
+                claim(CLAIM, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
             claims::create(env, &object).await?;
-            start(env, CLAIM, CLAIM, Use::Mounted, false).await
+            start(env, CLAIM, CLAIM, VolumeMode::Filesystem).await
         })
         .await?;
     scenario.step("more than the node has is refused", refused(env)).await?;
@@ -40,7 +41,7 @@ async fn refused(env: &TestEnv<'_>) -> Result<()> {
     claims::ask(env, CLAIM, TOO_LARGE).await?;
     let claim = until_one(env.claims(), CLAIM, env.timeouts.grow, |claim| {
         let state = claim.and_then(claims::resize_state);
-        State::when(state == Some("ControllerResizeInfeasible"), format!("its resize is {state:?}"))
+        State::ready_if(state == Some("ControllerResizeInfeasible"), format!("its resize is {state:?}"))
     })
     .await?
     .context("the claim is gone")?;

@@ -80,7 +80,7 @@ pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
         let Some(status) = &daemon_set.status else { return State::Pending("no status yet".into()) };
         let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
         let seen = status.observed_generation >= daemon_set.metadata.generation;
-        State::when(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
+        State::ready_if(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
     })
     .await;
     explained(env, waited).await
@@ -101,7 +101,7 @@ async fn offered(env: &TestEnv<'_>) -> Result<()> {
         let offering: Vec<String> =
             csi_nodes.values().filter(|node| offers(node)).map(ResourceExt::name_any).collect();
         let missing: Vec<&String> = nodes.iter().filter(|node| !offering.contains(node)).collect();
-        State::when(
+        State::ready_if(
             missing.is_empty(),
             format!("the kubelet of {missing:?} has not registered {}", env.driver.name),
         )
@@ -154,7 +154,7 @@ pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
     }
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
     until(env.driver_pods(), scope, env.timeouts.end, |pods| {
-        State::when(pods.is_empty(), format!("{:?} still exist", pods.keys().collect::<Vec<_>>()))
+        State::ready_if(pods.is_empty(), format!("{:?} still exist", pods.keys().collect::<Vec<_>>()))
     })
     .await
     .context("the driver's pods do not end")
@@ -175,7 +175,7 @@ pub(super) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
         let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
         let (wanted, ready) =
             status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
-        State::when(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
+        State::ready_if(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
     })
     .await?;
     served(env).await

@@ -41,7 +41,7 @@ async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
         let new = status.updated_number_scheduled.unwrap_or_default();
         let available = status.number_available.unwrap_or_default();
         let observed = status.observed_generation >= generation;
-        State::when(
+        State::ready_if(
             observed && (wanted, new, available) == (2, 2, 2),
             format!("of {wanted} pods {new} are new and {available} are available"),
         )

@@ -14,7 +14,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "orphans";
 
@@ -46,8 +46,8 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
 
 async fn write(env: &TestEnv<'_>) -> Result<PersistentVolume> {
     let class = env.driver.class_name();
-    claims::create(env, &claim(FIRST, &class, SIZE, "Filesystem", "ReadWriteOnce")?).await?;
-    start(env, FIRST, FIRST, Use::Mounted, false).await?;
+    claims::create(env, &claim(FIRST, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?).await?;
+    start(env, FIRST, FIRST, VolumeMode::Filesystem).await?;
     exec_ok(&env.pods(), FIRST, &["/volume-check", "write", FILE, TEXT]).await?;
     end(env, FIRST).await?;
     claims::volume_of(env, FIRST).await
@@ -85,10 +85,10 @@ async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     object.spec.get_or_insert_default().claim_ref = None;
     let created = claims::volumes(env).create(&PostParams::default(), &object).await;
     created.map_err(api_error).context("create the volume's object again")?;
-    let mut second = claim(SECOND, &env.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
+    let mut second = claim(SECOND, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     second.spec.get_or_insert_default().volume_name = object.metadata.name;
     claims::create(env, &second).await?;
-    start(env, SECOND, SECOND, Use::Mounted, false).await?;
+    start(env, SECOND, SECOND, VolumeMode::Filesystem).await?;
     let read = exec_ok(&env.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
     anyhow::ensure!(read == TEXT, "the volume contains {read:?} instead of {TEXT:?}");
     end(env, SECOND).await

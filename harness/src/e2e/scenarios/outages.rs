@@ -20,7 +20,7 @@ use crate::test_env::containers::{Container, kill};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::claim;
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "outages";
 
@@ -35,7 +35,7 @@ pub(in crate::e2e) async fn run(
     cluster: &Cluster,
     node: &Node,
 ) -> StepResult {
-    let before = scenario.step("look at the node", Inventory::take(node)).await?;
+    let before = scenario.step("list what is on the node", Inventory::take(node)).await?;
     scenario.step("the provisioner is killed with volumes in the making", kill_at_work(env, node)).await?;
     scenario
         .step(
@@ -58,9 +58,9 @@ async fn create(env: &TestEnv<'_>, prefix: &str) -> Result<BTreeSet<String>> {
     let node = env.node.context(FOREIGN_NODE)?.name();
     let made = (0..CLAIMS).map(async |index| {
         let name = format!("{prefix}-{index}");
-        let mode = if index % 2 == 0 { "Filesystem" } else { "Block" };
+        let mode = if index % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
         let object = claim(&name, &class, SIZE, mode, "ReadWriteOnce")?;
-        claims::create(env, &claims::on_node(object, node)).await?;
+        claims::create(env, &claims::with_selected_node(object, node)).await?;
         Ok::<String, anyhow::Error>(name)
     });
     Ok(try_join_all(made).await?.into_iter().collect())
@@ -93,7 +93,7 @@ pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, lea
     };
     until(env.claims(), watcher::Config::default(), env.timeouts.start, |claims| {
         let bound = bound(claims);
-        State::when(bound >= least, format!("{bound} of {least} claims are bound"))
+        State::ready_if(bound >= least, format!("{bound} of {least} claims are bound"))
     })
     .await
     .map(drop)
@@ -114,7 +114,7 @@ async fn check_one_volume_each(env: &TestEnv<'_>, node: &Node, before: &Inventor
         names.len(),
         of_ours.join(", ")
     );
-    let made = Inventory::take(node).await?.volumes_beyond(before);
+    let made = Inventory::take(node).await?.volumes_added_since(before);
     anyhow::ensure!(
         made.len() == names.len(),
         "{} claims, and on the node the volumes {}",

@@ -21,7 +21,7 @@ use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{User, is_ready, start, until_pods};
-use crate::test_env::workload::Use;
+use crate::test_env::workload::VolumeMode;
 
 pub(in crate::e2e) const NAME: &str = "power cut";
 
@@ -84,8 +84,8 @@ fn users(load: Load) -> Vec<User> {
     let user = |pod: usize| {
         let name = format!("power-cut-{pod}");
         let claims = (0..load.claims_each).map(|claim| {
-            let r#use = if claim % 2 == 0 { Use::Mounted } else { Use::Device };
-            (format!("{name}-{claim}"), r#use)
+            let mode = if claim % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
+            (format!("{name}-{claim}"), mode)
         });
         User { claims: claims.collect(), name }
     };
@@ -129,7 +129,7 @@ async fn booted(env: &TestEnv<'_>, node: &Node, before: &str) -> Result<()> {
     node.boot().await?;
     until_one::<NodeObject>(Api::all(env.client.clone()), node.name(), env.timeouts.start, |object| {
         let anew = object.and_then(boot_id).is_some_and(|boot| boot != before);
-        State::when(anew, "its kubelet has not reported the new boot")
+        State::ready_if(anew, "its kubelet has not reported the new boot")
     })
     .await
     .map(drop)
@@ -164,8 +164,8 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> 
         let held = Inventory::take(node).await?;
         let mut complaints = attachment_errors(&in_use, held.attached());
         if let Some(before) = before {
-            complaints.extend(held.beyond(before).into_iter().map(|more| format!("leaked: {more}")));
-            complaints.extend(before.beyond(&held).into_iter().map(|less| format!("lost: {less}")));
+            complaints.extend(held.added_since(before).into_iter().map(|more| format!("leaked: {more}")));
+            complaints.extend(before.added_since(&held).into_iter().map(|less| format!("lost: {less}")));
         }
         if complaints.is_empty() {
             return Ok(held);
@@ -227,7 +227,7 @@ mod tests {
         let users = users(Load::FULL);
         let claims: Vec<_> = users.iter().flat_map(|user| &user.claims).collect();
         assert_eq!(claims.len(), 50);
-        assert_eq!(claims.iter().filter(|(_, r#use)| *r#use == Use::Device).count(), 25);
+        assert_eq!(claims.iter().filter(|(_, mode)| *mode == VolumeMode::Block).count(), 25);
         let volumes: BTreeSet<String> = users.iter().flat_map(User::volumes).collect();
         assert_eq!(volumes.len(), 50);
         let pod = users[1].pod().unwrap();

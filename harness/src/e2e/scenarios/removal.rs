@@ -96,7 +96,7 @@ where
     until(api, watcher::Config::default(), env.timeouts.end, |objects| {
         let ours = objects.values().filter(|object| is_ours(object));
         let left: Vec<_> = ours.map(ResourceExt::name_any).collect();
-        State::when(left.is_empty(), format!("left: {}", left.join(", ")))
+        State::ready_if(left.is_empty(), format!("left: {}", left.join(", ")))
     })
     .await
     .map(drop)
@@ -106,7 +106,7 @@ where
 pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let deadline = Instant::now() + env.timeouts.end;
     loop {
-        let more = Inventory::take(node).await?.beyond(before);
+        let more = Inventory::take(node).await?.added_since(before);
         if more.is_empty() {
             return Ok(());
         }

@@ -16,7 +16,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "retained volumes";
 
@@ -50,8 +50,8 @@ async fn retaining(env: &TestEnv<'_>) -> Result<String> {
 
 /// Writes a text to a volume of the class, and returns the volume's name.
 async fn write(env: &TestEnv<'_>, class: &str) -> Result<String> {
-    claims::create(env, &claim(FIRST, class, SIZE, "Filesystem", "ReadWriteOnce")?).await?;
-    start(env, FIRST, FIRST, Use::Mounted, false).await?;
+    claims::create(env, &claim(FIRST, class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?).await?;
+    start(env, FIRST, FIRST, VolumeMode::Filesystem).await?;
     exec_ok(&env.pods(), FIRST, &["/volume-check", "write", FILE, TEXT]).await?;
     end(env, FIRST).await?;
     Ok(claims::volume_of(env, FIRST).await?.name_any())
@@ -68,10 +68,10 @@ async fn release(env: &TestEnv<'_>, volume: &str) -> Result<()> {
 /// new claim names the volume.
 async fn given(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
     claims::patch_volume(env, volume, &json!({"spec": {"claimRef": null}})).await?;
-    let mut second = claim(SECOND, class, SIZE, "Filesystem", "ReadWriteOnce")?;
+    let mut second = claim(SECOND, class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     second.spec.get_or_insert_default().volume_name = Some(volume.to_owned());
     claims::create(env, &second).await?;
-    start(env, SECOND, SECOND, Use::Mounted, false).await?;
+    start(env, SECOND, SECOND, VolumeMode::Filesystem).await?;
     let read = exec_ok(&env.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
     anyhow::ensure!(read == TEXT, "the retained volume contains {read:?} instead of {TEXT:?}");
     end(env, SECOND).await

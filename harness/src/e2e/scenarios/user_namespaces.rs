@@ -16,7 +16,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Use, claim, holder};
+use crate::test_env::workload::{VolumeMode, claim, holder};
 
 pub(in crate::e2e) const NAME: &str = "user namespaces";
 
@@ -61,11 +61,11 @@ async fn start(env: &TestEnv<'_>) -> Result<()> {
         .map_err(api_error)
         .context("create the RuntimeClass")?;
     for name in [HOST, OWN] {
-        let claim = claim(name, &env.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
+        let claim = claim(name, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
         claims::create(env, &claim).await?;
     }
-    let host = holder(HOST, HOST, Use::Mounted, false)?;
-    let own = with_user_namespace(holder(OWN, OWN, Use::Mounted, false)?);
+    let host = holder(HOST, HOST, VolumeMode::Filesystem)?;
+    let own = with_user_namespace(holder(OWN, OWN, VolumeMode::Filesystem)?);
     tokio::try_join!(pods::create(env, &host), pods::create(env, &own)).map(drop)
 }
 
@@ -84,7 +84,7 @@ async fn writes(env: &TestEnv<'_>) -> Result<()> {
     let map = exec_ok(&env.pods(), OWN, &["/volume-check", "read", "/proc/self/uid_map"]).await?;
     let map: Vec<&str> = map.split_whitespace().collect();
     anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
-    pods::write(env, OWN, Use::Mounted, "/vol/file", "by root of the pod").await?;
+    pods::write(env, OWN, VolumeMode::Filesystem, "/vol/file", "by root of the pod").await?;
     pods::reads(env, OWN, "/vol/file", "by root of the pod").await
 }
 
@@ -100,7 +100,7 @@ async fn cannot_change(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn refused(env: &TestEnv<'_>) -> Result<()> {
-    let pod = with_user_namespace(holder("block-own-users", OWN, Use::Device, false)?);
+    let pod = with_user_namespace(holder("block-own-users", OWN, VolumeMode::Block)?);
     match env.pods().create(&PostParams::default(), &pod).await {
         Err(kube::Error::Api(status)) if status.code == 422 => {
             anyhow::ensure!(status.message.contains("volumeDevices: Forbidden"), "{}", status.message);
@@ -122,7 +122,7 @@ async fn reported(env: &TestEnv<'_>) -> Result<()> {
         if abnormal && line.contains(&unchanged) {
             return State::Failed(format!("the volume of {OWN} is reported: {line}"));
         }
-        State::when(abnormal && line.contains(&changed), format!("nothing is logged of volume {changed}"))
+        State::ready_if(abnormal && line.contains(&changed), format!("nothing is logged of volume {changed}"))
     })
     .await
 }

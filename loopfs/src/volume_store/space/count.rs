@@ -36,7 +36,7 @@ impl SpaceBook<'_> {
                 }
             }
         }
-        in_use = in_use.saturating_add(shared.once());
+        in_use = in_use.saturating_add(shared.space_on_disk());
         let (total, free) = self.blocks()?;
         let overhead = total.saturating_sub(free).saturating_sub(in_use).max(self.least_overhead(total)?);
         Ok(Reserved { volumes, overhead, exact: true })

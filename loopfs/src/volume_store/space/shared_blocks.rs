@@ -1,8 +1,11 @@
 //! Blocks that several images share after a clone.
 //!
-//! The size of a file includes shared blocks for each file, but the file system stores them once. An attribute marks the
-//! images that took part in a clone. The count reads the extents only of these images, and needs one call for each other image.
+//! fstat(2) counts a shared block for each file that has it, but it occupies the disk only once. To find shared blocks, a
+//! count of the reservations has to list the extents of an image. It does so only for images that took part in a clone:
+//! these have the attribute of [`shares`](crate::volume_store::on_disk::shares). Of any other image it needs only the
+//! status.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
@@ -10,40 +13,40 @@ use nix::errno::Errno;
 use crate::sys::fiemap;
 use crate::units::Bytes;
 
-/// Physical ranges of the file system that images share.
+/// The shared blocks of all images that were added.
 #[derive(Debug, Default)]
 pub(super) struct SharedBlocks {
-    /// The first byte of each range, and the one after the last.
-    ranges: Vec<(u64, u64)>,
+    /// Byte ranges on the disk. They overlap, because each range comes once from each image that has it.
+    ranges: Vec<Range<u64>>,
 }
 
 impl SharedBlocks {
-    /// Adds the shared blocks of an image, and returns how many bytes of the image they are.
+    /// Adds the shared blocks of an image, and returns the number of bytes that they have in this image.
     pub(super) fn add(&mut self, image: impl AsFd) -> Result<Bytes, Errno> {
         let image = image.as_fd();
-        let (mut shared, mut position) = (0u64, 0);
+        let (mut in_image, mut next_offset) = (0u64, 0);
         loop {
-            let extents = fiemap::extents(image, position)?;
+            let extents = fiemap::extents(image, next_offset)?;
             for extent in extents.iter().filter(|extent| extent.flags & fiemap::SHARED != 0) {
-                shared = shared.saturating_add(extent.length);
-                self.ranges.push((extent.physical, extent.physical.saturating_add(extent.length)));
+                in_image = in_image.saturating_add(extent.length);
+                self.ranges.push(extent.physical..extent.physical.saturating_add(extent.length));
             }
             match extents.last() {
                 Some(last) if last.flags & fiemap::LAST == 0 => {
-                    position = last.logical.saturating_add(last.length);
+                    next_offset = last.logical.saturating_add(last.length);
                 }
-                _ => return Ok(Bytes(shared)),
+                _ => return Ok(Bytes(in_image)),
             }
         }
     }
 
-    /// Returns the space of all ranges, each block counted once.
-    pub(super) fn once(mut self) -> Bytes {
-        self.ranges.sort_unstable();
+    /// Returns the space on the disk, in which each block counts once.
+    pub(super) fn space_on_disk(mut self) -> Bytes {
+        self.ranges.sort_unstable_by_key(|range| range.start);
         let (mut total, mut counted_to) = (0u64, 0u64);
-        for (start, end) in self.ranges {
-            total = total.saturating_add(end.saturating_sub(start.max(counted_to)));
-            counted_to = counted_to.max(end);
+        for range in self.ranges {
+            total = total.saturating_add(range.end.saturating_sub(range.start.max(counted_to)));
+            counted_to = counted_to.max(range.end);
         }
         Bytes(total)
     }
@@ -59,10 +62,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_byte_is_counted_once(ranges in proptest::collection::vec((0u64..200, 0u64..50), 0..20)) {
-            let ranges: Vec<_> = ranges.into_iter().map(|(start, length)| (start, start + length)).collect();
-            let bytes: HashSet<u64> = ranges.iter().flat_map(|(start, end)| *start..*end).collect();
-            prop_assert_eq!(SharedBlocks { ranges }.once(), Bytes(bytes.len() as u64));
+        fn a_byte_in_several_ranges_counts_once(ranges in proptest::collection::vec((0u64..200, 0u64..50), 0..20)) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(start, length)| start..start + length).collect();
+            let bytes: HashSet<u64> = ranges.iter().cloned().flatten().collect();
+            prop_assert_eq!(SharedBlocks { ranges }.space_on_disk(), Bytes(bytes.len() as u64));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One request of the suite and its expected verdict.
+//! The requests that the test makes with a stolen token, and the expected verdict of the API server on each.
 
 use serde_json::Value;
 
@@ -14,20 +14,26 @@ pub(super) enum Token {
     Unbound,
 }
 
+/// The [`Verdict`] that the API server must return.
 #[derive(Clone, Debug)]
 pub(super) enum Expected {
     Allowed,
+    /// No role grants the right.
     NotGranted,
+    /// The role to be created or bound has rights that the account does not have.
     Escalation,
-    /// A rule of this policy refuses the request, and its message contains the words.
+    /// The policy with this name refuses the request, and its message contains the words.
     Refused(&'static str, &'static str),
+    /// The object is invalid, and the message contains the words.
     Invalid(&'static str),
+    /// The account has the right, but the object does not exist.
     Absent,
+    /// The account has the right, but the object exists already.
     Exists,
 }
 
 impl Expected {
-    pub(super) fn is(&self, verdict: &Verdict) -> bool {
+    pub(super) fn matches(&self, verdict: &Verdict) -> bool {
         match (self, verdict) {
             (Expected::Allowed, Verdict::Allowed)
             | (Expected::NotGranted, Verdict::NotGranted)
@@ -43,20 +49,22 @@ impl Expected {
     }
 }
 
+/// One request with its expected verdict.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) title: String,
     pub(super) token: Token,
     pub(super) request: Request,
     pub(super) expected: Expected,
-    /// A further right that the API server requires, such as `bind` on a role: verb and resource.
-    pub(super) also: Option<(&'static str, &'static str)>,
+    /// The verb and resource of a right that the API server requires besides the request's own, such as `bind` on a role.
+    pub(super) additional_right: Option<(&'static str, &'static str)>,
 }
 
 #[derive(Default)]
 pub(super) struct Attempts(pub(super) Vec<Attempt>);
 
 impl Attempts {
+    /// Adds an attempt for each request, with the token of the driver's pod on one node.
     pub(super) fn expect(
         &mut self,
         expected: Expected,
@@ -68,14 +76,16 @@ impl Attempts {
             token: Token::OfNode,
             request,
             expected: expected.clone(),
-            also: None,
+            additional_right: None,
         }));
     }
 
+    /// Expects that the requests are allowed.
     pub(super) fn allow(&mut self, title: &str, requests: impl IntoIterator<Item = Request>) {
         self.expect(Expected::Allowed, title, requests);
     }
 
+    /// Expects that `policy` refuses the request with a token that is bound to no node.
     pub(super) fn refuse_unbound(&mut self, policy: &'static str, title: &str, request: Request) {
         self.expect(Expected::Refused(policy, "token is not bound to a node"), title, [request]);
         self.unbound();
@@ -86,10 +96,10 @@ impl Attempts {
         self.0.last_mut().unwrap().token = Token::Unbound;
     }
 
-    /// Records that the last `count` requests also need this right.
+    /// Records that the last `count` attempts need this right besides that of their request.
     pub(super) fn also(&mut self, count: usize, verb: &'static str, resource: &'static str) {
         for attempt in self.0.iter_mut().rev().take(count) {
-            attempt.also = Some((verb, resource));
+            attempt.additional_right = Some((verb, resource));
         }
     }
 }

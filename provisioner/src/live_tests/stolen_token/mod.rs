@@ -81,7 +81,7 @@ async fn verdicts(scene: &Scene, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdic
         };
         let verdict = loop {
             let verdict = attempt.request.send(client).await;
-            if attempt.expected.is(&verdict) || tokio::time::Instant::now() > deadline {
+            if attempt.expected.matches(&verdict) || tokio::time::Instant::now() > deadline {
                 break verdict;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -93,8 +93,9 @@ async fn verdicts(scene: &Scene, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdic
 
 /// Returns `true` if an attempt uses a right.
 fn uses(right: &Right, attempt: &Attempt) -> bool {
-    let also =
-        attempt.also.is_some_and(|(verb, resource)| (verb, resource) == (&right.verb, &right.resource));
+    let also = attempt
+        .additional_right
+        .is_some_and(|(verb, resource)| (verb, resource) == (&right.verb, &right.resource));
     also || right.is_used_by(&attempt.request)
 }
 
@@ -106,7 +107,7 @@ fn faults(
 ) -> String {
     let mut faults = String::new();
     for (attempt, verdict) in verdicts {
-        if !attempt.expected.is(verdict) {
+        if !attempt.expected.matches(verdict) {
             let Attempt { title, request, expected, .. } = attempt;
             writeln!(faults, "{request}: {title}: {verdict}; expected: {expected:?}").unwrap();
         }

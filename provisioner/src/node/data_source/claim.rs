@@ -54,16 +54,16 @@ fn describe(claim: &str) -> String {
     format!("claim {claim:?}")
 }
 
-/// Finds the volume of the claim `name` in the namespace of `claim`.
+/// Finds the volume of the claim with this name, which is the data source of `requester` and in the same namespace.
 ///
 /// # Errors
-/// When the data source cannot be copied on this node, or a request to the API server fails.
-pub(super) async fn find(
-    claim: &PersistentVolumeClaim,
+/// If the volume cannot be copied on this node, or if a request to the API server fails.
+pub(super) async fn find_volume(
     name: &str,
+    requester: &PersistentVolumeClaim,
     ctx: &Context,
 ) -> Result<DataSource, Error> {
-    let claims = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
+    let claims = ctx.cluster.claim_api(&requester.namespace().unwrap_or_default());
     let source =
         absence::get_opt(&claims, name).await.map_err(|error| Error::api("read claim", name, error))?;
     let Some(source) = source else {
@@ -95,13 +95,17 @@ mod tests {
     #[case::elsewhere(json!({}), json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Err("on node \"node-b\""))]
     #[case::other_driver(json!({}), json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), Err("another driver"))]
     #[case::path(json!({}), json!({"spec": {"csi": {"volumeHandle": "../x"}}}), Err("not a volume id"))]
-    fn origins(#[case] source: Value, #[case] volume: Value, #[case] expected: Result<(), &str>) {
+    fn a_source_claim_must_be_bound_to_a_volume_of_this_node(
+        #[case] source: Value,
+        #[case] volume: Value,
+        #[case] expected: Result<(), &str>,
+    ) {
         let (source, volume) = (fixtures::bound_claim(source), fixtures::volume(volume));
         match (resolve(&source, Some(&volume), &fixtures::identity()), expected) {
-            (Ok(origin), Ok(())) => {
+            (Ok(data_source), Ok(())) => {
                 let id = OwnedContentSource::Volume(VolumeId::parse(fixtures::VOLUME).unwrap());
                 let mode = Some("Filesystem".to_owned());
-                assert_eq!(origin, DataSource { id, mode, capacity: Bytes(1 << 20) });
+                assert_eq!(data_source, DataSource { id, mode, capacity: Bytes(1 << 20) });
             }
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             other => panic!("{other:?}"),

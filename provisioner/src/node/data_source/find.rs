@@ -4,18 +4,19 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 use super::{
     claim, snapshot,
-    source::{DataSource, DataSourceRef, reference},
+    source::{DataSource, DataSourceRef, parse_reference},
 };
 use crate::{error::Error, node::context::Context};
 
-/// Finds the volume or snapshot that the claim names as its data source.
+/// Finds the volume or snapshot of the store that the claim is to be a copy of. Returns `None` for a claim without a data
+/// source.
 ///
 /// # Errors
-/// When the data source cannot be copied on this node, or a request to the API server fails.
+/// If the data source cannot be copied on this node, or if a request to the API server fails.
 pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Option<DataSource>, Error> {
-    match reference(claim)? {
+    match parse_reference(claim)? {
         None => Ok(None),
-        Some(DataSourceRef::Snapshot(name)) => snapshot::find(claim, name, ctx).await.map(Some),
-        Some(DataSourceRef::Claim(name)) => claim::find(claim, name, ctx).await.map(Some),
+        Some(DataSourceRef::Snapshot(name)) => snapshot::find_snapshot(name, claim, ctx).await.map(Some),
+        Some(DataSourceRef::Claim(name)) => claim::find_volume(name, claim, ctx).await.map(Some),
     }
 }

@@ -7,5 +7,5 @@ mod source;
 
 pub(crate) use self::{
     find::find,
-    source::{DataSource, reference},
+    source::{DataSource, parse_reference},
 };

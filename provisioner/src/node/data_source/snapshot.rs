@@ -66,16 +66,17 @@ struct ContentStatus {
     ready_to_use: Option<bool>,
 }
 
-/// Finds the snapshot of the store that a claim names as its data source.
+/// Finds the snapshot of the store for the VolumeSnapshot with this name, which is the data source of `requester` and in the
+/// same namespace.
 ///
 /// # Errors
-/// When the data source cannot be copied on this node, or a request to the API server fails.
-pub(super) async fn find(
-    claim: &PersistentVolumeClaim,
+/// If the snapshot cannot be copied on this node, or if a request to the API server fails.
+pub(super) async fn find_snapshot(
     name: &str,
+    requester: &PersistentVolumeClaim,
     ctx: &Context,
 ) -> Result<DataSource, Error> {
-    let namespace = claim.namespace().unwrap_or_default();
+    let namespace = requester.namespace().unwrap_or_default();
     let snapshots: Api<DynamicObject> = Api::namespaced_with(
         ctx.cluster.client.clone(),
         &namespace,

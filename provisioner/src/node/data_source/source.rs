@@ -27,11 +27,11 @@ pub(crate) enum DataSourceRef<'a> {
     Snapshot(&'a str),
 }
 
-/// Returns the reference to the object to copy, if any.
+/// Parses the data source of a claim. Returns `None` if it has none.
 ///
 /// # Errors
-/// [`Refusal::DataSource`] for any other data source.
-pub(crate) fn reference(claim: &PersistentVolumeClaim) -> Result<Option<DataSourceRef<'_>>, Refusal> {
+/// [`Refusal::DataSource`] if it is neither a claim nor a VolumeSnapshot of the claim's namespace.
+pub(crate) fn parse_reference(claim: &PersistentVolumeClaim) -> Result<Option<DataSourceRef<'_>>, Refusal> {
     let Some(PersistentVolumeClaimSpec { data_source, data_source_ref, .. }) = &claim.spec else {
         return Ok(None);
     };
@@ -75,9 +75,12 @@ mod tests {
     #[case::snapshot_of_another_namespace(json!({"dataSourceRef": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s", "namespace": "bank"}}), Err("VolumeSnapshot \"s\""))]
     #[case::content(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshotContent", "name": "s"}}), Err("VolumeSnapshotContent"))]
     #[case::foreign_group(json!({"dataSource": {"apiGroup": "x.dev", "kind": "PersistentVolumeClaim", "name": "a"}}), Err("\"a\""))]
-    fn sources(#[case] spec: Value, #[case] expected: Result<Option<DataSourceRef<'_>>, &str>) {
+    fn a_data_source_must_be_a_claim_or_a_snapshot_of_the_namespace(
+        #[case] spec: Value,
+        #[case] expected: Result<Option<DataSourceRef<'_>>, &str>,
+    ) {
         let claim = fixtures::claim(json!({"spec": spec}));
-        match (reference(&claim), expected) {
+        match (parse_reference(&claim), expected) {
             (Ok(name), Ok(expected)) => assert_eq!(name, expected),
             (Err(why), Err(expected)) => assert!(why.to_string().contains(expected), "{why}"),
             other => panic!("{other:?}"),
