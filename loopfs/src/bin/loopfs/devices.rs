@@ -473,6 +473,27 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
         assert_eq!((gone.outcome, gone.text().as_str()), ("gone", "/dev/loop7 is detached"));
     }
 
+    #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let limited = "loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro".parse().unwrap();
+        let limited = Status { binding: limited, label: "mine".to_owned(), auto_clear: true, ..status(8) };
+        let listing = Listing { devices: vec![Device::of(&limited)], idle: 3 };
+        assert_eq!(
+            serde_json::to_string(&listing).unwrap(),
+            "{\"devices\":[{\"index\":8,\"device\":\"/dev/loop8\",\"size_bytes\":67108864,\"block_size_bytes\":512,\
+             \"direct_io\":true,\"auto_clear\":true,\"access\":\"ro\",\"label\":\"mine\",\
+             \"file\":{\"device\":\"254:0\",\"inode\":133},\"offset_bytes\":4096,\"size_limit_bytes\":512,\
+             \"disk_sequence\":null,\"binding\":\"loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro\"}],\
+             \"idle\":3}"
+        );
+        let bindings = [status(7).binding, status(8).binding];
+        assert_eq!(
+            serde_json::to_string(&Detached::new(&bindings, &bindings[1..])).unwrap(),
+            "{\"outcome\":\"deferred\",\"detached\":[\"loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw\"],\
+             \"deferred\":[\"loop8 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw\"]}"
+        );
+    }
+
     #[rstest]
     #[case("512", Some(BlockSize::Exact(512)))]
     #[case("4KiB", Some(BlockSize::Exact(4096)))]

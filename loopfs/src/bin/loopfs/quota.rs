@@ -462,6 +462,17 @@ inodes      3     -   100  -
         );
     }
 
+    #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let listing = Listing { enforced: false, projects: vec![Project::of(&usage(7), false)] };
+        assert_eq!(
+            serde_json::to_string(&listing).unwrap(),
+            "{\"enforced\":false,\"projects\":[{\"id\":7,\"enforced\":false,\
+             \"bytes\":{\"used\":12288,\"soft\":8192,\"hard\":1048576,\"grace_ends\":1000000},\
+             \"inodes\":{\"used\":3,\"soft\":null,\"hard\":100,\"grace_ends\":null}}]}"
+        );
+    }
+
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]

@@ -388,6 +388,53 @@ t         -       -             -     -  -                     foreign
     }
 
     #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
+        let image = VolumeStats { inodes: None, condition, ..directory() };
+        let snapshot = Snapshot {
+            id: "s".to_owned(),
+            source: Some("pvc-b".to_owned()),
+            kind: Some("Block".to_owned()),
+            capacity_bytes: Some(4 << 20),
+            used_bytes: Some(8192),
+            created: Some(1_795_273_080),
+            problem: None,
+        };
+        let broken =
+            Snapshot { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..Snapshot::default() };
+        let listing = Listing {
+            filesystem_uuid: "u".to_owned(),
+            snapshots: vec![snapshot, broken],
+            volumes: vec![
+                Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
+                Volume::of(&id("pvc-b"), "Block".to_owned(), image),
+                Volume::unreadable(&id("c"), "no limits".to_owned()),
+            ],
+        };
+        assert_eq!(
+            serde_json::to_string(&listing).unwrap(),
+            "{\"filesystem_uuid\":\"u\",\"volumes\":[\
+             {\"id\":\"a\",\"kind\":\"Filesystem\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             \"available_bytes\":4186112,\"inodes\":{\"total\":2048,\"used\":3,\"free\":2045},\"healthy\":true,\
+             \"problem\":null},\
+             {\"id\":\"pvc-b\",\"kind\":\"Block\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             \"available_bytes\":4186112,\"inodes\":null,\"healthy\":false,\"problem\":\"short\"},\
+             {\"id\":\"c\",\"kind\":null,\"capacity_bytes\":null,\"used_bytes\":null,\"available_bytes\":null,\
+             \"inodes\":null,\"healthy\":false,\"problem\":\"no limits\"}],\"snapshots\":[\
+             {\"id\":\"s\",\"source\":\"pvc-b\",\"kind\":\"Block\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             \"created\":1795273080,\"problem\":null},\
+             {\"id\":\"t\",\"source\":null,\"kind\":null,\"capacity_bytes\":null,\"used_bytes\":null,\
+             \"created\":null,\"problem\":\"foreign\"}]}"
+        );
+        let space =
+            AvailableSpace { filesystem_uuid: "u".to_owned(), total_bytes: 8192, available_bytes: 4096 };
+        assert_eq!(
+            serde_json::to_string(&space).unwrap(),
+            "{\"filesystem_uuid\":\"u\",\"total_bytes\":8192,\"available_bytes\":4096}"
+        );
+    }
+
+    #[test]
     fn list_prints_a_volume_as_json() {
         assert_eq!(
             serde_json::to_value(Volume::of(&id("a"), "Filesystem".to_owned(), directory())).unwrap(),

@@ -350,6 +350,35 @@ directories were moved meanwhile: parts of the tree may not have been seen; audi
     }
 
     #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
+        let skipped = "\"left_out\":{\"hard_links\":1,\"symlinks\":2,\"sockets\":0,\"fifos\":0,\"devices\":0,\
+                       \"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has further names\"},\
+                       {\"path\":\"b\",\"reason\":\"Operation not permitted (os error 1)\"}]}";
+        assert_eq!(
+            serde_json::to_string(&Tagged::of(id(), &report)).unwrap(),
+            format!("{{\"id\":7,\"changed\":3,\"passes\":2,\"names\":6,\"directories\":2,{skipped}}}")
+        );
+        let audit = TreeAudit {
+            names: 6,
+            directories: 2,
+            other_project: 1,
+            not_inheriting: 1,
+            strays: vec![StrayInode { path: "d/f".into(), project: 9, inherits: false }],
+            skipped: left_out(),
+            disturbed: true,
+        };
+        assert_eq!(
+            serde_json::to_string(&Audited::of(id(), &audit)).unwrap(),
+            format!(
+                "{{\"id\":7,\"clean\":false,\"complete\":false,\"names\":6,\"directories\":2,\"other_project\":1,\
+                 \"not_inheriting\":1,\"strays\":[{{\"path\":\"d/f\",\"id\":9,\"inherits\":false}}],\
+                 {skipped},\"disturbed\":true}}"
+            )
+        );
+    }
+
+    #[test]
     fn an_audit_with_skipped_files_is_not_complete() {
         let refused = Skipped { refused: 1, ..Skipped::default() };
         let audited = Audited::of(id(), &TreeAudit { skipped: refused, ..TreeAudit::default() });
