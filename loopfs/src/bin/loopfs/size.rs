@@ -1,8 +1,15 @@
 //! Sizes in text form. Units are powers of 1024. The parser rejects units that could mean powers of 1000.
 
+use std::str::FromStr;
+
 /// Units with their binary exponents, the smallest first.
 const UNITS: [(&str, u32); 7] =
     [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50), ("EiB", 60)];
+
+/// Parses a number that consists of digits only. `str::parse` would accept a sign too.
+pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
 
 /// Parses sizes such as `4096`, `4096B` or `4MiB`: digits and at most one unit, without sign, space or fraction.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
