@@ -108,7 +108,7 @@ enum DirectIoArg {
 }
 
 fn nonzero_size(text: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(size::parse(text)?).ok_or_else(|| "0 would show nothing".to_owned())
+    NonZeroU64::new(size::parse(text)?).ok_or_else(|| "a device of 0 bytes has no content".to_owned())
 }
 
 fn block_size(text: &str) -> Result<BlockSize, String> {
@@ -166,8 +166,8 @@ impl Attach {
         };
         let status = device.and_then(|device| device.status()).map_err(|error| {
             let remedy = match error.kind() {
-                ErrorKind::AlreadyExists if !self.ensure => "; with --ensure its device is the answer",
-                ErrorKind::NotHonoured => "; `--direct-io prefer` or `--block-size match` asks for less",
+                ErrorKind::AlreadyExists if !self.ensure => "; use --ensure to print the device that it has",
+                ErrorKind::NotHonoured => "; request less with `--direct-io prefer` or `--block-size match`",
                 _ => "",
             };
             anyhow::anyhow!("attach {}: {error}{remedy}", self.file.display())
@@ -325,8 +325,8 @@ fn listing_text(devices: &[Status], idle: usize) -> String {
             binding.to_string(),
         ]);
     }
-    let (bound, idle) = (counted(devices.len(), "device"), counted(idle, "idle one"));
-    format!("{}{bound}, {idle} of loopfs to bind next\n", table.print())
+    let (bound, idle) = (counted(devices.len(), "device"), counted(idle, "idle device"));
+    format!("{}{bound}, and {idle} in the pool of loopfs\n", table.print())
 }
 
 #[derive(Debug, Serialize)]
@@ -340,22 +340,22 @@ struct Detached {
 
 impl Detached {
     fn new(before: &[Binding], deferred: &[Binding]) -> Self {
-        let (left, gone): (Vec<&Binding>, Vec<&Binding>) =
+        let (deferred, detached): (Vec<&Binding>, Vec<&Binding>) =
             before.iter().partition(|binding| deferred.contains(binding));
         let mut lines: Vec<String> =
-            gone.iter().map(|binding| format!("{} is detached", node(binding.index))).collect();
-        lines.extend(left.iter().map(|binding| {
+            detached.iter().map(|binding| format!("{} is detached", node(binding.index))).collect();
+        lines.extend(deferred.iter().map(|binding| {
             format!(
-                "{} is in use and goes at its last close: wait with --wait SECONDS, or take it back with \
-                 `loopfs attach --ensure FILE`",
+                "{} is in use, and the kernel detaches it at its last close: wait for that with --wait SECONDS, or \
+                 cancel the detach with `loopfs attach --ensure FILE`",
                 node(binding.index)
             )
         }));
         let texts = |bindings: Vec<&Binding>| bindings.iter().map(ToString::to_string).collect();
         Self {
-            outcome: if left.is_empty() { "gone" } else { "deferred" },
-            detached: texts(gone),
-            deferred: texts(left),
+            outcome: if deferred.is_empty() { "gone" } else { "deferred" },
+            detached: texts(detached),
+            deferred: texts(deferred),
             lines,
         }
     }
@@ -393,7 +393,7 @@ mod tests {
 DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL         BINDING
 /dev/loop7       64MiB    512  yes        rw      no          254:0/133  -             loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
 /dev/loop65537  1.2MiB    512  yes        rw      no          254:0/133  /srv/a\\n.img  loop65537 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
-2 devices, 3 idle ones of loopfs to bind next
+2 devices, and 3 idle devices in the pool of loopfs
 "
         );
     }
@@ -401,7 +401,7 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     #[test]
     fn list_prints_one_device_in_the_singular() {
         let text = listing_text(&[status(7)], 1);
-        assert!(text.ends_with("\n1 device, 1 idle one of loopfs to bind next\n"), "{text}");
+        assert!(text.ends_with("\n1 device, and 1 idle device in the pool of loopfs\n"), "{text}");
     }
 
     #[test]

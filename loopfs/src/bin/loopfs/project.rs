@@ -21,7 +21,7 @@ pub(crate) fn project_or_own(id: Option<ProjectId>, directory: &File, path: &Pat
     }
     let found = project_of(directory).with_context(|| path.display().to_string())?;
     ProjectId::new(found).with_context(|| {
-        format!("{} is in no project (its id is {found}): name one with --id", path.display())
+        format!("{} is in no project (its id is {found}): give one with --id", path.display())
     })
 }
 

@@ -357,7 +357,11 @@ fn number(number: u64) -> String {
 }
 
 fn not_enforced(enforced: bool) -> &'static str {
-    if enforced { "" } else { "; counted only: limits are not enforced, for the mount option is pqnoenforce" }
+    if enforced {
+        ""
+    } else {
+        "; limits are not enforced, because the mount option is pqnoenforce; usage is only counted"
+    }
 }
 
 /// Formats the rest of the grace period of a soft limit. The text is empty if the limit is not exceeded.
@@ -407,7 +411,7 @@ mod tests {
         assert_eq!(
             Project::of(&usage(7), false).text(now()),
             "\
-project 7; counted only: limits are not enforced, for the mount option is pqnoenforce
+project 7; limits are not enforced, because the mount option is pqnoenforce; usage is only counted
          USED  SOFT  HARD  GRACE
 bytes   12KiB  8KiB  1MiB  2d
 inodes      3     -   100  -

@@ -22,12 +22,12 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "" => 0,
         unit => UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift).ok_or_else(|| {
             format!(
-                "{unit:?} is no unit: write {number}KiB, {number}MiB, {number}GiB and so on, or plain bytes"
+                "{unit:?} is not a unit: write {number}KiB, {number}MiB, {number}GiB and so on, or plain bytes"
             )
         })?,
     };
     let value = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    value.ok_or_else(|| "more bytes than 64 bits can say".to_owned())
+    value.ok_or_else(|| "the number of bytes does not fit in 64 bits".to_owned())
 }
 
 /// Formats a size in its largest unit. `4MiB` is exact; a size with a fraction, such as `1.2MiB`, is rounded.

@@ -122,7 +122,7 @@ fn audit_text(id: ProjectId, audit: &TreeAudit) -> String {
     let TreeAudit { names, directories, other_project, not_inheriting, .. } = audit;
     let mut text = format!(
         "project {id}: {names} names, {directories} of them directories; {other_project} with another id, \
-         {not_inheriting} directories that hand none down\n",
+         {not_inheriting} directories without project inheritance\n",
     );
     if !audit.strays.is_empty() {
         let mut table = Table::new([("ID", Side::Right), ("INHERITS", Side::Left), ("PATH", Side::Left)]);
@@ -134,7 +134,7 @@ fn audit_text(id: ProjectId, audit: &TreeAudit) -> String {
     text.push_str(&skipped_text(&audit.skipped));
     if audit.disturbed {
         text.push_str(
-            "directories were moved meanwhile: parts of the tree may not have been seen; audit it again\n",
+            "directories were moved during the audit, so parts of the tree may be unchecked: run the audit again\n",
         );
     }
     text
@@ -165,7 +165,7 @@ fn is_minor(skipped: &Skipped) -> bool {
 
 fn skipped_text(skipped: &Skipped) -> String {
     let counts = [
-        (skipped.hard_links, "files with further names"),
+        (skipped.hard_links, "files with several hard links"),
         (skipped.special_files.symlinks, "symbolic links"),
         (skipped.special_files.sockets, "sockets"),
         (skipped.special_files.fifos, "FIFOs"),
@@ -181,7 +181,7 @@ fn skipped_text(skipped: &Skipped) -> String {
     if counts.is_empty() {
         return String::new();
     }
-    let mut text = format!("left out: {}\n", counts.join(", "));
+    let mut text = format!("skipped: {}\n", counts.join(", "));
     for SkippedEntry { path, reason } in &skipped.examples {
         text.push_str(&format!("  {}: {}\n", printable(&lossy(path)), reason_text(*reason)));
     }
@@ -190,8 +190,8 @@ fn skipped_text(skipped: &Skipped) -> String {
 
 fn reason_text(reason: SkipReason) -> String {
     match reason {
-        SkipReason::HardLink => "it has further names".to_owned(),
-        SkipReason::Mount => "something is mounted there".to_owned(),
+        SkipReason::HardLink => "it has several hard links".to_owned(),
+        SkipReason::Mount => "it is a mount point".to_owned(),
         SkipReason::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
         // The enum is non-exhaustive: later versions of the library may add reasons.
         other => format!("{other:?}"),
@@ -231,8 +231,8 @@ mod tests {
             tag_text(id(), &report),
             "\
 project 7: 3 changed of 6 names, 2 of them directories
-left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
-  a\\u{1b}: it has further names
+skipped: 1 files with several hard links, 2 symbolic links, 1 refused by the kernel
+  a\\u{1b}: it has several hard links
   b: Operation not permitted (os error 1)
 "
         );
@@ -254,10 +254,10 @@ left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
         assert_eq!(
             audit_text(id(), &audit),
             "\
-project 7: 6 names, 2 of them directories; 1 with another id, 1 directories that hand none down
+project 7: 6 names, 2 of them directories; 1 with another id, 1 directories without project inheritance
 ID  INHERITS  PATH
  9  no        d/f
-directories were moved meanwhile: parts of the tree may not have been seen; audit it again
+directories were moved during the audit, so parts of the tree may be unchecked: run the audit again
 "
         );
         assert_eq!(
@@ -284,7 +284,7 @@ directories were moved meanwhile: parts of the tree may not have been seen; audi
     fn json_fields_keep_their_names_values_and_order() {
         let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
         let skipped = "\"left_out\":{\"hard_links\":1,\"symlinks\":2,\"sockets\":0,\"fifos\":0,\"devices\":0,\
-                       \"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has further names\"},\
+                       \"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has several hard links\"},\
                        {\"path\":\"b\",\"reason\":\"Operation not permitted (os error 1)\"}]}";
         assert_eq!(
             serde_json::to_string(&tag_json(id(), &report)).unwrap(),
