@@ -48,7 +48,7 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
 }
 
 fn plots() -> Vec<Plot> {
-    let plot = |title, x, names: &[&'static str]| Plot { title, x, names: names.to_vec() };
+    let plot = |title, x, names| Plot { title, x, names };
     vec![
         plot("Clone or snapshot an image", "MiB", &["clone_image", "snapshot_image"]),
         plot("Copy a tree, each inode", "files", &["clone_tree", "read_and_write", "cp_reflink"]),

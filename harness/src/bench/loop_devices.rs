@@ -127,7 +127,7 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
 }
 
 fn plots() -> Vec<Plot> {
-    let plot = |title, x, names: &[&'static str]| Plot { title, x, names: names.to_vec() };
+    let plot = |title, x, names| Plot { title, x, names };
     vec![
         plot(
             "Attach",

@@ -35,5 +35,5 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
 }
 
 fn plots() -> Vec<Plot> {
-    vec![Plot { title: "Usage of a volume", x: "files", names: vec!["volume_stats", "du"] }]
+    vec![Plot { title: "Usage of a volume", x: "files", names: &["volume_stats", "du"] }]
 }
