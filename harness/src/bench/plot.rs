@@ -19,6 +19,12 @@ pub(super) struct Plot {
     pub(super) names: &'static [&'static str],
 }
 
+impl Plot {
+    pub(super) const fn new(title: &'static str, x: &'static str, names: &'static [&'static str]) -> Plot {
+        Plot { title, x, names }
+    }
+}
+
 /// The size of one plot with its legend. Two plots are side by side.
 const SIZE: (u32, u32) = (560, 320);
 /// The width without the legend.
@@ -129,8 +135,8 @@ mod tests {
     #[test]
     fn a_plot_ends_at_its_last_measurement_and_empty_plots_are_omitted() {
         let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
-        let plot = |title, names| Plot { title, x: "n", names };
-        let text = svg(&all, &[plot("drawn", &["a", "missing"]), plot("empty", &["missing"])]).unwrap();
+        let plots = [Plot::new("drawn", "n", &["a", "missing"]), Plot::new("empty", "n", &["missing"])];
+        let text = svg(&all, &plots).unwrap();
         assert!(text.contains(" points=\"70,269 389,35 \""), "{text}");
         assert!(text.contains("\na 1 ms\n</text>") && !text.contains("missing"), "{text}");
         assert!(text.contains("\ndrawn\n") && !text.contains("empty"), "{text}");
