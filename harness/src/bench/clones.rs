@@ -14,18 +14,17 @@ use super::threshold::{self, Threshold};
 /// size. 8 GiB are written.
 const DISK_MIB: u64 = 32 << 10;
 
+const PLOTS: [Plot; 2] = [
+    Plot::new("Clone or snapshot an image", "MiB", &["clone_image", "snapshot_image"]),
+    Plot::new("Copy a tree, each inode", "files", &["clone_tree", "read_and_write", "cp_reflink"]),
+];
+
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "loopfs", "clone")).await?;
-    let words = |kind: &str| {
-        let mut words = vec![kind.to_owned(), guest::XFS.to_owned()];
-        words.extend(args.quick.then(|| "--quick".to_owned()));
-        words
-    };
-    let runs = [words("images"), words("trees")];
+    let runs = ["images", "trees"].map(|kind| args.of_program(&[kind, guest::XFS]));
     let disk_mib = if args.quick { guest::DISK_MIB } else { DISK_MIB };
     let parts = guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &runs, disk_mib).await?;
-    let measurements = Measurements { parts };
-    Ok(Outcome { name: "clone", thresholds: thresholds(&measurements), plots: plots(), measurements })
+    Ok(Outcome::new(parts, thresholds, &PLOTS))
 }
 
 fn thresholds(all: &Measurements) -> Vec<Threshold> {
@@ -45,12 +44,4 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
         thresholds.push(threshold::at_most(all, &text, ("clone_tree", n), 2.0, ("read_and_write", n)));
     }
     thresholds
-}
-
-fn plots() -> Vec<Plot> {
-    let plot = |title, x, names: &[&'static str]| Plot { title, x, names: names.to_vec() };
-    vec![
-        plot("Clone or snapshot an image", "MiB", &["clone_image", "snapshot_image"]),
-        plot("Copy a tree, each inode", "files", &["clone_tree", "read_and_write", "cp_reflink"]),
-    ]
 }

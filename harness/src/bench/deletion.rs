@@ -93,13 +93,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
         measure(Setup { client, node, disk: None, scale: without_files }).await
     });
     let in_memory = session.until_cancelled(in_memory).await?;
-    let measurements = Measurements { parts: vec![on_disk, in_memory] };
-    Ok(Outcome {
-        name: "deletion",
-        thresholds: thresholds(&measurements, scale.files()),
-        plots: Vec::new(),
-        measurements,
-    })
+    Ok(Outcome::new(vec![on_disk, in_memory], |all| thresholds(all, scale.files()), &[]))
 }
 
 impl Setup<'_> {
@@ -223,7 +217,7 @@ impl Samples {
         let beside = [self.going.as_slice(), &self.freeing].concat();
         let last = |end: fn(&DeletionTimes) -> Duration| {
             let last = self.deletion_times.iter().map(end).max();
-            last.map(|last| last.as_secs_f64()).into_iter().collect()
+            last.map(|last| last.as_secs_f64())
         };
         let after_claims = self.deletion_times.iter().map(|times| milliseconds(times.volume_after_claim()));
         let rows = [
@@ -233,8 +227,8 @@ impl Samples {
             Row::of("provision_while_space_is_freed", files, "ms", self.freeing),
             Row::of("claims_gone", files, "s", last(|times| times.claim)),
             Row::of("objects_gone", files, "s", last(|times| times.volume)),
-            Row::of("object_gone_after_claim", files, "ms", after_claims.collect()),
-            Row::of("space_freed", files, "s", self.freed.into_iter().collect()),
+            Row::of("object_gone_after_claim", files, "ms", after_claims),
+            Row::of("space_freed", files, "s", self.freed),
         ];
         rows.into_iter().flatten().collect()
     }
@@ -262,7 +256,6 @@ fn thresholds(all: &Measurements, files: u64) -> Vec<Threshold> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measurement::{Environment, Machine};
     use super::*;
 
     #[test]
@@ -277,14 +270,9 @@ mod tests {
             deletion_times: deletion_times.to_vec(),
             freed,
         };
-        let part = |files, freed| {
-            let machine =
-                Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-            Environment { place: String::new(), machine, rows: samples(freed).rows(files) }
-        };
-        let (on_disk, in_memory) = (part(QUICK.files(), Some(60.0)), part(0, None));
+        let (on_disk, in_memory) = (samples(Some(60.0)).rows(QUICK.files()), samples(None).rows(0));
         let rows: Vec<(&str, f64, u64)> =
-            on_disk.rows.iter().map(|row| (row.name.as_str(), row.median, row.runs)).collect();
+            on_disk.iter().map(|row| (row.name.as_str(), row.median, row.runs)).collect();
         let expected = [
             ("provision_idle", 10.0, 1),
             ("provision_beside_deletion", 20.0, 3),
@@ -296,10 +284,10 @@ mod tests {
             ("space_freed", 60.0, 1),
         ];
         assert_eq!(rows, expected);
-        let missing = |row: &&Row| in_memory.rows.iter().all(|other| other.name != row.name);
-        let missing: Vec<&str> = on_disk.rows.iter().filter(missing).map(|row| row.name.as_str()).collect();
+        let missing = |row: &&Row| in_memory.iter().all(|other| other.name != row.name);
+        let missing: Vec<&str> = on_disk.iter().filter(missing).map(|row| row.name.as_str()).collect();
         assert_eq!(missing, ["provision_while_space_is_freed", "space_freed"]);
-        let all = Measurements { parts: vec![on_disk, in_memory] };
+        let all = Measurements::of([on_disk, in_memory].concat());
         assert!(thresholds(&all, QUICK.files()).iter().all(|threshold| threshold.is_met == Some(true)));
     }
 }

@@ -19,13 +19,19 @@ use super::threshold::{self, Threshold};
 /// The time to detach and remove the devices of a run that was stopped.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(20);
 
+const PLOTS: [Plot; 4] = [
+    Plot::new(
+        "Attach",
+        "devices attached",
+        &["floor_attach", "attach_pool", "attach_get_free", "losetup_attach"],
+    ),
+    Plot::new("Find the device of a file", "devices attached", &["find_device", "losetup_j"]),
+    Plot::new("Detach", "devices attached", &["floor_detach", "detach"]),
+    Plot::new("Allocate a project id", "ids in use", &["id_alloc", "id_gap_scan"]),
+];
+
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "loopfs", "loop")).await?;
-    let words = |kind: &str, directory: &Path| {
-        let mut words = vec![kind.to_owned(), directory.display().to_string()];
-        words.extend(args.quick.then(|| "--quick".to_owned()));
-        words
-    };
     let mut parts = Vec::new();
     let mut in_guest = Vec::new();
     if has_loop_devices() {
@@ -33,19 +39,19 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
             Some(directory) => directory.clone(),
             None => outcome::directory(session)?,
         };
-        parts.push(run_here(session, &program, words("devices", &directory)).await?);
+        let args = args.of_program(&["devices", &directory.display().to_string()]);
+        parts.push(run_here(session, &program, args).await?);
     } else {
         session
             .progress
             .line("this user or machine has no loop devices: they are measured in the virtual machine");
-        in_guest.push(words("devices", guest::XFS.as_ref()));
+        in_guest.push(args.of_program(&["devices", guest::XFS]));
     }
-    in_guest.push(words("ids", guest::XFS.as_ref()));
+    in_guest.push(args.of_program(&["ids", guest::XFS]));
     parts.extend(
         guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &in_guest, guest::DISK_MIB).await?,
     );
-    let measurements = Measurements { parts };
-    Ok(Outcome { name: "loop", thresholds: thresholds(&measurements), plots: plots(), measurements })
+    Ok(Outcome::new(parts, thresholds, &PLOTS))
 }
 
 /// Returns `true` for root on a kernel with `/dev/loop-control`.
@@ -124,18 +130,4 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
     ));
     thresholds.push(threshold::flat(all, "project id allocation: flat within 1.5 times", "id_alloc", 1.5));
     thresholds
-}
-
-fn plots() -> Vec<Plot> {
-    let plot = |title, x, names: &[&'static str]| Plot { title, x, names: names.to_vec() };
-    vec![
-        plot(
-            "Attach",
-            "devices attached",
-            &["floor_attach", "attach_pool", "attach_get_free", "losetup_attach"],
-        ),
-        plot("Find the device of a file", "devices attached", &["find_device", "losetup_j"]),
-        plot("Detach", "devices attached", &["floor_detach", "detach"]),
-        plot("Allocate a project id", "ids in use", &["id_alloc", "id_gap_scan"]),
-    ]
 }

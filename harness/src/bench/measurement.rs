@@ -19,7 +19,8 @@ pub(super) struct Row {
 
 impl Row {
     /// Returns the median and the 99th percentile (nearest rank) of values, or `None` if there are none.
-    pub(super) fn of(name: &str, n: u64, unit: &str, mut values: Vec<f64>) -> Option<Row> {
+    pub(super) fn of(name: &str, n: u64, unit: &str, values: impl IntoIterator<Item = f64>) -> Option<Row> {
+        let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         let last = values.len().checked_sub(1)?;
         let middle = values.len() / 2;
@@ -152,6 +153,16 @@ impl Measurements {
         }
         let text = format!("[\n{}\n]\n", lines.join(",\n"));
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+impl Measurements {
+    /// Returns the measurements of an unnamed machine.
+    pub(super) fn of(rows: Vec<Row>) -> Measurements {
+        Measurements {
+            parts: vec![Environment { place: String::new(), machine: Machine::of("", "", ""), rows }],
+        }
     }
 }
 

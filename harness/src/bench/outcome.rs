@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use testvm::session::Session;
 
-use super::measurement::Measurements;
+use super::measurement::{Environment, Measurements};
 use super::plot::Plot;
 use super::threshold::Threshold;
 
@@ -44,12 +45,37 @@ pub(super) enum Bench {
     Deletion,
 }
 
+impl Args {
+    /// Returns the arguments of a measuring program: these, and `--quick` for a short run.
+    pub(super) fn of_program(&self, args: &[&str]) -> Vec<String> {
+        args.iter().copied().chain(self.quick.then_some("--quick")).map(str::to_owned).collect()
+    }
+}
+
+impl Bench {
+    /// Returns the name on the command line and of the report.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
 /// The result of a benchmark.
 pub(super) struct Outcome {
-    pub(super) name: &'static str,
     pub(super) measurements: Measurements,
     pub(super) thresholds: Vec<Threshold>,
-    pub(super) plots: Vec<Plot>,
+    pub(super) plots: &'static [Plot],
+}
+
+impl Outcome {
+    /// Compares the measurements of one or more machines with their thresholds.
+    pub(super) fn new(
+        parts: Vec<Environment>,
+        thresholds: impl FnOnce(&Measurements) -> Vec<Threshold>,
+        plots: &'static [Plot],
+    ) -> Outcome {
+        let measurements = Measurements { parts };
+        Outcome { thresholds: thresholds(&measurements), measurements, plots }
+    }
 }
 
 /// Creates and returns the directory of the benchmarks' files.

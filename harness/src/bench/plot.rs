@@ -1,10 +1,12 @@
 //! Plots as SVG: time against count, both logarithmic, so that a constant time is a horizontal line and a
 //! factor is a distance.
 
-use std::fmt::Write as _;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use plotters::coord::Shift;
+use plotters::prelude::*;
 
 use super::measurement::{Measurements, Row};
 
@@ -14,117 +16,95 @@ pub(super) struct Plot {
     pub(super) title: &'static str,
     /// The label of the counts.
     pub(super) x: &'static str,
-    pub(super) names: Vec<&'static str>,
+    pub(super) names: &'static [&'static str],
 }
 
-/// The width of one plot with its legend. Two plots are side by side.
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 320.0;
-/// The area of the curves within the plot.
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 390.0;
-const TOP: f64 = 40.0;
-const BOTTOM: f64 = 270.0;
+impl Plot {
+    pub(super) const fn new(title: &'static str, x: &'static str, names: &'static [&'static str]) -> Plot {
+        Plot { title, x, names }
+    }
+}
+
+/// The size of one plot with its legend. Two plots are side by side.
+const SIZE: (u32, u32) = (560, 320);
+/// The width without the legend.
+const CURVES_WIDTH: u32 = 400;
+/// The largest number of labels of an axis, so that each power of ten has one.
+const MAX_LABELS: usize = 12;
 /// Colours that are distinguishable with colour vision deficiency too (Okabe and Ito).
-const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+const COLOURS: [RGBColor; 4] =
+    [RGBColor(0, 0x72, 0xb2), RGBColor(0xd5, 0x5e, 0), RGBColor(0, 0x9e, 0x73), RGBColor(0xcc, 0x79, 0xa7)];
 
 /// Writes all plots of a run into one file, except those without measurements.
 pub(super) fn write(path: &Path, all: &Measurements, plots: &[Plot]) -> Result<()> {
-    std::fs::write(path, svg(all, plots)).with_context(|| format!("write {}", path.display()))
+    std::fs::write(path, svg(all, plots)?).with_context(|| format!("write {}", path.display()))
 }
 
-fn svg(all: &Measurements, plots: &[Plot]) -> String {
-    let drawn: Vec<String> = plots.iter().filter_map(|plot| draw(all, plot)).collect();
-    let height = HEIGHT * drawn.len().div_ceil(2) as f64;
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {height}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-        2.0 * WIDTH
-    );
-    for (place, plot) in drawn.iter().enumerate() {
-        let (x, y) = ((place % 2) as f64 * WIDTH, (place / 2) as f64 * HEIGHT);
-        _ = writeln!(text, "<g transform=\"translate({x},{y})\">\n{plot}</g>");
-    }
-    text + "</svg>\n"
-}
-
-fn draw(all: &Measurements, plot: &Plot) -> Option<String> {
-    let rows = |name: &str| {
-        let mut rows: Vec<&Row> = all.rows().filter(|row| row.name == name).collect();
-        rows.sort_by_key(|row| row.n);
-        rows
-    };
-    let shown: Vec<&Row> = plot.names.iter().flat_map(|name| rows(name)).collect();
-    let x = Axis::over(shown.iter().map(|row| row.n as f64), LEFT, RIGHT)?;
-    let y = Axis::over(shown.iter().map(|row| row.median), BOTTOM, TOP)?;
+fn svg(all: &Measurements, plots: &[Plot]) -> Result<String> {
+    let drawn: Vec<&Plot> = plots.iter().filter(|plot| !rows(all, plot.names).is_empty()).collect();
+    let lines = drawn.len().div_ceil(2);
+    let size = (2 * SIZE.0, u32::try_from(lines)? * SIZE.1);
     let mut text = String::new();
-    _ = writeln!(text, "<text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{}</text>", plot.title);
-    _ = writeln!(text, "<text x=\"{RIGHT}\" y=\"{}\" text-anchor=\"end\">{}</text>", BOTTOM + 36.0, plot.x);
-    for decade in x.decades() {
-        let (at, label) = (x.place(decade), label(decade));
-        _ = writeln!(text, "<path d=\"M{at:.1} {TOP}V{BOTTOM}\" stroke=\"#ddd\"/>");
-        _ = writeln!(
-            text,
-            "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
-            BOTTOM + 18.0
-        );
+    let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, plot) in root.split_evenly((lines, 2)).iter().zip(drawn) {
+        draw(area, all, plot).with_context(|| format!("draw the plot {:?}", plot.title))?;
     }
-    for decade in y.decades() {
-        let (at, label) = (y.place(decade), duration(decade));
-        _ = writeln!(text, "<path d=\"M{LEFT} {at:.1}H{RIGHT}\" stroke=\"#ddd\"/>");
-        _ = writeln!(
-            text,
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-            LEFT - 6.0,
-            at + 4.0
-        );
-    }
+    root.present()?;
+    drop(root);
+    Ok(text)
+}
+
+/// Returns the rows with these names in ascending order of the count.
+fn rows<'a>(all: &'a Measurements, names: &[&str]) -> Vec<&'a Row> {
+    let mut rows: Vec<&Row> = all.rows().filter(|row| names.contains(&row.name.as_str())).collect();
+    rows.sort_by_key(|row| row.n);
+    rows
+}
+
+fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) -> Result<()> {
+    let (curves, legend) = area.split_horizontally(CURVES_WIDTH);
+    let shown = rows(all, plot.names);
+    let counts = decades(shown.iter().map(|row| row.n as f64)).context("no count is positive")?;
+    let times = decades(shown.iter().map(|row| row.median)).context("no time is positive")?;
+    let mut chart = ChartBuilder::on(&curves)
+        .caption(plot.title, ("sans-serif", 18))
+        .margin(10)
+        .x_label_area_size(40)
+        .y_label_area_size(60)
+        .build_cartesian_2d(counts.log_scale(), times.log_scale())?;
+    chart
+        .configure_mesh()
+        .label_style(("sans-serif", 15))
+        .bold_line_style(BLACK.mix(0.13))
+        .x_desc(plot.x)
+        .x_labels(MAX_LABELS)
+        .x_label_formatter(&|count| label(*count))
+        .y_labels(MAX_LABELS)
+        .y_label_formatter(&|time| duration(*time))
+        .max_light_lines(1)
+        .draw()?;
     for (place, (name, colour)) in plot.names.iter().zip(COLOURS.iter().cycle()).enumerate() {
-        let rows = rows(name);
-        let points: Vec<String> = rows
-            .iter()
-            .map(|row| format!("{:.1},{:.1}", x.place(row.n as f64), y.place(row.median)))
-            .collect();
+        let rows = rows(all, &[name]);
         let Some(last) = rows.last() else { continue };
-        _ = writeln!(text, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"/>", points.join(" "));
-        for point in &points {
-            let (x, y) = point.split_once(',')?;
-            _ = writeln!(text, "<circle cx=\"{x}\" cy=\"{y}\" r=\"3\" fill=\"{colour}\"/>");
-        }
-        let legend = TOP + 10.0 + 20.0 * place as f64;
-        let at_last = duration(last.median);
-        _ = writeln!(
-            text,
-            "<text x=\"{}\" y=\"{legend}\" fill=\"{colour}\">{name} {at_last}</text>",
-            RIGHT + 12.0
-        );
+        let points = rows.iter().map(|row| (row.n as f64, row.median));
+        chart.draw_series(LineSeries::new(points, colour.filled()).point_size(3))?;
+        let style = ("sans-serif", 15).into_font().color(colour);
+        legend.draw_text(
+            &format!("{name} {}", duration(last.median)),
+            &style,
+            (12, 40 + 20 * i32::try_from(place)?),
+        )?;
     }
-    Some(text)
+    Ok(())
 }
 
-/// An axis from one power of ten to another.
-struct Axis {
-    first: f64,
-    last: f64,
-    from: f64,
-    to: f64,
-}
-
-impl Axis {
-    fn over(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Option<Axis> {
-        let exponents: Vec<f64> = values.filter(|value| *value > 0.0).map(f64::log10).collect();
-        let first = exponents.iter().copied().reduce(f64::min)?.floor();
-        let last = exponents.iter().copied().reduce(f64::max)?.ceil().max(first + 1.0);
-        Some(Axis { first, last, from, to })
-    }
-
-    fn place(&self, value: f64) -> f64 {
-        self.from + (value.log10() - self.first) / (self.last - self.first) * (self.to - self.from)
-    }
-
-    fn decades(&self) -> impl Iterator<Item = f64> {
-        (self.first as i32..=self.last as i32).map(|exponent| 10f64.powi(exponent))
-    }
+/// Returns the range between the powers of ten below and above the values, or `None` if no value is positive.
+fn decades(values: impl Iterator<Item = f64>) -> Option<Range<f64>> {
+    let exponents: Vec<f64> = values.filter(|value| *value > 0.0).map(f64::log10).collect();
+    let first = exponents.iter().copied().reduce(f64::min)?.floor();
+    let last = exponents.iter().copied().reduce(f64::max)?.ceil().max(first + 1.0);
+    Some(10f64.powf(first)..10f64.powf(last))
 }
 
 fn label(count: f64) -> String {
@@ -155,11 +135,11 @@ mod tests {
     #[test]
     fn a_plot_ends_at_its_last_measurement_and_empty_plots_are_omitted() {
         let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
-        let plot = |names: &[&'static str]| Plot { title: "t", x: "n", names: names.to_vec() };
-        let text = svg(&all, &[plot(&["a", "missing"]), plot(&["missing"])]);
-        assert!(text.contains("<polyline points=\"70.0,270.0 390.0,40.0\""), "{text}");
-        assert!(text.contains(">a 1 ms</text>") && !text.contains("missing"), "{text}");
-        assert_eq!(text.matches("<g ").count(), 1);
+        let plots = [Plot::new("drawn", "n", &["a", "missing"]), Plot::new("empty", "n", &["missing"])];
+        let text = svg(&all, &plots).unwrap();
+        assert!(text.contains(" points=\"70,269 389,35 \""), "{text}");
+        assert!(text.contains("\na 1 ms\n</text>") && !text.contains("missing"), "{text}");
+        assert!(text.contains("\ndrawn\n") && !text.contains("empty"), "{text}");
     }
 
     #[test]

@@ -22,16 +22,17 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
         Bench::Deletion => deletion::run(session, args).await?,
     };
     let directory = directory(session)?;
-    let json = directory.join(format!("{}.json", outcome.name));
-    outcome.measurements.write(&json, outcome.name)?;
-    let svg = directory.join(format!("{}.svg", outcome.name));
-    plot::write(&svg, &outcome.measurements, &outcome.plots)?;
+    let name = args.bench.name();
+    let json = directory.join(format!("{name}.json"));
+    outcome.measurements.write(&json, &name)?;
+    let svg = directory.join(format!("{name}.svg"));
+    plot::write(&svg, &outcome.measurements, outcome.plots)?;
 
     session.progress.finish();
     println!("{}", table::measurements(&outcome.measurements));
     println!("{}", table::thresholds(&outcome.thresholds));
     println!("{}\n{}", json.display(), svg.display());
     println!("{}", table::verdict(&outcome.thresholds));
-    let held = outcome.thresholds.iter().all(|threshold| threshold.is_met == Some(true));
-    Ok(if held || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let all_met = outcome.thresholds.iter().all(|threshold| threshold.is_met == Some(true));
+    Ok(if all_met || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -104,7 +104,7 @@ fn compare(
 
 #[cfg(test)]
 mod tests {
-    use super::super::measurement::{Environment, Machine, Row};
+    use super::super::measurement::Row;
     use super::*;
 
     fn figures(rows: &[(&str, u64, f64)]) -> Measurements {
@@ -116,10 +116,7 @@ mod tests {
             p99: median,
             runs: 1,
         };
-        let machine =
-            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-        let rows = rows.iter().map(row).collect();
-        Measurements { parts: vec![Environment { place: String::new(), machine, rows }] }
+        Measurements::of(rows.iter().map(row).collect())
     }
 
     #[test]

@@ -13,17 +13,15 @@ use super::plot::Plot;
 use super::threshold::{self, Threshold};
 
 const BUSYBOX: &str = "/tests/busybox";
+const PLOT: Plot = Plot::new("Usage of a volume", "files", &["volume_stats", "du"]);
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "csi", "volume_stats")).await?;
     let busybox = session.until_cancelled(shell::busybox(session)).await?;
-    let mut words: Vec<String> = [guest::XFS, BUSYBOX, "du"].map(str::to_owned).into();
-    words.extend(args.quick.then(|| "--quick".to_owned()));
     let beside = vec![GuestFile { path: BUSYBOX.to_owned(), mode: 0o755, host: busybox }];
-    let parts =
-        guest::run(session, args.kernel.as_deref(), &program, beside, &[words], guest::DISK_MIB).await?;
-    let measurements = Measurements { parts };
-    Ok(Outcome { name: "csi", thresholds: thresholds(&measurements), plots: plots(), measurements })
+    let runs = [args.of_program(&[guest::XFS, BUSYBOX, "du"])];
+    let parts = guest::run(session, args.kernel.as_deref(), &program, beside, &runs, guest::DISK_MIB).await?;
+    Ok(Outcome::new(parts, thresholds, &[PLOT]))
 }
 
 fn thresholds(all: &Measurements) -> Vec<Threshold> {
@@ -32,8 +30,4 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
     let flat = threshold::flat(all, &text, "volume_stats", 1.5);
     let text = format!("NodeGetVolumeStats of {most} files: 20 times as fast as du -s");
     vec![flat, threshold::faster(all, &text, ("volume_stats", most), 20.0, ("du", most))]
-}
-
-fn plots() -> Vec<Plot> {
-    vec![Plot { title: "Usage of a volume", x: "files", names: vec!["volume_stats", "du"] }]
 }

@@ -48,7 +48,7 @@ impl Enforcement {
             )),
             Self::NoQuota => Some((
                 ErrorKind::NotEnforced,
-                "project quotas are off: mount the file system with option prjquota \
+                "project quotas are off: the file system must be XFS, mounted with option prjquota \
                  (a remount does not switch them on; the kernel needs CONFIG_XFS_QUOTA)",
             )),
             Self::AccountingOnly => Some((

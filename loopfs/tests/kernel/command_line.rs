@@ -181,7 +181,11 @@ fn a_device_in_use_is_deferred_until_its_last_close() {
     assert_eq!((code, printed), (1, json!({ "outcome": "deferred", "detached": [], "deferred": [binding] })));
     let (code, printed, stderr) = tool.run(&["detach", text(&path)]);
     assert_eq!((code, stderr.as_str()), (1, ""), "a deferred detach is a result and prints no error");
-    assert!(printed.contains("is in use and goes at its last close: wait with --wait"), "{printed}");
+    assert!(
+        printed
+            .contains("is in use, and the kernel detaches it at its last close: wait for that with --wait"),
+        "{printed}"
+    );
 
     // As the message says, the deferred detach can be cancelled. The device then stays attached without a
     // user.
@@ -264,7 +268,7 @@ fn tag_puts_a_tree_into_a_project_and_audit_finds_strays() {
     let audited = tool.text(&["quota", "audit", path]);
     assert_eq!(
         audited,
-        "project 4903: 3 names, 2 of them directories; 0 with another id, 0 directories that hand none down\n"
+        "project 4903: 3 names, 2 of them directories; 0 with another id, 0 directories without project inheritance\n"
     );
 
     assign_project(File::open(directory.path().join("below")).unwrap(), ProjectId::new(4904).unwrap())

@@ -43,9 +43,7 @@ struct Samples {
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let runs = if args.quick { 5 } else { 20 };
     let part = session.until_cancelled(prepare_and_run(session, args, runs)).await?;
-    let measurements = Measurements { parts: vec![part] };
-    let thresholds = thresholds(&measurements, volumes(runs));
-    Ok(Outcome { name: "growth", thresholds, plots: Vec::new(), measurements })
+    Ok(Outcome::new(vec![part], |all| thresholds(all, volumes(runs)), &[]))
 }
 
 /// Returns the number of the pod's volumes, half of each kind.
@@ -117,7 +115,7 @@ impl Samples {
         let mut rows = Vec::new();
         for (kind, samples) in [("filesystem", &self.filesystem), ("block", &self.block)] {
             let mut row = |name: &str, figure: fn(&Sample) -> f64| {
-                let values = samples.iter().map(figure).collect();
+                let values = samples.iter().map(figure);
                 rows.extend(Row::of(&format!("{kind}_{name}"), volumes, "ms", values));
             };
             row("patch_to_visible", |sample| sample.visible);
@@ -150,18 +148,14 @@ fn thresholds(all: &Measurements, volumes: u64) -> Vec<Threshold> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::measurement::Machine;
     use super::*;
-
-    fn measurements(samples: &Samples) -> Measurements {
-        let machine =
-            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-        Measurements { parts: vec![Environment { place: String::new(), machine, rows: samples.rows(2) }] }
-    }
 
     fn held(sample: Sample, kubelet: &[f64]) -> Vec<Option<bool>> {
         let samples = Samples { filesystem: vec![sample], block: vec![sample], kubelet: kubelet.to_vec() };
-        thresholds(&measurements(&samples), 2).into_iter().map(|threshold| threshold.is_met).collect()
+        thresholds(&Measurements::of(samples.rows(2)), 2)
+            .into_iter()
+            .map(|threshold| threshold.is_met)
+            .collect()
     }
 
     #[test]

@@ -58,9 +58,7 @@ struct Samples {
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let scale = if args.quick { Scale { claims: 50, rounds: 2 } } else { Scale { claims: 500, rounds: 1 } };
     let part = session.until_cancelled(prepare_and_run(session, args, scale)).await?;
-    let measurements = Measurements { parts: vec![part] };
-    let thresholds = thresholds(&measurements, scale.claims);
-    Ok(Outcome { name: "provision", thresholds, plots: Vec::new(), measurements })
+    Ok(Outcome::new(vec![part], |all| thresholds(all, scale.claims), &[]))
 }
 
 async fn prepare_and_run(session: &Session, args: &Args, scale: Scale) -> Result<Environment> {
@@ -174,7 +172,7 @@ impl Samples {
         let mut rows = Vec::new();
         for (prefix, samples) in contenders {
             let mut row = |name: &str, unit: &str, figure: fn(&Sample) -> f64| {
-                let values = samples.iter().map(figure).collect();
+                let values = samples.iter().map(figure);
                 rows.extend(Row::of(&format!("{prefix}{name}"), claims, unit, values));
             };
             row("claims_per_second", "claims/s", |sample| sample.claims_per_second);
@@ -199,7 +197,6 @@ fn thresholds(all: &Measurements, n: u64) -> Vec<Threshold> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::measurement::Machine;
     use super::*;
 
     fn sample(claims_per_second: f64, peak_bytes: f64, writes_per_claim: f64) -> Sample {
@@ -208,13 +205,8 @@ mod tests {
 
     fn claims_of(ours: Sample, peer: Sample) -> Vec<Option<bool>> {
         let samples = Samples { ours: vec![ours], peer: vec![peer], unthrottled: Vec::new() };
-        let machine =
-            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-        let part = Environment { place: String::new(), machine, rows: samples.rows(50) };
-        thresholds(&Measurements { parts: vec![part] }, 50)
-            .into_iter()
-            .map(|threshold| threshold.is_met)
-            .collect()
+        let all = Measurements::of(samples.rows(50));
+        thresholds(&all, 50).into_iter().map(|threshold| threshold.is_met).collect()
     }
 
     #[test]

@@ -16,7 +16,7 @@ use loopfs::loop_device::{
 };
 use serde::Serialize;
 
-use crate::output::{Output, Side, Table, yes_no};
+use crate::output::{Output, Side, Table, counted, object, yes_no};
 use crate::size;
 
 #[derive(Debug, Subcommand)]
@@ -108,7 +108,7 @@ enum DirectIoArg {
 }
 
 fn nonzero_size(text: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(size::parse(text)?).ok_or_else(|| "0 would show nothing".to_owned())
+    NonZeroU64::new(size::parse(text)?).ok_or_else(|| "a device of 0 bytes has no content".to_owned())
 }
 
 fn block_size(text: &str) -> Result<BlockSize, String> {
@@ -126,10 +126,9 @@ fn index(text: &str) -> Result<IndexPolicy, String> {
     match text {
         "pool" => Ok(IndexPolicy::Pool),
         "any" => Ok(IndexPolicy::Any),
-        text if text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            text.parse().map(IndexPolicy::Exact).map_err(|error| error.to_string())
+        text => {
+            size::number(text).map(IndexPolicy::Exact).ok_or_else(|| "write pool, any or a number".to_owned())
         }
-        _ => Err("write pool, any or a number".to_owned()),
     }
 }
 
@@ -150,8 +149,8 @@ impl List {
         let ours = PoolOptions::default().range;
         bound.retain(|status| self.all || ours.contains(&status.binding.index));
         bound.sort_by_key(|status| status.binding.index);
-        let listing = Listing { devices: bound.iter().map(Device::of).collect(), idle: control.idle() };
-        Ok(Output::new(listing.text(), &listing)?)
+        let idle = control.idle();
+        Ok(Output::new(listing_text(&bound, idle), &listing_json(&bound, idle))?)
     }
 }
 
@@ -167,14 +166,13 @@ impl Attach {
         };
         let status = device.and_then(|device| device.status()).map_err(|error| {
             let remedy = match error.kind() {
-                ErrorKind::AlreadyExists if !self.ensure => "; with --ensure its device is the answer",
-                ErrorKind::NotHonoured => "; `--direct-io prefer` or `--block-size match` asks for less",
+                ErrorKind::AlreadyExists if !self.ensure => "; use --ensure to print the device that it has",
+                ErrorKind::NotHonoured => "; request less with `--direct-io prefer` or `--block-size match`",
                 _ => "",
             };
             anyhow::anyhow!("attach {}: {error}{remedy}", self.file.display())
         })?;
-        let device = Device::of(&status);
-        Ok(Output::new(device.device.clone(), &device)?)
+        Ok(Output::new(node(status.binding.index), &device_json(&status))?)
     }
 
     fn options(&self) -> Result<AttachOptions> {
@@ -271,93 +269,64 @@ fn node(index: u32) -> String {
     format!("/dev/loop{index}")
 }
 
-#[derive(Debug, Serialize)]
-struct Listing {
-    devices: Vec<Device>,
-    idle: usize,
+fn listing_json(devices: &[Status], idle: usize) -> impl Serialize {
+    object! { devices: devices.iter().map(device_json).collect::<Vec<_>>(), idle: idle }
 }
 
-/// A bound device in JSON.
-#[derive(Debug, Serialize)]
-struct Device {
-    index: u32,
-    device: String,
-    size_bytes: u64,
-    block_size_bytes: u32,
-    direct_io: bool,
-    auto_clear: bool,
-    access: &'static str,
-    label: String,
-    file: BackingFile,
-    offset_bytes: u64,
-    size_limit_bytes: Option<NonZeroU64>,
-    disk_sequence: Option<NonZeroU64>,
-    binding: String,
-}
-
-#[derive(Debug, Serialize)]
-struct BackingFile {
-    device: String,
-    inode: u64,
-}
-
-impl Device {
-    fn of(status: &Status) -> Self {
-        let Binding { index, disk_sequence, backing, range, access } = &status.binding;
-        Self {
-            index: *index,
-            device: node(*index),
-            size_bytes: status.size.0,
-            block_size_bytes: status.block_size,
-            direct_io: status.direct_io,
-            auto_clear: status.auto_clear,
-            access: match access {
-                Access::ReadWrite => "rw",
-                Access::ReadOnly => "ro",
-            },
-            label: status.label.clone(),
-            file: BackingFile { device: backing.device.to_string(), inode: backing.inode },
-            offset_bytes: range.offset,
-            size_limit_bytes: range.size_limit,
-            disk_sequence: *disk_sequence,
-            binding: status.binding.to_string(),
-        }
+fn device_json(status: &Status) -> impl Serialize {
+    let Binding { index, disk_sequence, backing, range, access: _ } = &status.binding;
+    object! {
+        index: index,
+        device: node(*index),
+        size_bytes: status.size.0,
+        block_size_bytes: status.block_size,
+        direct_io: status.direct_io,
+        auto_clear: status.auto_clear,
+        access: access(status),
+        label: &status.label,
+        file: object! { device: backing.device.to_string(), inode: backing.inode },
+        offset_bytes: range.offset,
+        size_limit_bytes: range.size_limit,
+        disk_sequence: disk_sequence,
+        binding: status.binding.to_string(),
     }
 }
 
-impl Listing {
-    fn text(&self) -> String {
-        let mut table = Table::new([
-            ("DEVICE", Side::Left),
-            ("SIZE", Side::Right),
-            ("BLOCK", Side::Right),
-            ("DIRECT-IO", Side::Left),
-            ("ACCESS", Side::Left),
-            ("AUTO-CLEAR", Side::Left),
-            ("FILE", Side::Left),
-            ("LABEL", Side::Left),
-            ("BINDING", Side::Left),
+fn access(status: &Status) -> &'static str {
+    match status.binding.access {
+        Access::ReadWrite => "rw",
+        Access::ReadOnly => "ro",
+    }
+}
+
+fn listing_text(devices: &[Status], idle: usize) -> String {
+    let mut table = Table::new([
+        ("DEVICE", Side::Left),
+        ("SIZE", Side::Right),
+        ("BLOCK", Side::Right),
+        ("DIRECT-IO", Side::Left),
+        ("ACCESS", Side::Left),
+        ("AUTO-CLEAR", Side::Left),
+        ("FILE", Side::Left),
+        ("LABEL", Side::Left),
+        ("BINDING", Side::Left),
+    ]);
+    for status in devices {
+        let binding = &status.binding;
+        table.row([
+            node(binding.index),
+            size::show(status.size.0),
+            status.block_size.to_string(),
+            yes_no(status.direct_io),
+            access(status).to_owned(),
+            yes_no(status.auto_clear),
+            format!("{}/{}", binding.backing.device, binding.backing.inode),
+            status.label.clone(),
+            binding.to_string(),
         ]);
-        for device in &self.devices {
-            table.row([
-                device.device.clone(),
-                size::show(device.size_bytes),
-                device.block_size_bytes.to_string(),
-                yes_no(device.direct_io),
-                device.access.to_owned(),
-                yes_no(device.auto_clear),
-                format!("{}/{}", device.file.device, device.file.inode),
-                device.label.clone(),
-                device.binding.clone(),
-            ]);
-        }
-        let counted = |count, what: &str| match count {
-            1 => format!("1 {what}"),
-            count => format!("{count} {what}s"),
-        };
-        let (bound, idle) = (counted(self.devices.len(), "device"), counted(self.idle, "idle one"));
-        format!("{}{bound}, {idle} of loopfs to bind next\n", table.print())
     }
+    let (bound, idle) = (counted(devices.len(), "device"), counted(idle, "idle device"));
+    format!("{}{bound}, and {idle} in the pool of loopfs\n", table.print())
 }
 
 #[derive(Debug, Serialize)]
@@ -371,22 +340,22 @@ struct Detached {
 
 impl Detached {
     fn new(before: &[Binding], deferred: &[Binding]) -> Self {
-        let (left, gone): (Vec<&Binding>, Vec<&Binding>) =
+        let (deferred, detached): (Vec<&Binding>, Vec<&Binding>) =
             before.iter().partition(|binding| deferred.contains(binding));
         let mut lines: Vec<String> =
-            gone.iter().map(|binding| format!("{} is detached", node(binding.index))).collect();
-        lines.extend(left.iter().map(|binding| {
+            detached.iter().map(|binding| format!("{} is detached", node(binding.index))).collect();
+        lines.extend(deferred.iter().map(|binding| {
             format!(
-                "{} is in use and goes at its last close: wait with --wait SECONDS, or take it back with \
-                 `loopfs attach --ensure FILE`",
+                "{} is in use, and the kernel detaches it at its last close: wait for that with --wait SECONDS, or \
+                 cancel the detach with `loopfs attach --ensure FILE`",
                 node(binding.index)
             )
         }));
         let texts = |bindings: Vec<&Binding>| bindings.iter().map(ToString::to_string).collect();
         Self {
-            outcome: if left.is_empty() { "gone" } else { "deferred" },
-            detached: texts(gone),
-            deferred: texts(left),
+            outcome: if deferred.is_empty() { "gone" } else { "deferred" },
+            detached: texts(detached),
+            deferred: texts(deferred),
             lines,
         }
     }
@@ -418,27 +387,26 @@ mod tests {
     #[test]
     fn list_prints_devices_as_a_table() {
         let labelled = Status { label: "/srv/a\n.img".to_owned(), size: Bytes(1_234_567), ..status(65_537) };
-        let listing = Listing { devices: vec![Device::of(&status(7)), Device::of(&labelled)], idle: 3 };
         assert_eq!(
-            listing.text(),
+            listing_text(&[status(7), labelled], 3),
             "\
 DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL         BINDING
 /dev/loop7       64MiB    512  yes        rw      no          254:0/133  -             loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
 /dev/loop65537  1.2MiB    512  yes        rw      no          254:0/133  /srv/a\\n.img  loop65537 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
-2 devices, 3 idle ones of loopfs to bind next
+2 devices, and 3 idle devices in the pool of loopfs
 "
         );
     }
 
     #[test]
     fn list_prints_one_device_in_the_singular() {
-        let text = Listing { devices: vec![Device::of(&status(7))], idle: 1 }.text();
-        assert!(text.ends_with("\n1 device, 1 idle one of loopfs to bind next\n"), "{text}");
+        let text = listing_text(&[status(7)], 1);
+        assert!(text.ends_with("\n1 device, and 1 idle device in the pool of loopfs\n"), "{text}");
     }
 
     #[test]
     fn list_prints_a_device_as_json() {
-        let json = serde_json::to_value(Device::of(&status(7))).unwrap();
+        let json = serde_json::to_value(device_json(&status(7))).unwrap();
         assert_eq!(
             json,
             serde_json::json!({
@@ -471,6 +439,26 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
         assert!(both.text().starts_with("/dev/loop7 is detached\n/dev/loop8 is in use"), "{}", both.text());
         let gone = Detached::new(&bindings[..1], &[]);
         assert_eq!((gone.outcome, gone.text().as_str()), ("gone", "/dev/loop7 is detached"));
+    }
+
+    #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let limited = "loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro".parse().unwrap();
+        let limited = Status { binding: limited, label: "mine".to_owned(), auto_clear: true, ..status(8) };
+        assert_eq!(
+            serde_json::to_string(&listing_json(&[limited], 3)).unwrap(),
+            "{\"devices\":[{\"index\":8,\"device\":\"/dev/loop8\",\"size_bytes\":67108864,\"block_size_bytes\":512,\
+             \"direct_io\":true,\"auto_clear\":true,\"access\":\"ro\",\"label\":\"mine\",\
+             \"file\":{\"device\":\"254:0\",\"inode\":133},\"offset_bytes\":4096,\"size_limit_bytes\":512,\
+             \"disk_sequence\":null,\"binding\":\"loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro\"}],\
+             \"idle\":3}"
+        );
+        let bindings = [status(7).binding, status(8).binding];
+        assert_eq!(
+            serde_json::to_string(&Detached::new(&bindings, &bindings[1..])).unwrap(),
+            "{\"outcome\":\"deferred\",\"detached\":[\"loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw\"],\
+             \"deferred\":[\"loop8 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw\"]}"
+        );
     }
 
     #[rstest]

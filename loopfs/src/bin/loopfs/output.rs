@@ -1,8 +1,26 @@
 //! The output of a command: text for people, JSON for programs.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::Serialize;
 
 use crate::size;
+
+/// A JSON object with these fields in this order. `serde_json::json!` would sort them.
+macro_rules! object {
+    ($($field:ident: $value:expr),* $(,)?) => {{
+        #[expect(non_camel_case_types, reason = "the type of each field is a parameter with the field's name")]
+        let object = {
+            #[derive(serde::Serialize)]
+            struct Object<$($field),*> {
+                $($field: $field),*
+            }
+            Object { $($field: $value),* }
+        };
+        object
+    }};
+}
+pub(crate) use object;
 
 /// The output of a command that completed.
 #[derive(Debug)]
@@ -98,9 +116,14 @@ pub(crate) fn size_or_none(bytes: Option<u64>) -> String {
     bytes.map(size::show).unwrap_or_default()
 }
 
-/// Returns the number as text, or an empty string for `None`. A table prints an empty cell as `-`.
-pub(crate) fn number_or_none(number: Option<u64>) -> String {
-    number.map(|number| number.to_string()).unwrap_or_default()
+/// Returns the count with the noun in its singular or plural.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// Returns the whole seconds since 1970, or `None` for a time before.
+pub(crate) fn seconds_since_1970(time: SystemTime) -> Option<u64> {
+    time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
 }
 
 #[cfg(test)]

@@ -7,20 +7,30 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use loopfs::project_quota::{ProjectId, project_of};
 
+use crate::size;
+
 pub(crate) fn project_id(text: &str) -> Result<ProjectId, String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    let id = plain.then(|| text.parse().ok()).flatten().and_then(ProjectId::new);
+    let id = size::number(text).and_then(ProjectId::new);
     id.ok_or_else(|| "write a number from 1 to 4294967294".to_owned())
 }
 
-pub(crate) fn project_of_directory(directory: &File, path: &Path) -> Result<ProjectId> {
+/// Returns the given project, or that of the directory if none is given.
+pub(crate) fn project_or_own(id: Option<ProjectId>, directory: &File, path: &Path) -> Result<ProjectId> {
+    if let Some(id) = id {
+        return Ok(id);
+    }
     let found = project_of(directory).with_context(|| path.display().to_string())?;
     ProjectId::new(found).with_context(|| {
-        format!("{} is in no project (its id is {found}): name one with --id", path.display())
+        format!("{} is in no project (its id is {found}): give one with --id", path.display())
     })
 }
 
 pub(crate) fn open(path: &Path) -> Result<File> {
     let directory = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path);
     directory.with_context(|| format!("open the directory {}", path.display()))
+}
+
+/// Writes the changes of project ids and limits to disk. Without this, a power cut could undo them.
+pub(crate) fn sync(directory: &File, path: &Path) -> Result<()> {
+    nix::unistd::syncfs(directory).with_context(|| format!("sync {}", path.display()))
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -13,8 +13,8 @@ use loopfs::project_quota::{
 use loopfs::{Bytes, Inodes};
 use serde::Serialize;
 
-use crate::output::{Output, Side, Table, number_or_none, size_or_none};
-use crate::project::{open, project_id, project_of_directory};
+use crate::output::{Output, Side, Table, counted, seconds_since_1970};
+use crate::project::{open, project_id, project_or_own, sync};
 use crate::size;
 use crate::trees::{Audit, Tag};
 
@@ -134,9 +134,7 @@ fn nonzero_size(text: &str) -> Result<u64, String> {
 }
 
 fn nonzero_number(text: &str) -> Result<u64, String> {
-    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = plain.then(|| text.parse().ok()).flatten();
-    number.ok_or_else(|| "write a plain number".to_owned()).and_then(nonzero)
+    size::number(text).ok_or_else(|| "write a plain number".to_owned()).and_then(nonzero)
 }
 
 fn nonzero(number: u64) -> Result<u64, String> {
@@ -152,11 +150,8 @@ impl QuotaCommand {
     pub(crate) fn run(&self) -> Result<Output> {
         match self {
             Self::Show(project) => {
-                let (directory, id) = project.open()?;
-                let quota = ProjectQuota::of(directory.as_fd());
-                let enforced = require_quota(quota, &project.directory)?;
-                let usage = quota.usage(id)?;
-                project_output(id, usage, enforced)
+                let (directory, id, enforced) = project.open()?;
+                project_output(id, ProjectQuota::of(directory.as_fd()).usage(id)?, enforced)
             }
             Self::Set(set) => set.run(),
             Self::List(list) => list.run(),
@@ -169,13 +164,10 @@ impl QuotaCommand {
 impl Set {
     fn run(&self) -> Result<Output> {
         let limits = self.limits()?;
-        let (directory, id) = self.project.open()?;
+        let (directory, id, enforced) = self.project.open()?;
         let quota = ProjectQuota::of(directory.as_fd());
-        let enforced = require_quota(quota, &self.project.directory)?;
         quota.set_limits(id, limits)?;
-        // Without this, a power cut could restore the old limits.
-        nix::unistd::syncfs(&directory)
-            .with_context(|| format!("sync {}", self.project.directory.display()))?;
+        sync(&directory, &self.project.directory)?;
         project_output(id, quota.usage(id)?, enforced)
     }
 
@@ -211,9 +203,8 @@ impl List {
         if self.from > self.to {
             return Err(conflict("--from is after --to"));
         }
-        let directory = open(&self.directory)?;
+        let (directory, enforced) = open_with_quota(&self.directory)?;
         let quota = ProjectQuota::of(directory.as_fd());
-        let enforced = require_quota(quota, &self.directory)?;
         let usages: Vec<Usage> = quota.ids(self.from..=self.to).collect::<loopfs::Result<_>>()?;
         let listing =
             Listing { enforced, projects: usages.iter().map(|usage| Project::of(usage, enforced)).collect() };
@@ -222,30 +213,25 @@ impl List {
 }
 
 impl ProjectArgs {
-    fn open(&self) -> Result<(File, ProjectId)> {
-        let directory = open(&self.directory)?;
-        let id = match self.id {
-            Some(id) => id,
-            None => project_of_directory(&directory, &self.directory)?,
-        };
-        Ok((directory, id))
+    /// Returns the directory, the project, and `true` if its limits are enforced.
+    fn open(&self) -> Result<(File, ProjectId, bool)> {
+        let (directory, enforced) = open_with_quota(&self.directory)?;
+        let id = project_or_own(self.id, &directory, &self.directory)?;
+        Ok((directory, id, enforced))
     }
 }
 
-/// Returns `true` if limits are enforced. Fails if the file system has no project quotas.
-fn require_quota(quota: ProjectQuota<'_>, path: &Path) -> Result<bool> {
-    let path = path.display();
-    match quota.enforcement().with_context(|| path.to_string())? {
-        Enforcement::Enforcing => Ok(true),
-        Enforcement::AccountingOnly => Ok(false),
-        Enforcement::NoQuota => anyhow::bail!(
-            "{path}: its file system has no project quotas: it must be XFS, mounted with option prjquota (a remount does \
-             not switch them on)"
-        ),
-        Enforcement::NoSyscall => {
-            anyhow::bail!("{path}: the kernel has no quotactl_fd; Linux 5.14 or later is needed")
-        }
-    }
+/// Opens a directory. Returns it, and `true` if its file system enforces limits. Fails if the file system has no project
+/// quotas.
+fn open_with_quota(path: &Path) -> Result<(File, bool)> {
+    let directory = open(path)?;
+    let quota = ProjectQuota::of(directory.as_fd());
+    let enforced = match quota.enforcement() {
+        Ok(Enforcement::AccountingOnly) => Ok(false),
+        _ => quota.require_enforcing().map(|()| true),
+    };
+    let enforced = enforced.with_context(|| path.display().to_string())?;
+    Ok((directory, enforced))
 }
 
 fn project_output(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result<Output> {
@@ -292,10 +278,14 @@ impl Resource {
             used,
             soft: limits.soft.map(number),
             hard: limits.hard.map(number),
-            grace_ends: grace_ends
-                .and_then(|ends| ends.duration_since(UNIX_EPOCH).ok())
-                .map(|since| since.as_secs()),
+            grace_ends: grace_ends.and_then(seconds_since_1970),
         }
+    }
+
+    /// Returns the cells USED, SOFT, HARD and GRACE of a table.
+    fn cells(&self, show: fn(u64) -> String, now: SystemTime) -> [String; 4] {
+        let limit = |limit: Option<u64>| limit.map(show).unwrap_or_default();
+        [show(self.used), limit(self.soft), limit(self.hard), grace(self.grace_ends, now)]
     }
 }
 
@@ -320,20 +310,11 @@ impl Project {
             ("GRACE", Side::Left),
         ]);
         let Self { id, enforced, bytes, inodes } = self;
-        table.row([
-            "bytes".to_owned(),
-            size::show(bytes.used),
-            size_or_none(bytes.soft),
-            size_or_none(bytes.hard),
-            grace(bytes.grace_ends, now),
-        ]);
-        table.row([
-            "inodes".to_owned(),
-            inodes.used.to_string(),
-            number_or_none(inodes.soft),
-            number_or_none(inodes.hard),
-            grace(inodes.grace_ends, now),
-        ]);
+        for (name, cells) in [("bytes", bytes.cells(size::show, now)), ("inodes", inodes.cells(number, now))]
+        {
+            let [used, soft, hard, grace] = cells;
+            table.row([name.to_owned(), used, soft, hard, grace]);
+        }
         format!("project {id}{}\n{}", not_enforced(*enforced), table.print())
     }
 }
@@ -352,33 +333,40 @@ impl Listing {
             ("GRACE", Side::Left),
         ]);
         for Project { id, enforced: _, bytes, inodes } in &self.projects {
+            let [bytes, soft_bytes, hard_bytes, bytes_grace] = bytes.cells(size::show, now);
+            let [inodes, soft_inodes, hard_inodes, inodes_grace] = inodes.cells(number, now);
             table.row([
                 id.to_string(),
-                size::show(bytes.used),
-                size_or_none(bytes.soft),
-                size_or_none(bytes.hard),
-                grace(bytes.grace_ends, now),
-                inodes.used.to_string(),
-                number_or_none(inodes.soft),
-                number_or_none(inodes.hard),
-                grace(inodes.grace_ends, now),
+                bytes,
+                soft_bytes,
+                hard_bytes,
+                bytes_grace,
+                inodes,
+                soft_inodes,
+                hard_inodes,
+                inodes_grace,
             ]);
         }
-        let projects = match self.projects.len() {
-            1 => "1 project".to_owned(),
-            count => format!("{count} projects"),
-        };
+        let projects = counted(self.projects.len(), "project");
         format!("{}{projects}{}\n", table.print(), not_enforced(self.enforced))
     }
 }
 
+fn number(number: u64) -> String {
+    number.to_string()
+}
+
 fn not_enforced(enforced: bool) -> &'static str {
-    if enforced { "" } else { "; counted only: limits are not enforced, for the mount option is pqnoenforce" }
+    if enforced {
+        ""
+    } else {
+        "; limits are not enforced, because the mount option is pqnoenforce; usage is only counted"
+    }
 }
 
 /// Formats the rest of the grace period of a soft limit. The text is empty if the limit is not exceeded.
 fn grace(ends: Option<u64>, now: SystemTime) -> String {
-    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = seconds_since_1970(now).unwrap_or_default();
     match ends.map(|ends| ends.saturating_sub(now)) {
         None => String::new(),
         Some(0) => "over".to_owned(),
@@ -391,7 +379,7 @@ fn grace(ends: Option<u64>, now: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use clap::Parser;
     use rstest::rstest;
@@ -423,7 +411,7 @@ mod tests {
         assert_eq!(
             Project::of(&usage(7), false).text(now()),
             "\
-project 7; counted only: limits are not enforced, for the mount option is pqnoenforce
+project 7; limits are not enforced, because the mount option is pqnoenforce; usage is only counted
          USED  SOFT  HARD  GRACE
 bytes   12KiB  8KiB  1MiB  2d
 inodes      3     -   100  -
@@ -459,6 +447,17 @@ inodes      3     -   100  -
                 "bytes": { "used": 12_288, "soft": 8192, "hard": 1_048_576, "grace_ends": 1_000_000 },
                 "inodes": { "used": 3, "soft": null, "hard": 100, "grace_ends": null },
             })
+        );
+    }
+
+    #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let listing = Listing { enforced: false, projects: vec![Project::of(&usage(7), false)] };
+        assert_eq!(
+            serde_json::to_string(&listing).unwrap(),
+            "{\"enforced\":false,\"projects\":[{\"id\":7,\"enforced\":false,\
+             \"bytes\":{\"used\":12288,\"soft\":8192,\"hard\":1048576,\"grace_ends\":1000000},\
+             \"inodes\":{\"used\":3,\"soft\":null,\"hard\":100,\"grace_ends\":null}}]}"
         );
     }
 

@@ -1,8 +1,15 @@
 //! Sizes in text form. Units are powers of 1024. The parser rejects units that could mean powers of 1000.
 
+use std::str::FromStr;
+
 /// Units with their binary exponents, the smallest first.
 const UNITS: [(&str, u32); 7] =
     [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50), ("EiB", 60)];
+
+/// Parses a number that consists of digits only. `str::parse` would accept a sign too.
+pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
 
 /// Parses sizes such as `4096`, `4096B` or `4MiB`: digits and at most one unit, without sign, space or fraction.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
@@ -15,12 +22,12 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "" => 0,
         unit => UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift).ok_or_else(|| {
             format!(
-                "{unit:?} is no unit: write {number}KiB, {number}MiB, {number}GiB and so on, or plain bytes"
+                "{unit:?} is not a unit: write {number}KiB, {number}MiB, {number}GiB and so on, or plain bytes"
             )
         })?,
     };
     let value = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    value.ok_or_else(|| "more bytes than 64 bits can say".to_owned())
+    value.ok_or_else(|| "the number of bytes does not fit in 64 bits".to_owned())
 }
 
 /// Formats a size in its largest unit. `4MiB` is exact; a size with a fraction, such as `1.2MiB`, is rounded.

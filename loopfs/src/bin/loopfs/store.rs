@@ -1,15 +1,15 @@
 //! `store list` and `store space`: the content and the available space of a volume store. Both commands change nothing.
 
 use std::path::PathBuf;
-use std::time::SystemTime;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use jiff::Timestamp;
 use loopfs::ErrorKind;
-use loopfs::volume_store::{Condition, SnapshotId, StoreOptions, VolumeId, VolumeStats, VolumeStore};
+use loopfs::volume_store::{Condition, SnapshotId, Space, StoreOptions, VolumeId, VolumeStats, VolumeStore};
 use serde::Serialize;
 
-use crate::output::{Output, Side, Table, number_or_none, size_or_none};
+use crate::output::{Output, Side, Table, counted, object, seconds_since_1970, size_or_none};
 use crate::size;
 
 #[derive(Debug, Subcommand)]
@@ -65,13 +65,8 @@ impl StoreCommand {
             }
             Self::Space(store) => {
                 let store = store.open()?;
-                let space = store.space()?;
-                let space = AvailableSpace {
-                    filesystem_uuid: store.filesystem_uuid().to_string(),
-                    total_bytes: space.total.0,
-                    available_bytes: space.available.0,
-                };
-                Ok(Output::new(space.text(), &space)?)
+                let (space, uuid) = (store.space()?, store.filesystem_uuid().to_string());
+                Ok(Output::new(space_text(&space, &uuid), &space_json(&space, &uuid))?)
             }
         }
     }
@@ -84,8 +79,8 @@ struct Listing {
     snapshots: Vec<Snapshot>,
 }
 
-/// A volume in JSON.
-#[derive(Debug, Serialize)]
+/// A volume. If it cannot be read, only `id`, `healthy` and `problem` have values.
+#[derive(Debug, Default, Serialize)]
 struct Volume {
     id: String,
     kind: Option<String>,
@@ -97,7 +92,7 @@ struct Volume {
     problem: Option<String>,
 }
 
-/// A snapshot in JSON.
+/// A snapshot. If it cannot be read, only `id` and `problem` have values.
 #[derive(Debug, Default, Serialize)]
 struct Snapshot {
     id: String,
@@ -114,13 +109,6 @@ struct VolumeInodes {
     total: u64,
     used: u64,
     free: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct AvailableSpace {
-    filesystem_uuid: String,
-    total_bytes: u64,
-    available_bytes: u64,
 }
 
 impl Volume {
@@ -157,16 +145,7 @@ impl Volume {
     }
 
     fn unreadable(id: &VolumeId, problem: String) -> Self {
-        Self {
-            id: id.to_string(),
-            kind: None,
-            capacity_bytes: None,
-            used_bytes: None,
-            available_bytes: None,
-            inodes: None,
-            healthy: false,
-            problem: Some(problem),
-        }
+        Self { id: id.to_string(), problem: Some(problem), ..Self::default() }
     }
 }
 
@@ -174,14 +153,13 @@ impl Snapshot {
     /// Returns `None` if the snapshot was deleted after it was listed.
     fn read(store: &VolumeStore, id: &SnapshotId) -> Option<Self> {
         let read = store.snapshot(id).and_then(|snapshot| {
-            let since_1970 = snapshot.created().duration_since(SystemTime::UNIX_EPOCH);
             Ok(Self {
                 id: id.to_string(),
                 source: Some(snapshot.source().to_string()),
                 kind: Some(snapshot.kind().to_string()),
                 capacity_bytes: Some(snapshot.capacity().0),
                 used_bytes: Some(snapshot.used()?.0),
-                created: since_1970.ok().map(|since| since.as_secs()),
+                created: seconds_since_1970(snapshot.created()),
                 problem: None,
             })
         });
@@ -247,15 +225,17 @@ impl Listing {
             ("CONDITION", Side::Left),
         ]);
         for volume in &self.volumes {
-            let inodes = volume.inodes.as_ref();
+            let inodes = |number: fn(&VolumeInodes) -> u64| {
+                volume.inodes.as_ref().map(|inodes| number(inodes).to_string()).unwrap_or_default()
+            };
             table.row([
                 volume.id.clone(),
                 volume.kind.clone().unwrap_or_default(),
                 size_or_none(volume.capacity_bytes),
                 size_or_none(volume.used_bytes),
                 size_or_none(volume.available_bytes),
-                number_or_none(inodes.map(|inodes| inodes.total)),
-                number_or_none(inodes.map(|inodes| inodes.used)),
+                inodes(|inodes| inodes.total),
+                inodes(|inodes| inodes.used),
                 volume.problem.clone().unwrap_or_else(|| "healthy".to_owned()),
             ]);
         }
@@ -263,35 +243,21 @@ impl Listing {
     }
 }
 
-fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-
-/// Formats seconds since 1970 as `2026-11-21T14:58:00Z`.
+/// Formats seconds since 1970 as `2026-11-21T14:58:00Z`. The text is empty for a time after the year 9999.
 fn utc(seconds: u64) -> String {
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // The calculation starts each year in March, so that a leap day is the last day of a year. 400 years have 146,097 days.
-    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * day + 2) / 153;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let (year, day) = (era * 400 + year + u64::from(month <= 2), day - (153 * from_march + 2) / 5 + 1);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let time = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.map(|time| time.to_string()).unwrap_or_default()
 }
 
-impl AvailableSpace {
-    fn text(&self) -> String {
-        let mut table =
-            Table::new([("TOTAL", Side::Right), ("AVAILABLE", Side::Right), ("FILE SYSTEM", Side::Left)]);
-        table.row([
-            size::show(self.total_bytes),
-            size::show(self.available_bytes),
-            self.filesystem_uuid.clone(),
-        ]);
-        table.print()
-    }
+fn space_json(space: &Space, uuid: &str) -> impl Serialize {
+    object! { filesystem_uuid: uuid, total_bytes: space.total.0, available_bytes: space.available.0 }
+}
+
+fn space_text(space: &Space, uuid: &str) -> String {
+    let mut table =
+        Table::new([("TOTAL", Side::Right), ("AVAILABLE", Side::Right), ("FILE SYSTEM", Side::Left)]);
+    table.row([size::show(space.total.0), size::show(space.available.0), uuid.to_owned()]);
+    table.print()
 }
 
 #[cfg(test)]
@@ -385,6 +351,53 @@ t         -       -             -     -  -                     foreign
         for (seconds, day) in days {
             assert_eq!(utc(seconds), day);
         }
+    }
+
+    #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
+        let image = VolumeStats { inodes: None, condition, ..directory() };
+        let snapshot = Snapshot {
+            id: "s".to_owned(),
+            source: Some("pvc-b".to_owned()),
+            kind: Some("Block".to_owned()),
+            capacity_bytes: Some(4 << 20),
+            used_bytes: Some(8192),
+            created: Some(1_795_273_080),
+            problem: None,
+        };
+        let broken =
+            Snapshot { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..Snapshot::default() };
+        let listing = Listing {
+            filesystem_uuid: "u".to_owned(),
+            snapshots: vec![snapshot, broken],
+            volumes: vec![
+                Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
+                Volume::of(&id("pvc-b"), "Block".to_owned(), image),
+                Volume::unreadable(&id("c"), "no limits".to_owned()),
+            ],
+        };
+        assert_eq!(
+            serde_json::to_string(&listing).unwrap(),
+            "{\"filesystem_uuid\":\"u\",\"volumes\":[\
+             {\"id\":\"a\",\"kind\":\"Filesystem\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             \"available_bytes\":4186112,\"inodes\":{\"total\":2048,\"used\":3,\"free\":2045},\"healthy\":true,\
+             \"problem\":null},\
+             {\"id\":\"pvc-b\",\"kind\":\"Block\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             \"available_bytes\":4186112,\"inodes\":null,\"healthy\":false,\"problem\":\"short\"},\
+             {\"id\":\"c\",\"kind\":null,\"capacity_bytes\":null,\"used_bytes\":null,\"available_bytes\":null,\
+             \"inodes\":null,\"healthy\":false,\"problem\":\"no limits\"}],\"snapshots\":[\
+             {\"id\":\"s\",\"source\":\"pvc-b\",\"kind\":\"Block\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             \"created\":1795273080,\"problem\":null},\
+             {\"id\":\"t\",\"source\":null,\"kind\":null,\"capacity_bytes\":null,\"used_bytes\":null,\
+             \"created\":null,\"problem\":\"foreign\"}]}"
+        );
+        let mut space = Space::default();
+        (space.total, space.available) = (Bytes(8192), Bytes(4096));
+        assert_eq!(
+            serde_json::to_string(&space_json(&space, "u")).unwrap(),
+            "{\"filesystem_uuid\":\"u\",\"total_bytes\":8192,\"available_bytes\":4096}"
+        );
     }
 
     #[test]

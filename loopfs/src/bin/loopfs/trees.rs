@@ -7,12 +7,13 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use loopfs::project_quota::ProjectId;
 use loopfs::project_tree::{
-    HardLinks, SkipReason, Skipped, SpecialFiles, TagOptions, TreeAudit, TreeReport, audit_tree, tag_tree,
+    HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions, TreeAudit,
+    TreeReport, audit_tree, tag_tree,
 };
 use serde::Serialize;
 
-use crate::output::{Output, Side, Table, printable};
-use crate::project::{open, project_id, project_of_directory};
+use crate::output::{Output, Side, Table, object, printable, yes_no};
+use crate::project::{open, project_id, project_or_own, sync};
 
 #[derive(Args, Debug)]
 pub(crate) struct Tag {
@@ -57,221 +58,153 @@ impl Tag {
         };
         let options = TagOptions { hard_links, ..TagOptions::default() };
         let report =
-            tag_tree(root.as_fd(), self.id, &options, |_| {}).with_context(|| shown(&self.directory))?;
-        // Without this, a power cut could restore the old ids.
-        nix::unistd::syncfs(&root).with_context(|| format!("sync {}", self.directory.display()))?;
-        let tagged = Tagged::of(self.id, &report);
-        Ok(Output::new(tagged.text(), &tagged)?.good(tagged.left_out.is_minor()))
+            tag_tree(root.as_fd(), self.id, &options, |_| {}).with_context(|| lossy(&self.directory))?;
+        sync(&root, &self.directory)?;
+        let good = is_minor(&report.skipped);
+        Ok(Output::new(tag_text(self.id, &report), &tag_json(self.id, &report))?.good(good))
     }
 }
 
 impl Audit {
     pub(crate) fn run(&self) -> Result<Output> {
         let root = open(&self.directory)?;
-        let id = match self.id {
-            Some(id) => id,
-            None => project_of_directory(&root, &self.directory)?,
-        };
-        let audit = audit_tree(root.as_fd(), id, |_| {}).with_context(|| shown(&self.directory))?;
-        let audited = Audited::of(id, &audit);
-        Ok(Output::new(audited.text(), &audited)?.good(audited.clean && audited.complete))
+        let id = project_or_own(self.id, &root, &self.directory)?;
+        let audit = audit_tree(root.as_fd(), id, |_| {}).with_context(|| lossy(&self.directory))?;
+        let good = audit.is_clean() && is_complete(&audit);
+        Ok(Output::new(audit_text(id, &audit), &audit_json(id, &audit))?.good(good))
     }
 }
 
-fn shown(path: &Path) -> String {
-    path.display().to_string()
+fn tag_json(id: ProjectId, report: &TreeReport) -> impl Serialize {
+    let TreeReport { passes, changed, names, directories, skipped } = report;
+    object! {
+        id: id.get(),
+        changed: changed,
+        passes: passes,
+        names: names,
+        directories: directories,
+        left_out: skipped_json(skipped),
+    }
 }
 
-#[derive(Debug, Serialize)]
-struct Tagged {
-    id: u32,
-    changed: u64,
-    passes: u32,
-    names: u64,
-    directories: u64,
-    left_out: SkippedInTree,
+fn tag_text(id: ProjectId, report: &TreeReport) -> String {
+    let TreeReport { passes: _, changed, names, directories, skipped } = report;
+    format!(
+        "project {id}: {changed} changed of {names} names, {directories} of them directories\n{}",
+        skipped_text(skipped)
+    )
 }
 
-#[derive(Debug, Serialize)]
-struct Audited {
-    id: u32,
-    /// `true` if every inode that could be checked is in the project.
-    clean: bool,
-    /// `true` if the audit checked every inode that can leave the project.
-    complete: bool,
-    names: u64,
-    directories: u64,
-    other_project: u64,
-    not_inheriting: u64,
-    /// The first 16 inodes that are not in the project or do not inherit it.
-    strays: Vec<Stray>,
-    left_out: SkippedInTree,
-    disturbed: bool,
+fn audit_json(id: ProjectId, audit: &TreeAudit) -> impl Serialize {
+    let stray = |stray: &StrayInode| {
+        let StrayInode { path, project, inherits } = stray;
+        object! { path: lossy(path), id: *project, inherits: *inherits }
+    };
+    object! {
+        id: id.get(),
+        clean: audit.is_clean(),
+        complete: is_complete(audit),
+        names: audit.names,
+        directories: audit.directories,
+        other_project: audit.other_project,
+        not_inheriting: audit.not_inheriting,
+        strays: audit.strays.iter().map(stray).collect::<Vec<_>>(),
+        left_out: skipped_json(&audit.skipped),
+        disturbed: audit.disturbed,
+    }
 }
 
-#[derive(Debug, Serialize)]
-struct Stray {
-    path: String,
-    id: u32,
-    inherits: bool,
+/// Returns `true` if the audit checked every inode that can leave the project.
+fn is_complete(audit: &TreeAudit) -> bool {
+    is_minor(&audit.skipped) && !audit.disturbed
 }
 
-#[derive(Debug, Serialize)]
-struct SkippedInTree {
-    hard_links: u64,
-    symlinks: u64,
-    sockets: u64,
-    fifos: u64,
-    devices: u64,
-    mounts: u64,
-    refused: u64,
-    /// The first 16 skipped entries, without the special files.
-    examples: Vec<Example>,
-}
-
-#[derive(Debug, Serialize)]
-struct Example {
-    path: String,
-    reason: String,
-}
-
-impl SkippedInTree {
-    fn of(skipped: &Skipped) -> Self {
-        let Skipped { hard_links, special_files, mounts, refused, examples } = skipped;
-        let SpecialFiles { symlinks, sockets, fifos, devices } = *special_files;
-        let example = |path: &Path, reason: SkipReason| Example {
-            path: path.to_string_lossy().into_owned(),
-            reason: reason_text(reason),
-        };
-        Self {
-            hard_links: *hard_links,
-            symlinks,
-            sockets,
-            fifos,
-            devices,
-            mounts: *mounts,
-            refused: *refused,
-            examples: examples.iter().map(|inode| example(&inode.path, inode.reason)).collect(),
+fn audit_text(id: ProjectId, audit: &TreeAudit) -> String {
+    let TreeAudit { names, directories, other_project, not_inheriting, .. } = audit;
+    let mut text = format!(
+        "project {id}: {names} names, {directories} of them directories; {other_project} with another id, \
+         {not_inheriting} directories without project inheritance\n",
+    );
+    if !audit.strays.is_empty() {
+        let mut table = Table::new([("ID", Side::Right), ("INHERITS", Side::Left), ("PATH", Side::Left)]);
+        for StrayInode { path, project, inherits } in &audit.strays {
+            table.row([project.to_string(), yes_no(*inherits), lossy(path)]);
         }
+        text.push_str(&table.print());
     }
+    text.push_str(&skipped_text(&audit.skipped));
+    if audit.disturbed {
+        text.push_str(
+            "directories were moved during the audit, so parts of the tree may be unchecked: run the audit again\n",
+        );
+    }
+    text
+}
 
-    /// Returns `true` if only special files were skipped, whose project an old kernel cannot report. They contain no data, and
-    /// stay in the project of the directory in which they were created.
-    fn is_minor(&self) -> bool {
-        self.hard_links == 0 && self.mounts == 0 && self.refused == 0
+fn skipped_json(skipped: &Skipped) -> impl Serialize {
+    let Skipped { hard_links, special_files, mounts, refused, examples } = skipped;
+    let SpecialFiles { symlinks, sockets, fifos, devices } = special_files;
+    let example =
+        |entry: &SkippedEntry| object! { path: lossy(&entry.path), reason: reason_text(entry.reason) };
+    object! {
+        hard_links: hard_links,
+        symlinks: symlinks,
+        sockets: sockets,
+        fifos: fifos,
+        devices: devices,
+        mounts: mounts,
+        refused: refused,
+        examples: examples.iter().map(example).collect::<Vec<_>>(),
     }
+}
 
-    fn text(&self) -> String {
-        let counts = [
-            (self.hard_links, "files with further names"),
-            (self.symlinks, "symbolic links"),
-            (self.sockets, "sockets"),
-            (self.fifos, "FIFOs"),
-            (self.devices, "devices"),
-            (self.mounts, "mount points"),
-            (self.refused, "refused by the kernel"),
-        ];
-        let counts: Vec<String> = counts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
-            .collect();
-        if counts.is_empty() {
-            return String::new();
-        }
-        let mut text = format!("left out: {}\n", counts.join(", "));
-        for Example { path, reason } in &self.examples {
-            text.push_str(&format!("  {}: {reason}\n", printable(path)));
-        }
-        text
+/// Returns `true` if only special files were skipped, whose project an old kernel cannot report. They contain no data, and
+/// stay in the project of the directory in which they were created.
+fn is_minor(skipped: &Skipped) -> bool {
+    skipped.hard_links == 0 && skipped.mounts == 0 && skipped.refused == 0
+}
+
+fn skipped_text(skipped: &Skipped) -> String {
+    let counts = [
+        (skipped.hard_links, "files with several hard links"),
+        (skipped.special_files.symlinks, "symbolic links"),
+        (skipped.special_files.sockets, "sockets"),
+        (skipped.special_files.fifos, "FIFOs"),
+        (skipped.special_files.devices, "devices"),
+        (skipped.mounts, "mount points"),
+        (skipped.refused, "refused by the kernel"),
+    ];
+    let counts: Vec<String> = counts
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+    if counts.is_empty() {
+        return String::new();
     }
+    let mut text = format!("skipped: {}\n", counts.join(", "));
+    for SkippedEntry { path, reason } in &skipped.examples {
+        text.push_str(&format!("  {}: {}\n", printable(&lossy(path)), reason_text(*reason)));
+    }
+    text
 }
 
 fn reason_text(reason: SkipReason) -> String {
     match reason {
-        SkipReason::HardLink => "it has further names".to_owned(),
-        SkipReason::Mount => "something is mounted there".to_owned(),
+        SkipReason::HardLink => "it has several hard links".to_owned(),
+        SkipReason::Mount => "it is a mount point".to_owned(),
         SkipReason::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
         // The enum is non-exhaustive: later versions of the library may add reasons.
         other => format!("{other:?}"),
     }
 }
 
-impl Tagged {
-    fn of(id: ProjectId, report: &TreeReport) -> Self {
-        let TreeReport { passes, changed, names, directories, skipped } = report;
-        Self {
-            id: id.get(),
-            changed: *changed,
-            passes: *passes,
-            names: *names,
-            directories: *directories,
-            left_out: SkippedInTree::of(skipped),
-        }
-    }
-
-    fn text(&self) -> String {
-        format!(
-            "project {}: {} changed of {} names, {} of them directories\n{}",
-            self.id,
-            self.changed,
-            self.names,
-            self.directories,
-            self.left_out.text()
-        )
-    }
-}
-
-impl Audited {
-    fn of(id: ProjectId, audit: &TreeAudit) -> Self {
-        let stray = |path: &Path, id: u32, inherits: bool| Stray {
-            path: path.to_string_lossy().into_owned(),
-            id,
-            inherits,
-        };
-        let left_out = SkippedInTree::of(&audit.skipped);
-        Self {
-            id: id.get(),
-            clean: audit.is_clean(),
-            complete: left_out.is_minor() && !audit.disturbed,
-            names: audit.names,
-            directories: audit.directories,
-            other_project: audit.other_project,
-            not_inheriting: audit.not_inheriting,
-            strays: audit
-                .strays
-                .iter()
-                .map(|found| stray(&found.path, found.project, found.inherits))
-                .collect(),
-            left_out,
-            disturbed: audit.disturbed,
-        }
-    }
-
-    fn text(&self) -> String {
-        let mut text = format!(
-            "project {}: {} names, {} of them directories; {} with another id, {} directories that hand none down\n",
-            self.id, self.names, self.directories, self.other_project, self.not_inheriting
-        );
-        if !self.strays.is_empty() {
-            let mut table = Table::new([("ID", Side::Right), ("INHERITS", Side::Left), ("PATH", Side::Left)]);
-            for Stray { path, id, inherits } in &self.strays {
-                table.row([id.to_string(), crate::output::yes_no(*inherits), path.clone()]);
-            }
-            text.push_str(&table.print());
-        }
-        text.push_str(&self.left_out.text());
-        if self.disturbed {
-            text.push_str("directories were moved meanwhile: parts of the tree may not have been seen; audit it again\n");
-        }
-        text
-    }
+fn lossy(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use loopfs::project_tree::{SkippedEntry, StrayInode};
-
     use super::*;
 
     fn id() -> ProjectId {
@@ -294,19 +227,18 @@ mod tests {
     #[test]
     fn tag_prints_its_report_as_text() {
         let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
-        let tagged = Tagged::of(id(), &report);
-        assert!(!tagged.left_out.is_minor());
+        assert!(!is_minor(&report.skipped));
         assert_eq!(
-            tagged.text(),
+            tag_text(id(), &report),
             "\
 project 7: 3 changed of 6 names, 2 of them directories
-left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
-  a\\u{1b}: it has further names
+skipped: 1 files with several hard links, 2 symbolic links, 1 refused by the kernel
+  a\\u{1b}: it has several hard links
   b: Operation not permitted (os error 1)
 "
         );
-        let quiet = Tagged::of(id(), &TreeReport { skipped: Skipped::default(), ..report });
-        assert_eq!(quiet.text(), "project 7: 3 changed of 6 names, 2 of them directories\n");
+        let quiet = TreeReport { skipped: Skipped::default(), ..report };
+        assert_eq!(tag_text(id(), &quiet), "project 7: 3 changed of 6 names, 2 of them directories\n");
     }
 
     #[test]
@@ -320,18 +252,17 @@ left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
             disturbed: true,
             ..TreeAudit::default()
         };
-        let audited = Audited::of(id(), &audit);
         assert_eq!(
-            audited.text(),
+            audit_text(id(), &audit),
             "\
-project 7: 6 names, 2 of them directories; 1 with another id, 1 directories that hand none down
+project 7: 6 names, 2 of them directories; 1 with another id, 1 directories without project inheritance
 ID  INHERITS  PATH
  9  no        d/f
-directories were moved meanwhile: parts of the tree may not have been seen; audit it again
+directories were moved during the audit, so parts of the tree may be unchecked: run the audit again
 "
         );
         assert_eq!(
-            serde_json::to_value(&audited).unwrap(),
+            serde_json::to_value(audit_json(id(), &audit)).unwrap(),
             serde_json::json!({
                 "id": 7,
                 "clean": false,
@@ -351,14 +282,43 @@ directories were moved meanwhile: parts of the tree may not have been seen; audi
     }
 
     #[test]
+    fn json_fields_keep_their_names_values_and_order() {
+        let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
+        let skipped = "\"left_out\":{\"hard_links\":1,\"symlinks\":2,\"sockets\":0,\"fifos\":0,\"devices\":0,\
+                       \"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has several hard links\"},\
+                       {\"path\":\"b\",\"reason\":\"Operation not permitted (os error 1)\"}]}";
+        assert_eq!(
+            serde_json::to_string(&tag_json(id(), &report)).unwrap(),
+            format!("{{\"id\":7,\"changed\":3,\"passes\":2,\"names\":6,\"directories\":2,{skipped}}}")
+        );
+        let audit = TreeAudit {
+            names: 6,
+            directories: 2,
+            other_project: 1,
+            not_inheriting: 1,
+            strays: vec![StrayInode { path: "d/f".into(), project: 9, inherits: false }],
+            skipped: left_out(),
+            disturbed: true,
+        };
+        assert_eq!(
+            serde_json::to_string(&audit_json(id(), &audit)).unwrap(),
+            format!(
+                "{{\"id\":7,\"clean\":false,\"complete\":false,\"names\":6,\"directories\":2,\"other_project\":1,\
+                 \"not_inheriting\":1,\"strays\":[{{\"path\":\"d/f\",\"id\":9,\"inherits\":false}}],\
+                 {skipped},\"disturbed\":true}}"
+            )
+        );
+    }
+
+    #[test]
     fn an_audit_with_skipped_files_is_not_complete() {
         let refused = Skipped { refused: 1, ..Skipped::default() };
-        let audited = Audited::of(id(), &TreeAudit { skipped: refused, ..TreeAudit::default() });
-        assert!(audited.clean && !audited.complete);
+        let audit = TreeAudit { skipped: refused, ..TreeAudit::default() };
+        assert!(audit.is_clean() && !is_complete(&audit));
         // Special files alone do not make an audit incomplete, because old kernels cannot report their project.
         let special = SpecialFiles { symlinks: 1, ..SpecialFiles::default() };
         let skipped = Skipped { special_files: special, ..Skipped::default() };
-        let audited = Audited::of(id(), &TreeAudit { skipped, ..TreeAudit::default() });
-        assert!(audited.clean && audited.complete);
+        let audit = TreeAudit { skipped, ..TreeAudit::default() };
+        assert!(audit.is_clean() && is_complete(&audit));
     }
 }
