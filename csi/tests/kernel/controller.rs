@@ -345,7 +345,7 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
         status.volume_condition.unwrap().message
     };
     assert!(condition("directory").contains("77"), "{}", condition("directory"));
-    assert!(condition("foreign").contains("not made by it"), "{}", condition("foreign"));
+    assert!(condition("foreign").contains("did not create it"), "{}", condition("foreign"));
     let health = node.controller_list_volume_health(Default::default()).unwrap();
     let reported: Vec<_> = health
         .entries

@@ -77,7 +77,7 @@ fn a_clone_needs_an_empty_directory_beside_its_source_and_not_in_it() {
     let (tree, file) = (fixture.tree(), fixture.tree().join("file"));
     let error = clone_into(&tree, &tree.join("in it")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-    assert!(error.to_string().contains("lies in it"), "{error}");
+    assert!(error.to_string().contains("is inside it"), "{error}");
     let error = clone_into(&tree, &fixture.outside()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     let copy = fixture.empty_copy();
