@@ -1,9 +1,9 @@
 //! Tests the built binaries, images and manifests of this workspace with real kernels and a real kubelet. It
 //! links to none of the other crates, so it sees only what a user can see.
 //!
-//! The parts that know nothing of loopfs are crates of their own: `testvm-cluster` (a control plane and
-//! its nodes), `testvm` (images and virtual machines), and `testvm-guest` (PID 1 in them, and the messages
-//! between both). `volume-check` is the program of the test pods.
+//! The parts that know nothing of loopfs are crates of their own: `testvm-cluster` (a control plane and its
+//! nodes), `testvm` (images and virtual machines), and `testvm-guest` (PID 1 in them, and the messages between
+//! both). `volume-check` is the program of the test pods.
 
 pub mod args;
 pub mod bench;

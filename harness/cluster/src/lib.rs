@@ -1,8 +1,8 @@
 //! A Kubernetes control plane on the host and its nodes in virtual machines.
 //!
 //! The control plane is a set of processes on the host's loopback. A node is a virtual machine with
-//! containerd, kubelet and kube-proxy, and a disk for data. [`NodePlan`] has what the
-//! caller adds: container images, programs, and the mount of that disk. [`Cluster::boot_node`] adds a node.
+//! containerd, kubelet and kube-proxy, and a disk for data. [`NodePlan`] has what the caller adds: container
+//! images, programs, and the mount of that disk. [`Cluster::boot_node`] adds a node.
 //!
 //! [`waiting`] waits for objects by watches, [`exec`] runs programs in pods, and [`background`] keeps a cluster
 //! after the command that started it.
@@ -67,11 +67,9 @@ pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;
 pub use self::layout::Layout;
 pub use self::node::Node;
-pub use self::node_spec::DataDisk;
-pub use self::node_spec::{TOOLS_DIR, USER_NAMESPACES_HANDLER};
+pub use self::node_spec::{DataDisk, TOOLS_DIR, USER_NAMESPACES_HANDLER};
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
 pub use self::plan::{ContainerImage, DataMount, NodePlan};
-pub use self::running::Cluster;
-pub use self::running::walkthrough;
+pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;
