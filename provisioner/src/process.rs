@@ -60,7 +60,7 @@ pub(crate) struct Parts {
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
 pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     let Parts { client, identity, intents, open, options, monitoring } = parts;
-    let (events, event_requests) = Events::new();
+    let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
@@ -128,5 +128,5 @@ async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
         ctx.trash.notify_one();
         ctx.claims_vanished.notify_one();
     };
-    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, &ctx.cluster.identity, opened).await;
+    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, opened).await;
 }

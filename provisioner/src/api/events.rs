@@ -7,6 +7,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -63,85 +64,45 @@ pub(crate) enum Reason {
     NodeLost,
 }
 
+/// The values of `type` in the events API.
+const NORMAL: &str = "Normal";
+const WARNING: &str = "Warning";
+
 impl Reason {
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Reason::Provisioning => "Provisioning",
-            Reason::ProvisioningSucceeded => "ProvisioningSucceeded",
-            Reason::ProvisioningFailed => "ProvisioningFailed",
-            Reason::Resizing => "Resizing",
-            Reason::VolumeResizeSuccessful => "VolumeResizeSuccessful",
-            Reason::VolumeResizeFailed => "VolumeResizeFailed",
-            Reason::FileSystemResizeRequired => "FileSystemResizeRequired",
-            Reason::VolumeFailedDelete => "VolumeFailedDelete",
-            Reason::VolumeRetained => "VolumeRetained",
-            Reason::VolumeMissing => "VolumeMissing",
-            Reason::OrphanedVolumes => "OrphanedVolumes",
-            Reason::OrphanedVolumeRemoved => "OrphanedVolumeRemoved",
-            Reason::OrphanedVolumesKept => "OrphanedVolumesKept",
-            Reason::FilesInForeignProject => "FilesInForeignProject",
-            Reason::ChargedForForeignFiles => "ChargedForForeignFiles",
-            Reason::ProjectRepaired => "ProjectRepaired",
-            Reason::StorageUnavailable => "StorageUnavailable",
-            Reason::StorageReady => "StorageReady",
-            Reason::ObjectRepaired => "ObjectRepaired",
-            Reason::ObjectRefused => "ObjectRefused",
-            Reason::ObjectFailed => "ObjectFailed",
-            Reason::DeclarationInvalid => "DeclarationInvalid",
-            Reason::NodeLost => "NodeLost",
-        }
+        self.fields().0
     }
 
     fn type_(self) -> &'static str {
-        match self {
-            Reason::ProvisioningFailed
-            | Reason::VolumeResizeFailed
-            | Reason::VolumeFailedDelete
-            | Reason::VolumeMissing
-            | Reason::OrphanedVolumes
-            | Reason::OrphanedVolumesKept
-            | Reason::FilesInForeignProject
-            | Reason::ChargedForForeignFiles
-            | Reason::StorageUnavailable
-            | Reason::ObjectRefused
-            | Reason::ObjectFailed
-            | Reason::DeclarationInvalid
-            | Reason::NodeLost => "Warning",
-            Reason::Provisioning
-            | Reason::ProvisioningSucceeded
-            | Reason::Resizing
-            | Reason::VolumeResizeSuccessful
-            | Reason::FileSystemResizeRequired
-            | Reason::VolumeRetained
-            | Reason::OrphanedVolumeRemoved
-            | Reason::ProjectRepaired
-            | Reason::StorageReady
-            | Reason::ObjectRepaired => "Normal",
-        }
+        self.fields().1
     }
 
-    /// Returns the `action` of the events API: the operation.
-    fn action(self) -> &'static str {
+    /// Returns `reason`, `type` and `action` of the events API; the action is the operation.
+    fn fields(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Reason::Provisioning | Reason::ProvisioningSucceeded | Reason::ProvisioningFailed => "Provision",
-            Reason::Resizing
-            | Reason::VolumeResizeSuccessful
-            | Reason::VolumeResizeFailed
-            | Reason::FileSystemResizeRequired => "Resize",
-            Reason::VolumeFailedDelete | Reason::VolumeRetained => "Delete",
-            Reason::VolumeMissing
-            | Reason::OrphanedVolumes
-            | Reason::OrphanedVolumeRemoved
-            | Reason::OrphanedVolumesKept
-            | Reason::FilesInForeignProject
-            | Reason::ChargedForForeignFiles
-            | Reason::ProjectRepaired => "Audit",
-            Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
-            Reason::ObjectRepaired
-            | Reason::ObjectRefused
-            | Reason::ObjectFailed
-            | Reason::DeclarationInvalid => "KeepObjects",
-            Reason::NodeLost => "SettleNodeLoss",
+            Reason::Provisioning => ("Provisioning", NORMAL, "Provision"),
+            Reason::ProvisioningSucceeded => ("ProvisioningSucceeded", NORMAL, "Provision"),
+            Reason::ProvisioningFailed => ("ProvisioningFailed", WARNING, "Provision"),
+            Reason::Resizing => ("Resizing", NORMAL, "Resize"),
+            Reason::VolumeResizeSuccessful => ("VolumeResizeSuccessful", NORMAL, "Resize"),
+            Reason::VolumeResizeFailed => ("VolumeResizeFailed", WARNING, "Resize"),
+            Reason::FileSystemResizeRequired => ("FileSystemResizeRequired", NORMAL, "Resize"),
+            Reason::VolumeFailedDelete => ("VolumeFailedDelete", WARNING, "Delete"),
+            Reason::VolumeRetained => ("VolumeRetained", NORMAL, "Delete"),
+            Reason::VolumeMissing => ("VolumeMissing", WARNING, "Audit"),
+            Reason::OrphanedVolumes => ("OrphanedVolumes", WARNING, "Audit"),
+            Reason::OrphanedVolumeRemoved => ("OrphanedVolumeRemoved", NORMAL, "Audit"),
+            Reason::OrphanedVolumesKept => ("OrphanedVolumesKept", WARNING, "Audit"),
+            Reason::FilesInForeignProject => ("FilesInForeignProject", WARNING, "Audit"),
+            Reason::ChargedForForeignFiles => ("ChargedForForeignFiles", WARNING, "Audit"),
+            Reason::ProjectRepaired => ("ProjectRepaired", NORMAL, "Audit"),
+            Reason::StorageUnavailable => ("StorageUnavailable", WARNING, "OpenStorage"),
+            Reason::StorageReady => ("StorageReady", NORMAL, "OpenStorage"),
+            Reason::ObjectRepaired => ("ObjectRepaired", NORMAL, "KeepObjects"),
+            Reason::ObjectRefused => ("ObjectRefused", WARNING, "KeepObjects"),
+            Reason::ObjectFailed => ("ObjectFailed", WARNING, "KeepObjects"),
+            Reason::DeclarationInvalid => ("DeclarationInvalid", WARNING, "KeepObjects"),
+            Reason::NodeLost => ("NodeLost", WARNING, "SettleNodeLoss"),
         }
     }
 }
@@ -167,6 +128,8 @@ impl EventRequest {
 pub(crate) struct Events {
     queue: mpsc::Sender<EventRequest>,
     counter: EventCounter,
+    /// The name of this node.
+    node: Arc<str>,
 }
 
 /// Capacity of the queue: more than one request for each claim of a full node.
@@ -174,9 +137,9 @@ const QUEUE_LENGTH: usize = 4096;
 
 impl Events {
     /// Returns the recorder and the queue for [`publish`].
-    pub(crate) fn new() -> (Self, mpsc::Receiver<EventRequest>) {
+    pub(crate) fn new(node: &str) -> (Self, mpsc::Receiver<EventRequest>) {
         let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
-        (Events { queue, counter: EventCounter::default() }, requests)
+        (Events { queue, counter: EventCounter::default(), node: node.into() }, requests)
     }
 
     /// Returns the counter of all requests so far.
@@ -195,14 +158,14 @@ impl Events {
     }
 
     /// Queues an event about this node.
-    pub(crate) fn publish_on_node(&self, identity: &Identity, reason: Reason, note: impl Into<String>) {
+    pub(crate) fn publish_on_node(&self, reason: Reason, note: impl Into<String>) {
         let regarding = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
-            name: Some(identity.node().to_owned()),
+            name: Some(self.node.to_string()),
             // The kubelet puts the name here too, and `kubectl describe node` looks for it: no need to read
             // the node.
-            uid: Some(identity.node().to_owned()),
+            uid: Some(self.node.to_string()),
             ..Default::default()
         };
         self.publish_about(regarding, reason, note.into());
@@ -305,7 +268,7 @@ fn log(request: &EventRequest, write: Option<&Write>) {
     let namespace = regarding.namespace.as_deref().unwrap_or_default();
     let name = regarding.name.as_deref().unwrap_or_default();
     match (write, reason.type_()) {
-        (Some(Write::First), "Warning") => {
+        (Some(Write::First), WARNING) => {
             tracing::warn!(kind, namespace, name, reason = reason.as_str(), "{note}")
         }
         (Some(Write::First), _) => tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}"),
@@ -330,6 +293,7 @@ const NAME_MAX: usize = 253;
 const REPORTER_MAX: usize = 128;
 
 fn new_event(request: &EventRequest, identity: &Identity, serial: u64) -> Event {
+    let (reason, type_, action) = request.reason.fields();
     let suffix = format!(".{:x}.{serial:x}", request.at.as_nanosecond());
     let object = request.regarding.name.as_deref().unwrap_or("unnamed");
     let kept = truncated(object, NAME_MAX - suffix.len()).trim_end_matches(['.', '-']);
@@ -340,9 +304,9 @@ fn new_event(request: &EventRequest, identity: &Identity, serial: u64) -> Event 
             ..Default::default()
         },
         event_time: Some(MicroTime(request.at)),
-        type_: Some(request.reason.type_().to_owned()),
-        reason: Some(request.reason.as_str().to_owned()),
-        action: Some(request.reason.action().to_owned()),
+        type_: Some(type_.to_owned()),
+        reason: Some(reason.to_owned()),
+        action: Some(action.to_owned()),
         note: Some(truncated(&request.note, NOTE_MAX).to_owned()),
         regarding: Some(request.regarding.clone()),
         reporting_controller: Some(identity.driver().to_owned()),

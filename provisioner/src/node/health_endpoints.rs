@@ -129,7 +129,7 @@ mod tests {
         let (_bench, endpoints) = test_context(Caches::default(), vec![]);
         // Counters without a value are not served.
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
-        endpoints.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
+        endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));
         endpoints.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
         let readme = include_str!("../../README.md");
@@ -147,11 +147,7 @@ mod tests {
         test_context.volumes.state().trash.push(Bytes(4096));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         for _ in 0..2 {
-            endpoints.ctx.cluster.events.publish_on_node(
-                &fixtures::identity(),
-                Reason::StorageUnavailable,
-                "mount it",
-            );
+            endpoints.ctx.cluster.events.publish_on_node(Reason::StorageUnavailable, "mount it");
         }
         let text = scraped(&endpoints).await;
         for line in [

@@ -143,7 +143,7 @@ fn example(files: &ForeignFiles) -> String {
 fn publish(volume: &VolumeId, reason: Reason, note: String, ctx: &Context) {
     match ctx.volume(volume.as_str()) {
         Some(object) => ctx.cluster.events.publish(&*object, reason, note),
-        None => ctx.cluster.events.publish_on_node(&ctx.cluster.identity, reason, note),
+        None => ctx.cluster.events.publish_on_node(reason, note),
     }
 }
 

@@ -15,7 +15,6 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::{
     api::events::{Events, Reason},
-    objects::identity::Identity,
     store::{
         throttle::{BackgroundThrottle, ForegroundOps},
         volumes::{StorageError, VolumeError, Volumes},
@@ -152,13 +151,7 @@ const RETRY_LONGEST: Duration = Duration::from_secs(60);
 const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Opens the store, verifies it and opens it again until shutdown. Calls `opened` each time the store becomes usable.
-pub(crate) async fn keep_open(
-    storage: &Storage,
-    open: Opener,
-    events: &Events,
-    identity: &Identity,
-    opened: impl Fn(),
-) {
+pub(crate) async fn keep_open(storage: &Storage, open: Opener, events: &Events, opened: impl Fn()) {
     let mounts = MountTable::open();
     let mut retry = RETRY_FIRST;
     let mut failed_before = false;
@@ -175,7 +168,7 @@ pub(crate) async fn keep_open(
                 tracing::info!(%filesystem, recovered, "the volume store is open");
                 if failed_before {
                     let note = format!("the volume store on file system {filesystem} is in use again");
-                    events.publish_on_node(identity, Reason::StorageReady, note);
+                    events.publish_on_node(Reason::StorageReady, note);
                 }
                 (failed_before, retry) = (false, RETRY_FIRST);
                 storage.open(volumes);
@@ -190,7 +183,7 @@ pub(crate) async fn keep_open(
         }
         if let State::Unavailable(why) | State::Absent(why) = storage.state.borrow().clone() {
             failed_before = true;
-            events.publish_on_node(identity, Reason::StorageUnavailable, why);
+            events.publish_on_node(Reason::StorageUnavailable, why);
         }
         mounts.changed_within(retry).await;
         retry = (retry * 2).min(RETRY_LONGEST);
@@ -276,12 +269,12 @@ mod tests {
             model.verify()?;
             Ok(Arc::clone(&model) as Arc<dyn Volumes>)
         });
-        let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new());
+        let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new("node-a"));
         let (task_storage, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
         let counter = Arc::clone(&openings);
         let task = tokio::spawn(async move {
             let opened = || *counter.lock().unwrap() += 1;
-            keep_open(&task_storage, open, &events, &fixtures::identity(), opened).await;
+            keep_open(&task_storage, open, &events, opened).await;
         });
 
         assert_eq!(next(&mut event_requests).await, "StorageUnavailable");

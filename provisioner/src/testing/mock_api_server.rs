@@ -143,7 +143,7 @@ impl TestContext {
     pub(crate) fn new(volumes: FakeStore, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
         let server = tokio::spawn(serve(handle, requests));
-        let (events, event_requests) = Events::new();
+        let (events, event_requests) = Events::new(fixtures::identity().node());
         let volumes = Arc::new(volumes);
         let scratch = tempfile::tempdir().unwrap();
         let (classes, class_cache) = cache(caches.classes);

@@ -213,7 +213,7 @@ impl Reconciler<'_> {
                     "ConfigMap {namespace}/{config_map}, which declares the built-in objects, does not exist, so they stay unchanged; \
                      create it, or leave out --builtin-objects"
                 );
-                self.cluster.events.publish_on_node(&self.cluster.identity, Reason::DeclarationInvalid, note);
+                self.cluster.events.publish_on_node(Reason::DeclarationInvalid, note);
             }
         }
         state.declaration = Some(declared);

@@ -122,7 +122,7 @@ fn report_findings(findings: &Findings, ctx: &Context) {
          `loopfs-provisioner --audit` to list all of them",
         names.join(", ")
     );
-    ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumes, note);
+    ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
 }
 
 /// Removes the volumes that have been orphaned for the grace time, unless suspiciously many are orphaned.
@@ -146,7 +146,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
              them with --collect-at-most=100",
             collection.at_most_percent
         );
-        ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumesKept, note);
+        ctx.cluster.events.publish_on_node(Reason::OrphanedVolumesKept, note);
         return;
     }
     for (id, _) in since.iter().filter(|(_, since)| since.elapsed() >= grace) {
@@ -156,11 +156,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
                     "removed volume {id}, which had no PersistentVolume for {} s (--collect-after)",
                     grace.as_secs()
                 );
-                ctx.cluster.events.publish_on_node(
-                    &ctx.cluster.identity,
-                    Reason::OrphanedVolumeRemoved,
-                    note,
-                );
+                ctx.cluster.events.publish_on_node(Reason::OrphanedVolumeRemoved, note);
                 ctx.trash.notify_one();
                 ctx.retry_generation.bump();
             }
