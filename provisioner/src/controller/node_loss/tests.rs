@@ -63,6 +63,16 @@ fn listed(volume: &PersistentVolume) -> ExpectedRequest {
     expect(Method::GET, VOLUMES, None).respond(list(std::slice::from_ref(volume)))
 }
 
+/// Returns the requests of a check that finds the volume lost.
+fn lost(volume: &PersistentVolume) -> Vec<ExpectedRequest> {
+    vec![suspected(volume), node_deleted(), listed(volume)]
+}
+
+/// Returns the requests of a check that finds the node there.
+fn present(volume: &PersistentVolume) -> Vec<ExpectedRequest> {
+    vec![suspected(volume), node_exists()]
+}
+
 fn claim_read(change: Value) -> ExpectedRequest {
     expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(change))
 }
@@ -89,100 +99,80 @@ fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeL
     NodeLossController { cluster, nodes, losses: LossReconciler::new(cluster, mode) }
 }
 
-/// Reconciles at the start and again after the grace time. Returns the reasons of the events.
-async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
-    let test_context = test_context(requests);
+/// Reconciles at each of these times after the start. Returns the results and the reasons of the events.
+async fn reconciled_at(
+    times: &[Duration],
+    mode: NodeLoss,
+    requests: impl IntoIterator<Item = Vec<ExpectedRequest>>,
+) -> (Vec<Result<Option<Duration>, Error>>, Vec<&'static str>) {
+    let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, mode, &["node-a"]);
     let start = Instant::now();
-    controller.reconcile(start).await.unwrap();
-    controller.reconcile(start + GRACE).await.unwrap();
+    let mut results = Vec::new();
+    for time in times {
+        results.push(controller.reconcile(start + *time).await);
+    }
     drop(controller);
     drop(ctx);
-    test_context.finish().await
+    (results, test_context.finish().await)
+}
+
+/// Reconciles at the start and again after the grace time, both without an error. Returns the reasons of the events.
+async fn reconciled_twice<const CHECKS: usize>(
+    mode: NodeLoss,
+    requests: [Vec<ExpectedRequest>; CHECKS],
+) -> Vec<&'static str> {
+    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], mode, requests).await;
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    reasons
 }
 
 #[tokio::test]
 async fn a_node_without_csinode_is_not_deleted_while_its_node_exists() {
     let volume = volume(json!({}));
-    let requests = vec![suspected(&volume), node_exists(), suspected(&volume), node_exists()];
+    let requests = [present(&volume), present(&volume)];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
     let volume = volume(json!({}));
-    let requests = vec![
-        suspected(&volume),
-        expect(Method::GET, NODE, None).refuse_by_proxy(404),
-        suspected(&volume),
-        node_exists(),
-    ];
-    let test_context = test_context(requests);
-    let ctx = Arc::clone(&test_context.ctx);
-    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
-    let start = Instant::now();
-    assert!(controller.reconcile(start).await.is_err());
-    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), None);
-    drop(controller);
-    drop(ctx);
-    assert_eq!(test_context.finish().await, [""; 0]);
+    let hidden = vec![suspected(&volume), expect(Method::GET, NODE, None).refuse_by_proxy(404)];
+    let requests = [hidden, present(&volume)];
+    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, requests).await;
+    assert!(matches!(results[..], [Err(_), Ok(None)]), "{results:?}");
+    assert_eq!(reasons, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_404_of_a_proxy_does_not_prove_that_a_claim_is_deleted() {
     let volume = volume(json!({}));
-    let lost = || vec![suspected(&volume), node_deleted(), listed(&volume)];
     let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
-    let requests = [lost(), lost(), hidden].into_iter().flatten().collect();
+    let requests = [lost(&volume), lost(&volume), hidden];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
 async fn the_claim_is_deleted_after_the_grace_time() {
     let volume = volume(json!({}));
-    let requests = vec![
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        claim_read(json!({})),
-        node_deleted(),
-        claim_deleted(),
-    ];
+    let deletes = vec![claim_read(json!({})), node_deleted(), claim_deleted()];
+    let requests = [lost(&volume), lost(&volume), deletes];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost", "NodeLost"]);
 }
 
 #[tokio::test]
 async fn a_dry_run_reports_and_deletes_nothing() {
     let volume = volume(json!({}));
-    let requests = vec![
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        claim_read(json!({})),
-    ];
+    let requests = [lost(&volume), lost(&volume), vec![claim_read(json!({}))]];
     assert_eq!(reconciled_twice(NodeLoss::DryRun, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
 async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
     let volume = volume(json!({}));
-    let requests = vec![
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        claim_read(json!({})),
-        node_exists(),
-    ];
+    let back = vec![claim_read(json!({})), node_exists()];
+    let requests = [lost(&volume), lost(&volume), back];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
@@ -193,36 +183,22 @@ async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
 #[tokio::test]
 async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case] reason: &str) {
     let volume = volume(json!({}));
-    let requests = vec![
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        claim_read(json!({})),
-        node_deleted(),
-        claim_deleted().refuse(status, reason),
-    ];
+    let refused = vec![claim_read(json!({})), node_deleted(), claim_deleted().refuse(status, reason)];
+    let requests = [lost(&volume), lost(&volume), refused];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_failed_write_is_reported_and_retried_with_back_off() {
     let volume = volume(json!({}));
-    let lost = || vec![suspected(&volume), node_deleted(), listed(&volume)];
     let refused = vec![claim_read(json!({})), node_deleted(), claim_deleted().refuse(403, "Forbidden")];
-    let test_context = test_context([lost(), lost(), refused, lost()].into_iter().flatten().collect());
-    let ctx = Arc::clone(&test_context.ctx);
-    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
-    let start = Instant::now();
-    controller.reconcile(start).await.unwrap();
-    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(Duration::from_secs(1)));
+    let requests = [lost(&volume), lost(&volume), refused, lost(&volume)];
     let half = Duration::from_millis(500);
-    assert_eq!(controller.reconcile(start + GRACE + half).await.unwrap(), Some(half));
-    drop(controller);
-    drop(ctx);
-    assert_eq!(test_context.finish().await, ["NodeLost"]);
+    let times = [Duration::ZERO, GRACE, GRACE + half];
+    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
+    let waits: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    assert_eq!(waits[1..], [Some(Duration::from_secs(1)), Some(half)]);
+    assert_eq!(reasons, ["NodeLost"]);
 }
 
 #[tokio::test]
@@ -232,36 +208,25 @@ async fn a_newer_claim_stays_and_the_persistent_volume_of_the_old_one_is_deleted
     let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
     let patch =
         json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
-    let requests = vec![
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
-        suspected(&volume),
-        node_deleted(),
-        listed(&volume),
+    let deletes = vec![
         claim_read(json!({"metadata": {"uid": "another"}})),
         node_deleted(),
         expect(Method::DELETE, VOLUME, preconditions).respond(&volume),
         expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
     ];
+    let requests = [lost(&volume), lost(&volume), deletes];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
 async fn a_node_that_came_back_gets_the_full_grace_time_again() {
     let volume = volume(json!({}));
-    let lost = || vec![suspected(&volume), node_deleted(), listed(&volume)];
-    let back = vec![suspected(&volume), node_exists()];
-    let test_context = test_context([lost(), back, lost()].into_iter().flatten().collect());
-    let ctx = Arc::clone(&test_context.ctx);
-    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
-    let start = Instant::now();
-    assert_eq!(controller.reconcile(start).await.unwrap(), Some(GRACE));
-    assert_eq!(controller.reconcile(start + GRACE / 2).await.unwrap(), None);
-    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(GRACE));
-    drop(controller);
-    drop(ctx);
-    assert_eq!(test_context.finish().await, [""; 0]);
+    let requests = [lost(&volume), present(&volume), lost(&volume)];
+    let times = [Duration::ZERO, GRACE / 2, GRACE];
+    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
+    let waits: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    assert_eq!(waits, [Some(GRACE), None, Some(GRACE)]);
+    assert_eq!(reasons, [""; 0]);
 }
 
 #[tokio::test]
