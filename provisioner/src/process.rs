@@ -19,10 +19,10 @@ use crate::{
     node::{
         audit,
         capacity::{self, CapacityConfig},
-        claims, classes,
+        claims, classes, cleanup,
         context::Context,
         health_endpoints::HealthEndpoints,
-        janitor, lost_disk, persistent_volumes, project_audit,
+        lost_disk, persistent_volumes, project_audit,
     },
     objects::identity::Identity,
     store::{
@@ -116,7 +116,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         let endpoints = HealthEndpoints { ctx: Arc::clone(&ctx), writes };
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
-    tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
+    tasks.spawn(named("cleanup", until(stop.clone(), cleanup::run(ctx))));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn(named("events", events::publish(client, identity, event_requests)));
     (tasks, stop)
@@ -126,7 +126,7 @@ async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
     let opened = || {
         ctx.retry_generation.bump();
         ctx.trash.notify_one();
-        ctx.claims_vanished.notify_one();
+        ctx.claims_deleted.notify_one();
     };
     storage::keep_open(&ctx.storage, open, &ctx.cluster.events, opened).await;
 }

@@ -82,12 +82,12 @@ fn observe(
             if claim.metadata.deletion_timestamp.is_some() || ownership::bound_volume(&claim).is_some() {
                 ctx.claims.backoff.clear(&key);
             }
-            ctx.claims_vanished.notify_one();
+            ctx.claims_deleted.notify_one();
             None
         }
         CacheChange::Listed => {
             ctx.claims.listed();
-            ctx.claims_vanished.notify_one();
+            ctx.claims_deleted.notify_one();
             None
         }
     }

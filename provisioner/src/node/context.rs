@@ -55,7 +55,7 @@ pub(crate) struct Context {
     /// Notified when an entry was moved to the trash.
     pub(crate) trash: Notify,
     /// Notified when a claim was deleted or a watch restarted: records of provisioning may have been orphaned.
-    pub(crate) claims_vanished: Notify,
+    pub(crate) claims_deleted: Notify,
     pub(crate) retry_generation: RetryGeneration,
     /// Notified when the free capacity may have decreased, or a published CSIStorageCapacity was changed.
     pub(crate) capacity: Notify,
@@ -85,7 +85,7 @@ impl Context {
             classes_synced: Default::default(),
             in_flight: Default::default(),
             trash: Default::default(),
-            claims_vanished: Default::default(),
+            claims_deleted: Default::default(),
             retry_generation: Default::default(),
             capacity: Default::default(),
             operations: Default::default(),

@@ -48,7 +48,7 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
         ctx.synced().await;
         attempts = if process_records(ctx).await { 0 } else { attempts.saturating_add(1) };
         let wait = if attempts == 0 { ORPHANS_INTERVAL } else { backoff::FAILURE.after(attempts) };
-        drop(timeout(wait, ctx.claims_vanished.notified()).await);
+        drop(timeout(wait, ctx.claims_deleted.notified()).await);
     }
 }
 
@@ -58,11 +58,11 @@ async fn process_records(ctx: &Context) -> bool {
     let intents = match tokio::task::spawn_blocking(move || intents.list()).await {
         Ok(Ok(intents)) => intents,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "could not read the records of provisioning; the janitor retries");
+            tracing::warn!(%error, "could not read the records of provisioning; the cleanup retries");
             return false;
         }
         Err(error) => {
-            tracing::error!(%error, "the task that reads the records of provisioning panicked; the janitor retries");
+            tracing::error!(%error, "the task that reads the records of provisioning panicked; the cleanup retries");
             return false;
         }
     };
@@ -118,7 +118,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
         Ok(removed)
     });
     if removed.await? {
-        tracing::info!(volume = %id, claim = %intent.claim(), "removed a volume whose claim vanished while it was being made");
+        tracing::info!(volume = %id, claim = %intent.claim(), "removed a volume whose claim was deleted during provisioning");
         ctx.trash.notify_one();
     }
     Ok(true)
@@ -221,7 +221,7 @@ mod tests {
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
         let begun = tokio::time::Instant::now();
-        let janitor = tokio::spawn({
+        let cleanup = tokio::spawn({
             let ctx = Arc::clone(&ctx);
             async move { remove_orphans(&ctx).await }
         });
@@ -232,8 +232,8 @@ mod tests {
         }
         assert!(begun.elapsed() < ORPHANS_INTERVAL, "{:?}", begun.elapsed());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), None);
-        janitor.abort();
-        drop(janitor.await);
+        cleanup.abort();
+        drop(cleanup.await);
         drop(ctx);
         test_context.finish().await;
     }
