@@ -22,8 +22,8 @@ pub(crate) enum Error {
     Api { operation: &'static str, object: String, source: kube::Error },
     /// The claim's PersistentVolume of an earlier attempt is marked for deletion.
     #[error(
-        "PersistentVolume {0} of this claim is being deleted; the claim is provisioned once it is gone; remove the object's \
-         finalizers if it stays"
+        "PersistentVolume {0} of this claim is being deleted; the claim is provisioned once that no longer exists; if it \
+         stays, remove its finalizers"
     )]
     VolumeDeleting(String),
     /// A PersistentVolume of another owner has the name of the claim's PersistentVolume.

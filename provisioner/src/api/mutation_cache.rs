@@ -143,12 +143,12 @@ mod tests {
     #[rstest]
     #[case::same_object("u", true)]
     #[case::recreated_under_the_same_name("other", false)]
-    fn an_object_that_a_write_removed_stays_removed(#[case] cached: &str, #[case] gone: bool) {
+    fn an_object_that_a_write_removed_stays_removed(#[case] cached: &str, #[case] expected: bool) {
         let writes = MutationCache::default();
         let mut last = claim("u", "10");
         last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         writes.remember(last);
-        assert_eq!(is_removed(&*writes.newest(Arc::new(claim(cached, "11")))), gone);
+        assert_eq!(is_removed(&*writes.newest(Arc::new(claim(cached, "11")))), expected);
     }
 
     #[test]

@@ -60,7 +60,7 @@ async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     cluster.bound("first").await;
     cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
     let text = cluster.event("second", "ProvisioningFailed").await;
-    assert!(text.contains("62914560 bytes asked, 4194304 available"), "{text}");
+    assert!(text.contains("62914560 bytes requested, 4194304 available"), "{text}");
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
     let rescheduled = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
     until(&cluster.claims(), "second", rescheduled).await;

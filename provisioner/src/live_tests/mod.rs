@@ -428,14 +428,14 @@ async fn metrics_count_the_writes_of_a_claim() {
 async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     let cluster = Cluster::connect().await;
     // A provisioner was killed after it created the volume and before it created the PersistentVolume.
-    let claim = cluster.claim("gone", json!({})).await;
+    let claim = cluster.claim("deleted", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
     cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
     let spec =
         loopfs::volume_store::VolumeSpec::new(loopfs::volume_store::VolumeKind::Filesystem, Bytes(MIB));
     cluster.volumes.create(&id, &spec).unwrap();
-    cluster.delete_claim("gone").await;
-    cluster.wait_until_deleted(&cluster.claims(), "gone").await;
+    cluster.delete_claim("deleted").await;
+    cluster.wait_until_deleted(&cluster.claims(), "deleted").await;
     let provisioner = cluster.provisioner().await;
     eventually("removed", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
     eventually("no record of provisioning", || async {

@@ -195,7 +195,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
 async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orphan() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
-    for vanishes in [false, true] {
+    for deletes_claim in [false, true] {
         let provisioner = relay.provisioner(&cluster).await;
         relay.set_once_created(&cluster.volumes, Line::Cut);
         cluster.claim("a", json!({})).await;
@@ -203,7 +203,7 @@ async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orph
         provisioner.kill().await;
         relay.set(Line::Open);
         assert_eq!(cluster.intents().list().unwrap().len(), 1);
-        if vanishes {
+        if deletes_claim {
             cluster.delete_claim_without_provisioner("a", &relay).await;
             continue;
         }

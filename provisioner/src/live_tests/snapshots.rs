@@ -94,8 +94,8 @@ async fn a_claim_is_copied_from_a_snapshot() {
     cluster.claim("restored", from("before")).await;
     let restored = cluster.bound("restored").await;
     let id = VolumeId::parse(&restored.name_any()).unwrap();
-    let made_from = cluster.volumes.state().copies.get(&id).cloned();
-    assert_eq!(made_from, Some(format!("snapshot {handle}")));
+    let source = cluster.volumes.state().copies.get(&id).cloned();
+    assert_eq!(source, Some(format!("snapshot {handle}")));
     // The earlier claim is retried.
     cluster.bound("early").await;
 

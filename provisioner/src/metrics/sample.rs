@@ -37,12 +37,16 @@ pub(crate) fn register(
     writes.register(&mut registry);
     registry.count(
         "claims_waiting",
-        "Claims for which this node was chosen and that have no volume yet",
+        "Claims for which this node was selected and that have no volume yet",
         sample.claims_waiting as u64,
     );
     let open = u64::from(sample.store.is_some());
-    registry.count("storage_open", "Whether volumes can be created: 1, or 0 and the reason in the log", open);
-    if let Some((space, census)) = &sample.store {
+    registry.count(
+        "storage_open",
+        "1 if the data file system can be used, else 0; the log has the reason",
+        open,
+    );
+    if let Some((space, counts)) = &sample.store {
         registry.bytes("store_capacity", "Size of the data file system", space.total.0);
         registry.bytes(
             "store_available",
@@ -50,10 +54,10 @@ pub(crate) fn register(
             space.available.0,
         );
         registry.bytes("store_promised", "Reserved for volumes, whether used or not", space.reserved.0);
-        let volumes = [("Filesystem", census.directories as u64), ("Block", census.images as u64)];
+        let volumes = [("Filesystem", counts.directories as u64), ("Block", counts.images as u64)];
         registry.counts("volumes", "Volumes by kind", "kind", volumes);
         let trash = "Files and directories of deleted volumes that are not freed yet";
-        registry.count("trash_entries", trash, census.trash as u64);
+        registry.count("trash_entries", trash, counts.trash as u64);
     }
     if let Some((findings, ended)) = &sample.audit {
         let found = [
@@ -62,7 +66,7 @@ pub(crate) fn register(
         ];
         let help = "Orphaned volumes, and PersistentVolumes without a volume, found by the last audit";
         registry.counts("audit_findings", help, "finding", found);
-        registry.seconds("audit_timestamp", "When the last audit ended, since 1970", *ended);
+        registry.seconds("audit_timestamp", "Unix time at which the last audit ended", *ended);
     }
     registry
 }

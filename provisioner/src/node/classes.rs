@@ -74,7 +74,7 @@ mod tests {
 
     #[rstest]
     #[case::the_class_arrives(CacheChange::Applied(class()), json!({}), true)]
-    #[case::the_class_goes(CacheChange::Deleted(class()), json!({}), true)]
+    #[case::the_class_is_deleted(CacheChange::Deleted(class()), json!({}), true)]
     #[case::all_are_listed_and_follow(CacheChange::Listed, json!({}), false)]
     #[case::no_node_is_selected(CacheChange::Applied(class()), json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": null}}}), true)]
     #[case::of_another_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": "other"}}), false)]

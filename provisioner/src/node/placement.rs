@@ -197,7 +197,7 @@ mod tests {
     #[case::another_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-b"], Placement::Requeue)]
     #[case::the_class_names_it(None, only("node-a"), &["node-a", "node-b"], Placement::Here)]
     #[case::the_class_names_another(None, only("node-b"), &["node-a", "node-b"], Placement::Requeue)]
-    #[case::another_tells(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Placement::Requeue)]
+    #[case::another_node_reports(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Placement::Requeue)]
     #[case::driver_on_no_node(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
     fn places(
         #[case] selected: Option<&str>,

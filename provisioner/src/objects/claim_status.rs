@@ -123,7 +123,7 @@ pub(crate) fn merge_conditions(
         } else if mentioned.as_ref() == Some(&condition.type_) {
             // `take` also drops duplicates of the type, which only a claim edited by a person has.
             merged.extend(
-                new.take().map(|new| if says_the_same(&new, condition) { condition.clone() } else { new }),
+                new.take().map(|new| if has_same_content(&new, condition) { condition.clone() } else { new }),
             );
         } else if earlier == Earlier::Keep {
             merged.push(condition.clone());
@@ -133,7 +133,7 @@ pub(crate) fn merge_conditions(
     merged
 }
 
-fn says_the_same(new: &PersistentVolumeClaimCondition, old: &PersistentVolumeClaimCondition) -> bool {
+fn has_same_content(new: &PersistentVolumeClaimCondition, old: &PersistentVolumeClaimCondition) -> bool {
     (&new.status, &new.message) == (&old.status, &old.message)
 }
 

@@ -61,7 +61,7 @@ const GRACE_PARAMETER: &str = "nodeLossGraceSeconds";
 /// The parameters, as [`ParametersError`](crate::objects::parameters::ParametersError) lists them.
 pub(crate) const ALLOWED: [&str; 2] = [
     "onNodeLoss (retain, deleteVolume or deleteClaim)",
-    "nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000)",
+    "nodeLossGraceSeconds (seconds after the deletion of the Node object, a number from 1 to 31536000)",
 ];
 
 /// The error of an invalid value.

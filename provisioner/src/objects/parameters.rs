@@ -124,7 +124,7 @@ mod tests {
              bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
              directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin), \
              onNodeLoss (retain, deleteVolume or deleteClaim), \
-             nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000), \
+             nodeLossGraceSeconds (seconds after the deletion of the Node object, a number from 1 to 31536000), \
              csi.storage.k8s.io/fstype (xfs or empty)"
         );
     }

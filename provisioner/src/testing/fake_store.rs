@@ -103,7 +103,10 @@ impl State {
         if more.0 <= available {
             return Ok(());
         }
-        Err(error(ErrorKind::NoSpace, format!("volume {id}: {} bytes asked, {available} available", more.0)))
+        Err(error(
+            ErrorKind::NoSpace,
+            format!("volume {id}: {} bytes requested, {available} available", more.0),
+        ))
     }
 
     pub(crate) fn available(&self) -> Bytes {
@@ -135,7 +138,12 @@ impl Volumes for FakeStore {
         let mut state = self.state();
         match state.volumes.get(id) {
             Some((kind, existing)) if *kind == spec.kind && *existing >= capacity => return Ok(*existing),
-            Some(_) => return Err(error(ErrorKind::AlreadyExists, format!("volume {id} is another"))),
+            Some(_) => {
+                return Err(error(
+                    ErrorKind::AlreadyExists,
+                    format!("volume {id} exists with another kind or size"),
+                ));
+            }
             None => state.require(id, capacity)?,
         }
         state.volumes.insert(id.clone(), (spec.kind, capacity));
@@ -157,9 +165,9 @@ impl Volumes for FakeStore {
             ContentSource::Snapshot(source) => self.state().snapshots.get(source).copied(),
         };
         match kind {
-            None => return Err(error(ErrorKind::NotFound, format!("{source}: there is none"))),
+            None => return Err(error(ErrorKind::NotFound, format!("{source} does not exist"))),
             Some(kind) if kind != spec.kind => {
-                return Err(error(ErrorKind::InvalidInput, format!("{source} is a {kind} one")));
+                return Err(error(ErrorKind::InvalidInput, format!("{source} is a {kind} volume")));
             }
             Some(_) => {}
         }
@@ -179,7 +187,7 @@ impl Volumes for FakeStore {
         let to = to.round_up().unwrap();
         let mut state = self.state();
         let Some((kind, existing)) = state.volumes.get(id).copied() else {
-            return Err(error(ErrorKind::NotFound, format!("volume {id}: there is none")));
+            return Err(error(ErrorKind::NotFound, format!("volume {id} does not exist")));
         };
         if to > existing {
             state.require(id, to.saturating_sub(existing))?;

@@ -137,8 +137,8 @@ pub(super) fn rules(policy: &ValidatingAdmissionPolicy) -> impl Iterator<Item = 
 pub(super) fn warnings(policy: &ValidatingAdmissionPolicy) -> Vec<String> {
     let checked = policy.status.as_ref().and_then(|status| status.type_checking.as_ref());
     let warnings = checked.and_then(|checked| checked.expression_warnings.as_ref());
-    let shown = |warning: &ExpressionWarning| {
+    let describe = |warning: &ExpressionWarning| {
         format!("{}: {}: {}", policy.name_any(), warning.field_ref, warning.warning)
     };
-    warnings.into_iter().flatten().map(shown).collect()
+    warnings.into_iter().flatten().map(describe).collect()
 }

@@ -138,9 +138,9 @@ mod tests {
     #[case::its_object(json!({}))]
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
     #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
-    #[case::made_by_hand(json!({"metadata": {"name": "mine", "labels": null}}))]
+    #[case::created_by_a_person(json!({"metadata": {"name": "mine", "labels": null}}))]
     #[case::labelled_wrongly(json!({"metadata": {"labels": {NODE: "node-b"}}}))]
-    #[case::says_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
+    #[case::names_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
     #[case::of_another_disk_here(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
     fn a_volume_that_a_persistent_volume_names_is_not_orphaned(#[case] change: Value) {
         assert_eq!(orphans(&held(&[fixtures::VOLUME], &[]), &[fixtures::volume(change)]), ids(&[]));

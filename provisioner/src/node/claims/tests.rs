@@ -339,7 +339,8 @@ async fn a_conflict_is_retried_after_back_off_without_an_event() {
 async fn a_request_beyond_the_free_capacity_is_infeasible() {
     let (begin, begun) = begins(requesting("2Gi"), "2Gi");
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
-    let why = "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes asked, 1072693248 available";
+    let why =
+        "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes requested, 1072693248 available";
     let patch = resize::record(
         &begun,
         &fixtures::volume(json!({})),

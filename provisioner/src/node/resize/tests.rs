@@ -40,9 +40,9 @@ const EXPAND: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 #[case::block_stopped_before_the_claim("Block", Some("ControllerResizeInProgress"), "4Mi", EXPAND)]
 #[case::block_infeasible_once("Block", Some("ControllerResizeInfeasible"), "1Mi", EXPAND)]
 #[case::node_pending("Block", Some("NodeResizePending"), "4Mi", Plan::AwaitNode)]
-#[case::node_pending_and_more_asked("Block", Some("NodeResizePending"), "2Mi", EXPAND)]
+#[case::node_pending_and_more_requested("Block", Some("NodeResizePending"), "2Mi", EXPAND)]
 #[case::node_in_progress("Block", Some("NodeResizeInProgress"), "4Mi", Plan::AwaitNode)]
-#[case::node_in_progress_and_more_asked("Block", Some("NodeResizeInProgress"), "2Mi", Plan::AwaitNode)]
+#[case::node_in_progress_and_more_requested("Block", Some("NodeResizeInProgress"), "2Mi", Plan::AwaitNode)]
 #[case::node_infeasible("Block", Some("NodeResizeInfeasible"), "4Mi", EXPAND)]
 #[case::state_of_the_future("Block", Some("ResizeByMagic"), "4Mi", EXPAND)]
 fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &str, #[case] expected: Plan) {
@@ -50,7 +50,7 @@ fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &st
 }
 
 #[rstest]
-#[case::as_large_as_asked(json!({"status": {"capacity": {"storage": "4Mi"}}}), json!({}))]
+#[case::as_large_as_requested(json!({"status": {"capacity": {"storage": "4Mi"}}}), json!({}))]
 #[case::larger(json!({"status": {"capacity": {"storage": "5Mi"}}}), json!({}))]
 #[case::not_bound_yet(json!({"status": {"phase": "Pending"}}), json!({}))]
 #[case::lost(json!({"status": {"phase": "Lost"}}), json!({}))]
@@ -191,19 +191,20 @@ fn a_smaller_request_succeeds_after_an_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
     let mut claim = serde_json::to_value(claim(None, None)).unwrap();
     let read = |claim: &Value| serde_json::from_value::<PersistentVolumeClaim>(claim.clone()).unwrap();
-    let ask = |claim: &mut Value, size: &str| claim["spec"]["resources"]["requests"]["storage"] = json!(size);
+    let request =
+        |claim: &mut Value, size: &str| claim["spec"]["resources"]["requests"]["storage"] = json!(size);
 
-    ask(&mut claim, "1Ei");
+    request(&mut claim, "1Ei");
     let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
     let patch = begin(&read(&claim), target, NOW).unwrap();
     fixtures::merge(&mut claim, patch);
-    let outcome = Outcome::Infeasible("1Ei asked, 1Gi available".to_owned());
+    let outcome = Outcome::Infeasible("1Ei requested, 1Gi available".to_owned());
     let patch = record(&read(&claim), &volume, &outcome, NOW).claim.unwrap();
     fixtures::merge(&mut claim, patch);
     assert_eq!(ResizeStatus::of(&read(&claim)), Some(ResizeStatus::ControllerInfeasible));
     assert_eq!(conditions(&read(&claim)), ["Resizing", "ControllerResizeError"]);
 
-    ask(&mut claim, "2Mi");
+    request(&mut claim, "2Mi");
     let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
     assert_eq!(target, Bytes(2 * MIB));
     let patch = begin(&read(&claim), target, NOW).unwrap();
@@ -296,35 +297,35 @@ fn every_state_and_outcome_is_recorded_consistently() {
 
 fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Outcome) {
     let (earlier, claim) = (read(before), read(after));
-    let shown = format!("{mode} {outcome:?}: {before} -> {after}");
+    let transition = format!("{mode} {outcome:?}: {before} -> {after}");
     let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
     let allocated = recorded(claim.status.as_ref().unwrap().allocated_resources.as_ref());
     let conditions = conditions(&claim);
-    assert!(conditions.contains(&"ModifyingVolume"), "conditions of other types stay: {shown}");
+    assert!(conditions.contains(&"ModifyingVolume"), "conditions of other types stay: {transition}");
     let done = claim
         .metadata
         .annotations
         .as_ref()
         .unwrap()
         .contains_key("volume.kubernetes.io/node-expansion-not-required");
-    assert_eq!(done, matches!(outcome, Outcome::Expanded(_)), "{shown}");
+    assert_eq!(done, matches!(outcome, Outcome::Expanded(_)), "{transition}");
     match outcome {
         Outcome::Expanded(expanded) => {
-            assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*expanded)), "{shown}");
-            assert_eq!((allocated, conditions), (Some(*expanded), vec!["ModifyingVolume"]), "{shown}");
+            assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*expanded)), "{transition}");
+            assert_eq!((allocated, conditions), (Some(*expanded), vec!["ModifyingVolume"]), "{transition}");
         }
         Outcome::AwaitsNode(expanded) => {
-            assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{shown}");
-            assert_eq!((allocated, size(&claim)), (Some(*expanded), size(&earlier)), "{shown}");
-            assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{shown}");
+            assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{transition}");
+            assert_eq!((allocated, size(&claim)), (Some(*expanded), size(&earlier)), "{transition}");
+            assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{transition}");
         }
         failed => {
             let infeasible = matches!(failed, Outcome::Infeasible(_));
             let states = [Some(ResizeStatus::ControllerInProgress), Some(ResizeStatus::ControllerInfeasible)];
-            assert!(states.contains(&ResizeStatus::of(&claim)), "{shown}");
-            assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{shown}");
-            assert_eq!((allocated, size(&claim)), (Some(target), size(&earlier)), "{shown}");
-            assert!(conditions.contains(&"ControllerResizeError"), "{shown}");
+            assert!(states.contains(&ResizeStatus::of(&claim)), "{transition}");
+            assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{transition}");
+            assert_eq!((allocated, size(&claim)), (Some(target), size(&earlier)), "{transition}");
+            assert!(conditions.contains(&"ControllerResizeError"), "{transition}");
         }
     }
 }
