@@ -197,8 +197,14 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let classes: Api<StorageClass> = Api::all(taken_over);
     let labels = json!({"name": "mine", "labels": ours()["metadata"]["labels"]});
     for (object, word) in [
-        (json!({"metadata": {"name": "mine"}, "provisioner": "csi.loopfs.dev"}), "labels what it writes"),
-        (json!({"metadata": labels, "provisioner": "csi.other.dev"}), "classes of its own driver"),
+        (
+            json!({"metadata": {"name": "mine"}, "provisioner": "csi.loopfs.dev"}),
+            "may write only objects with the labels",
+        ),
+        (
+            json!({"metadata": labels, "provisioner": "csi.other.dev"}),
+            "only StorageClasses of its own driver",
+        ),
     ] {
         let object: StorageClass = serde_json::from_value(object).unwrap();
         // A policy takes a moment to become effective.
@@ -215,7 +221,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
         .await;
     }
     let foreign = classes.delete(&cluster.class, &DeleteParams::default()).await.unwrap_err().to_string();
-    assert!(foreign.contains("changes only objects that are labelled"), "{foreign}");
+    assert!(foreign.contains("may change only objects that have the labels"), "{foreign}");
     cluster.undeclare_all().await;
     let none = json!({"metadata": {"labels": null}});
     cluster.change(&roles, ROLE, none.clone()).await;

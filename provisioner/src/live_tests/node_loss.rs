@@ -204,7 +204,7 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over, &cluster.namespace);
     let delete = async || volumes.delete(&name, &DeleteParams::default()).await.map(drop);
     let refused = delete().await.unwrap_err().to_string();
-    assert!(refused.contains("changes only volumes of its own node"), "{refused}");
+    assert!(refused.contains("may change and delete only PersistentVolumes of its own node"), "{refused}");
     claims.delete("theirs", &DeleteParams::default()).await.unwrap_err();
 
     cluster.opt_in(&OPT_IN).await;

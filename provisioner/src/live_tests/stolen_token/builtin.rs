@@ -134,13 +134,13 @@ impl BuiltIn {
             fixtures::merge_keeping_nulls(&mut unlabelled, json!({"metadata": {"labels": null}}));
             let unlabelled = resource.create(new(own, unlabelled));
             attempts.expect(
-                refused("labels what it writes"),
+                refused("may write only objects with the labels"),
                 &format!("create a {what} without labels"),
                 [unlabelled],
             );
             attempts.allow(&format!("update its own {what}"), [resource.update(own.clone())]);
             let adopted = changed(foreign, json!({"metadata": {"labels": labels()}}));
-            let only_labelled = refused("changes only objects that are labelled");
+            let only_labelled = refused("may change only objects that have the labels");
             attempts.expect(
                 only_labelled.clone(),
                 &format!("adopt another's {what}"),
@@ -159,19 +159,19 @@ impl BuiltIn {
         };
         let named = |name: &str| json!({"metadata": {"name": name}});
         create(
-            refused("classes of its own driver"),
+            refused("only StorageClasses of its own driver"),
             "create a class of another driver",
             "StorageClass",
             json!({"provisioner": OTHER_DRIVER}),
         );
         create(
-            refused("only its own driver"),
+            refused("only the CSIDriver"),
             "create another CSIDriver",
             "CSIDriver",
             named("csi.third.dev"),
         );
         create(
-            refused("whose names begin with loopfs"),
+            refused("only PriorityClasses whose names begin with loopfs"),
             "create a PriorityClass of any name",
             "PriorityClass",
             named("urgent"),
@@ -213,7 +213,7 @@ impl BuiltIn {
             let aggregated =
                 json!({"metadata": {"labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}});
             create(
-                refused("only labels of app.kubernetes.io"),
+                refused("may add to roles only labels of app.kubernetes.io"),
                 "have the role view take its rights in",
                 kind,
                 aggregated,
@@ -236,7 +236,7 @@ impl BuiltIn {
         for change in [json!({"finalizers": ["example.com/keep"]}), json!({"ownerReferences": [owner]})] {
             let change = json!({"metadata": change});
             create(
-                refused("leaves finalizers and owners"),
+                refused("may not change finalizers and owners"),
                 "keep a Node from being deleted",
                 "StorageClass",
                 change,

@@ -12,81 +12,81 @@ const RESCHEDULE: &str = "loopfs-provisioner-reschedule";
 const STATUS: &str = "loopfs-provisioner-claims";
 const DELETION: &str = "loopfs-provisioner-claim-deletion";
 
+// Words of the rules that refuse more than one of the requests.
+const OWN_NODE: &str = "own node was selected";
+const OWN_DRIVER: &str = "claims of its own driver";
+const SELECTED_NODE_ONLY: &str = "only the annotation of the selected node";
+const ALL_ELSE: &str = "may not change the spec, labels, finalizers and owners";
+const RESIZE_FIELDS: &str = "that a resize needs";
+const NO_METADATA: &str = "no metadata except";
+
 fn owner() -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true})
 }
 
-pub(super) fn give_back(scene: &Scene, attempts: &mut Attempts) {
+pub(super) fn reschedule(scene: &Scene, attempts: &mut Attempts) {
     let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
-    let give_back = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
-    attempts.allow("give its own claim back", patches("waiting-own", &give_back));
-    let of_no_node = patches("waiting-own", &give_back).remove(0);
-    attempts.expect(
-        Expected::Refused(RESCHEDULE, "own node was selected"),
-        "give a claim back",
-        [of_no_node],
-    );
+    let reschedule = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    attempts.allow("return its own claim to the scheduler", patches("waiting-own", &reschedule));
+    let of_no_node = patches("waiting-own", &reschedule).remove(0);
+    attempts.expect(Expected::Refused(RESCHEDULE, OWN_NODE), "return a claim to the scheduler", [of_no_node]);
     attempts.unbound();
     for (words, claim) in [
-        ("own node was selected", "waiting-theirs"),
-        ("own node was selected", "bound-theirs"),
-        ("claims of its own driver", "waiting-other"),
-        ("claims of its own driver", "bound-other"),
+        (OWN_NODE, "waiting-theirs"),
+        (OWN_NODE, "bound-theirs"),
+        (OWN_DRIVER, "waiting-other"),
+        (OWN_DRIVER, "bound-other"),
         ("claims that wait for a volume", "bound-own"),
     ] {
-        let title = format!("give the claim {claim} back");
-        attempts.expect(Expected::Refused(RESCHEDULE, words), &title, patches(claim, &give_back));
+        let title = format!("return the claim {claim} to the scheduler");
+        attempts.expect(Expected::Refused(RESCHEDULE, words), &title, patches(claim, &reschedule));
     }
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     for claim in ["bound-unplaced", "bound-other-unplaced", "by-hand", "by-hand-other"] {
         let title = format!("label the claim {claim}");
-        attempts.expect(
-            Expected::Refused(RESCHEDULE, "own node was selected"),
-            &title,
-            patches(claim, &label),
-        );
+        attempts.expect(Expected::Refused(RESCHEDULE, OWN_NODE), &title, patches(claim, &label));
     }
     let volume = &scene.volume("bound-own")["metadata"]["name"];
     for (words, title, metadata, spec) in [
         (
-            "and nothing else",
+            SELECTED_NODE_ONLY,
             "send its own claim to another node",
             json!({"annotations": {SELECTED_NODE: THERE}}),
             json!({}),
         ),
         (
-            "and nothing else",
+            SELECTED_NODE_ONLY,
             "have another driver provision its own claim",
             json!({"annotations": {"volume.kubernetes.io/storage-provisioner": OTHER_DRIVER}}),
             json!({}),
         ),
         (
-            "and nothing else",
+            SELECTED_NODE_ONLY,
             "annotate its own claim",
             json!({"annotations": {SELECTED_NODE: null, "a": "b"}}),
             json!({}),
         ),
         (
-            "all else",
+            ALL_ELSE,
             "label its own claim",
             json!({"annotations": {SELECTED_NODE: null}, "labels": {"a": "b"}}),
             json!({}),
         ),
         (
-            "all else",
+            ALL_ELSE,
             "keep its own claim from being deleted",
             json!({"annotations": {SELECTED_NODE: null}, "finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}),
             json!({}),
         ),
         (
-            "all else",
+            ALL_ELSE,
             "own its own claim",
             json!({"annotations": {SELECTED_NODE: null}, "ownerReferences": [owner()]}),
             json!({}),
         ),
         (
-            "all else",
-            "have its own claim take another's volume",
+            ALL_ELSE,
+            "bind its own claim to the volume of another claim",
             json!({"annotations": {SELECTED_NODE: null}}),
             json!({"volumeName": volume}),
         ),
@@ -121,25 +121,17 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     for (policy, words, claim) in [
         (STATUS, "bound claims of its own node", "bound-theirs"),
         (STATUS, "bound claims of its own node", "waiting-own"),
-        (STATUS, "claims of its own driver", "bound-other"),
-        (STATUS, "claims of its own driver", "bound-other-unplaced"),
+        (STATUS, OWN_DRIVER, "bound-other"),
+        (STATUS, OWN_DRIVER, "bound-other-unplaced"),
         ("loopfs-provisioner-classes", "classes of other drivers", "by-hand-other"),
     ] {
         let title = format!("record a resize of the claim {claim}");
         attempts.expect(Expected::Refused(policy, words), &title, patches(claim, &progress));
     }
     for (words, title, change) in [
-        ("that a resize needs", "lose its own claim", json!({"phase": "Lost"})),
-        (
-            "that a resize needs",
-            "widen the access modes",
-            json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}),
-        ),
-        (
-            "that a resize needs",
-            "name an attributes class",
-            json!({"currentVolumeAttributesClassName": "gold"}),
-        ),
+        (RESIZE_FIELDS, "lose its own claim", json!({"phase": "Lost"})),
+        (RESIZE_FIELDS, "widen the access modes", json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]})),
+        (RESIZE_FIELDS, "name an attributes class", json!({"currentVolumeAttributesClassName": "gold"})),
         (
             "only the conditions of a resize",
             "add a condition",
@@ -166,12 +158,12 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
             ("own", json!({"ownerReferences": [owner()]})),
         ] {
             let (title, change) = (format!("{what} the claim {claim}"), json!({"metadata": metadata}));
-            attempts.expect(Expected::Refused(STATUS, "no metadata"), &title, patches(claim, &change));
+            attempts.expect(Expected::Refused(STATUS, NO_METADATA), &title, patches(claim, &change));
         }
     }
     let disown = json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": null}}});
     attempts.expect(
-        Expected::Refused(STATUS, "no metadata"),
+        Expected::Refused(STATUS, NO_METADATA),
         "remove the driver from its own claim",
         patches("bound-own", &disown),
     );
@@ -179,11 +171,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     let adopt = json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": DRIVER}}});
     for claim in ["bound-other", "bound-other-unplaced"] {
         let title = format!("adopt the claim {claim}");
-        attempts.expect(
-            Expected::Refused(STATUS, "claims of its own driver"),
-            &title,
-            patches(claim, &adopt),
-        );
+        attempts.expect(Expected::Refused(STATUS, OWN_DRIVER), &title, patches(claim, &adopt));
     }
 }
 
@@ -198,7 +186,7 @@ pub(super) fn delete(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
     }
     attempts.allow("delete a claim of its own driver", own.map(delete));
     attempts.expect(
-        Expected::Refused(DELETION, "claims of its own driver"),
+        Expected::Refused(DELETION, OWN_DRIVER),
         "delete a claim of another driver or of none",
         foreign.map(delete),
     );

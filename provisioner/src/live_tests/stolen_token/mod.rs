@@ -174,8 +174,8 @@ async fn suite(component: Component) {
     surroundings::read(&scene, &mut attempts);
     volumes::create(&scene, &mut attempts);
     volumes::change(&scene, &mut attempts);
-    volumes::settle(&scene, enforced, &mut attempts);
-    claims::give_back(&scene, &mut attempts);
+    volumes::of_deleted_nodes(&scene, enforced, &mut attempts);
+    claims::reschedule(&scene, &mut attempts);
     claims::status(&scene, &mut attempts);
     claims::delete(&scene, enforced, &mut attempts);
     reports::capacity(&scene, &mut attempts);

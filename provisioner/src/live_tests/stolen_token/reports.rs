@@ -11,6 +11,16 @@ use super::{
 const CAPACITIES: &str = "loopfs-provisioner-capacities";
 const EVENTS: &str = "loopfs-provisioner-events";
 
+// Words of the rules that refuse more than one of the requests.
+const OWN_CAPACITY: &str = "publish only the capacity of its own node";
+const NAME: &str = "the name of a capacity";
+const LABELS: &str = "a capacity must have the labels";
+const OWNER: &str = "the provisioner's own pod";
+const FINALIZERS: &str = "may not change the finalizers of a capacity";
+const OWN_NAME: &str = "in the name of its own node";
+const REGARDING: &str = "only about claims";
+const BARE: &str = "may not record events with finalizers or owners";
+
 pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
     let refused = |words| Expected::Refused(CAPACITIES, words);
     let capacity = scene.new_capacity(HERE);
@@ -27,50 +37,42 @@ pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
     };
     for (words, title, change) in [
         (
-            "the room of its own node",
+            OWN_CAPACITY,
             "publish the capacity of another node",
             json!({"nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": THERE}}}),
         ),
+        (OWN_CAPACITY, "publish the capacity of all nodes", json!({"nodeTopology": {"matchLabels": null}})),
+        (OWN_CAPACITY, "publish the capacity of no node", json!({"nodeTopology": null})),
         (
-            "the room of its own node",
-            "publish the capacity of all nodes",
-            json!({"nodeTopology": {"matchLabels": null}}),
-        ),
-        ("the room of its own node", "publish the capacity of no node", json!({"nodeTopology": null})),
-        (
-            "names a capacity",
+            NAME,
             "take the name of another node's capacity",
             json!({"metadata": {"name": format!("{THERE}-0123456789abcdef")}}),
         ),
         (
-            "names a capacity",
+            NAME,
             "take the name of the capacity of a node whose name begins alike",
             json!({"metadata": {"name": format!("{HERE}-b-0123456789abcdef")}}),
         ),
         (
-            "names a capacity",
+            NAME,
             "publish under a generated name",
             json!({"metadata": {"name": null, "generateName": format!("{HERE}-")}}),
         ),
         (
-            "labels a capacity",
+            LABELS,
             "publish what another node's provisioner takes for its own",
             json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
         ),
         (
-            "labels a capacity",
+            LABELS,
             "publish what another driver's provisioner takes for its own",
             json!({"metadata": {"labels": {"csi.storage.k8s.io/drivername": OTHER_DRIVER}}}),
         ),
-        ("the provisioner's own pod", "publish for another pod", owner(json!({"uid": "another"}))),
-        ("the provisioner's own pod", "publish for a Node", owner(json!({"kind": "Node"}))),
+        (OWNER, "publish for another pod", owner(json!({"uid": "another"}))),
+        (OWNER, "publish for a Node", owner(json!({"kind": "Node"}))),
+        (OWNER, "keep its own pod from being deleted", owner(json!({"blockOwnerDeletion": true}))),
         (
-            "the provisioner's own pod",
-            "keep its own pod from being deleted",
-            owner(json!({"blockOwnerDeletion": true})),
-        ),
-        (
-            "finalizers of a capacity",
+            FINALIZERS,
             "keep the namespace from being deleted",
             json!({"metadata": {"finalizers": ["example.com/keep"]}}),
         ),
@@ -88,13 +90,13 @@ pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
     attempts.allow("change its own capacity", capacities().patches(own, &larger));
     for (words, title, change) in [
         (
-            "labels a capacity",
+            LABELS,
             "label its own capacity as another node's",
             json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
         ),
-        ("the provisioner's own pod", "have a Node own its own capacity", owner(json!({"kind": "Node"}))),
+        (OWNER, "have a Node own its own capacity", owner(json!({"kind": "Node"}))),
         (
-            "finalizers of a capacity",
+            FINALIZERS,
             "add a finalizer to its own capacity",
             json!({"metadata": {"finalizers": ["example.com/keep"]}}),
         ),
@@ -104,14 +106,14 @@ pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
     for (title, capacity) in
         [("change another node's capacity", theirs), ("change another driver's capacity", other)]
     {
-        attempts.expect(refused("the room of its own node"), title, capacities().patches(capacity, &larger));
+        attempts.expect(refused(OWN_CAPACITY), title, capacities().patches(capacity, &larger));
     }
     attempts.allow("delete its own capacity", [capacities().delete(name(own))]);
     for (title, capacity) in
         [("delete another node's capacity", theirs), ("delete another driver's capacity", other)]
     {
         attempts.expect(
-            refused("only what tells of its own node"),
+            refused("may change and delete only the capacities"),
             title,
             [capacities().delete(name(capacity))],
         );
@@ -135,26 +137,22 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     }
     attempts.refuse_unbound(EVENTS, "report about a claim", events(scene).create(event.clone()));
     for (words, title, change) in [
-        ("in the name of its own node", "report in another node's name", json!({"reportingInstance": THERE})),
+        (OWN_NAME, "report in another node's name", json!({"reportingInstance": THERE})),
+        (OWN_NAME, "report in another driver's name", json!({"reportingController": OTHER_DRIVER})),
+        (OWN_NAME, "report as the kubelet", json!({"reportingController": "kubelet"})),
+        (REGARDING, "report about a Pod", json!({"regarding": {"kind": "Pod"}})),
         (
-            "in the name of its own node",
-            "report in another driver's name",
-            json!({"reportingController": OTHER_DRIVER}),
-        ),
-        ("in the name of its own node", "report as the kubelet", json!({"reportingController": "kubelet"})),
-        ("only about claims", "report about a Pod", json!({"regarding": {"kind": "Pod"}})),
-        (
-            "only about claims",
+            REGARDING,
             "report about a ConfigMap of another namespace",
             json!({"regarding": {"kind": "ConfigMap"}}),
         ),
         (
-            "without finalizers",
+            BARE,
             "keep the namespace from being deleted",
             json!({"metadata": {"finalizers": ["example.com/keep"]}}),
         ),
         (
-            "without finalizers",
+            BARE,
             "report for an owner",
             json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "1"}]}}),
         ),
@@ -162,7 +160,7 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
         attempts.expect(refused(words), title, [events(scene).create(changed(&event, change))]);
     }
     attempts.expect(
-        refused("only about claims"),
+        refused(REGARDING),
         "report about another node",
         [in_default.create(changed(&event, about("Node", THERE)))],
     );
@@ -171,16 +169,11 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     let repeated = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
     attempts.allow("count its own event", events(scene).patches(own, &repeated));
     let keep = json!({"metadata": {"finalizers": ["example.com/keep"]}});
-    attempts.expect(
-        refused("without finalizers"),
-        "add a finalizer to its own event",
-        events(scene).patches(own, &keep),
-    );
+    attempts.expect(refused(BARE), "add a finalizer to its own event", events(scene).patches(own, &keep));
     let label = json!({"metadata": {"labels": {"a": "b"}}});
-    for (words, title, event) in [
-        ("in the name of its own node", "label another node's event", theirs),
-        ("in the name of its own node", "label another driver's event", other),
-    ] {
+    for (words, title, event) in
+        [(OWN_NAME, "label another node's event", theirs), (OWN_NAME, "label another driver's event", other)]
+    {
         attempts.expect(refused(words), title, events(scene).patches(event, &label));
     }
     let mine = json!({"reportingInstance": HERE});

@@ -11,6 +11,19 @@ use crate::objects::pv::FINALIZER;
 
 const POLICY: &str = "loopfs-provisioner-volumes";
 
+// Words of the rules that refuse more than one of the requests.
+const OWN_DRIVER: &str = "only PersistentVolumes of its own driver";
+const WRITE_OWN_NODE: &str = "may write only PersistentVolumes of its own node";
+const CHANGE_OWN_NODE: &str = "may change and delete only PersistentVolumes of its own node";
+const AFFINITY: &str = "whose node affinity allows its own node and no other";
+const NAME: &str = "the name and the handle of a PersistentVolume";
+const NO_SECRETS: &str = "with secrets or with other fields";
+const ANNOTATIONS: &str = "may not annotate PersistentVolumes";
+const NO_OWNERS: &str = "may not create PersistentVolumes with owners";
+const ONLY_CAPACITY: &str = "only the capacity in the spec";
+const METADATA: &str = "may not change the labels, annotations and owners";
+const FINALIZER_ONLY: &str = "only its own finalizer";
+
 fn refused(words: &'static str) -> Expected {
     Expected::Refused(POLICY, words)
 }
@@ -35,147 +48,123 @@ pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
         json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
     let foreign = scene.volume("bound-theirs");
     for (words, title, change) in [
+        (OWN_DRIVER, "create a volume of another driver", json!({"spec": {"csi": {"driver": OTHER_DRIVER}}})),
         (
-            "only volumes of its own driver",
-            "create a volume of another driver",
-            json!({"spec": {"csi": {"driver": OTHER_DRIVER}}}),
-        ),
-        (
-            "only volumes of its own driver",
+            OWN_DRIVER,
             "create a volume that is a path of the host",
             json!({"spec": {"csi": null, "hostPath": {"path": "/etc"}}}),
         ),
         (
-            "writes only volumes of its own node",
+            WRITE_OWN_NODE,
             "create a volume with another node's label",
             json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
         ),
+        (WRITE_OWN_NODE, "create a volume without a label", json!({"metadata": {"labels": null}})),
+        (AFFINITY, "create a volume without an affinity", json!({"spec": {"nodeAffinity": null}})),
         (
-            "writes only volumes of its own node",
-            "create a volume without a label",
-            json!({"metadata": {"labels": null}}),
-        ),
-        (
-            "no other node can use",
-            "create a volume without an affinity",
-            json!({"spec": {"nodeAffinity": null}}),
-        ),
-        (
-            "no other node can use",
+            AFFINITY,
             "create a volume of another node",
             affinity(json!([{"matchExpressions": [topology("In", &[THERE])]}])),
         ),
         (
-            "no other node can use",
+            AFFINITY,
             "create a volume of two nodes",
             affinity(json!([{"matchExpressions": [topology("In", &[HERE, THERE])]}])),
         ),
         (
-            "no other node can use",
+            AFFINITY,
             "create a volume with two terms",
             affinity(json!([here(), {"matchExpressions": [topology("In", &[THERE])]}])),
         ),
         (
-            "no other node can use",
+            AFFINITY,
             "create a volume of all other nodes",
             affinity(json!([{"matchExpressions": [topology("NotIn", &[HERE])]}])),
         ),
         (
-            "no other node can use",
+            AFFINITY,
             "create a volume of a zone",
             affinity(json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": [HERE]}]}])),
         ),
-        ("no other node can use", "create a volume with an empty term", affinity(json!([here(), {}]))),
+        (AFFINITY, "create a volume with an empty term", affinity(json!([here(), {}]))),
         (
-            "no other node can use",
+            AFFINITY,
             "create a volume with a field of another node",
             affinity(
                 json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [THERE]}]}]),
             ),
         ),
         (
-            "names a volume and its data",
+            NAME,
             "create a volume with the handle of another node's volume",
             json!({"spec": {"csi": {"volumeHandle": foreign["spec"]["csi"]["volumeHandle"]}}}),
         ),
         (
-            "names a volume and its data",
+            NAME,
             "create a volume whose handle is a path",
             json!({"spec": {"csi": {"volumeHandle": "../../etc"}}}),
         ),
+        (NAME, "create a volume of another name", json!({"metadata": {"name": "mine"}})),
         (
-            "names a volume and its data",
-            "create a volume of another name",
-            json!({"metadata": {"name": "mine"}}),
-        ),
-        (
-            "names a volume and its data",
+            NAME,
             "create a volume of a generated name",
             json!({"metadata": {"name": null, "generateName": "pvc-"}}),
         ),
-        ("names a volume and its data", "create a volume for any claim", json!({"spec": {"claimRef": null}})),
+        (NAME, "create a volume for any claim", json!({"spec": {"claimRef": null}})),
+        (NAME, "create a volume for any claim of a name", json!({"spec": {"claimRef": {"uid": null}}})),
         (
-            "names a volume and its data",
-            "create a volume for any claim of a name",
-            json!({"spec": {"claimRef": {"uid": null}}}),
-        ),
-        (
-            "names a volume and its data",
+            NAME,
             "create a volume under one claim's UID for another claim",
             json!({"spec": {"claimRef": {"uid": scene.claim_of("waiting-theirs")["metadata"]["uid"]}}}),
         ),
         (
-            "without secrets",
+            NO_SECRETS,
             "read a secret when the volume is staged",
             json!({"spec": {"csi": {"nodeStageSecretRef": secret}}}),
         ),
         (
-            "without secrets",
+            NO_SECRETS,
             "read a secret when the volume is published",
             json!({"spec": {"csi": {"nodePublishSecretRef": secret}}}),
         ),
         (
-            "without secrets",
+            NO_SECRETS,
             "read a secret when the volume is expanded",
             json!({"spec": {"csi": {"nodeExpandSecretRef": secret}}}),
         ),
         (
-            "without secrets",
+            NO_SECRETS,
             "name a secret for a controller",
             json!({"spec": {"csi": {"controllerPublishSecretRef": secret}}}),
         ),
         (
-            "without secrets",
+            NO_SECRETS,
             "keep an attributes class from being deleted",
             json!({"spec": {"volumeAttributesClassName": "gold"}}),
         ),
         (
-            "annotates volumes only",
+            ANNOTATIONS,
             "have another driver's provisioner delete the handle",
             json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": OTHER_DRIVER}}}),
         ),
         (
-            "annotates volumes only",
+            ANNOTATIONS,
             "have another driver take the volume for a migrated one",
             json!({"metadata": {"annotations": {"pv.kubernetes.io/migrated-to": OTHER_DRIVER}}}),
         ),
         (
-            "annotates volumes only",
+            ANNOTATIONS,
             "have the volume offered to other claims",
             json!({"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}}),
         ),
         (
-            "annotates volumes only",
+            ANNOTATIONS,
             "name another class in an annotation",
             json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": scene.other_class}}}),
         ),
+        (NO_OWNERS, "keep a Node from being deleted", json!({"metadata": {"ownerReferences": [owner]}})),
         (
-            "without owners",
-            "keep a Node from being deleted",
-            json!({"metadata": {"ownerReferences": [owner]}}),
-        ),
-        (
-            "without owners",
+            NO_OWNERS,
             "create a volume that cannot be deleted",
             json!({"metadata": {"finalizers": ["example.com/keep"]}}),
         ),
@@ -196,10 +185,13 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
     let larger = json!({"spec": {"capacity": {"storage": "2Mi"}}});
     let strategic =
         |object, change| [volumes().patch(name(object), super::request::Format::Strategic, change)];
-    let let_go = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
-    attempts.allow("grow its own volume", volumes().patches(own, &larger));
-    attempts.allow("let its own volume go", strategic(own, let_go.clone()));
-    attempts.allow("hold its own volume", strategic(own, json!({"metadata": {"finalizers": [FINALIZER]}})));
+    let without_finalizer = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
+    attempts.allow("expand its own volume", volumes().patches(own, &larger));
+    attempts.allow("remove the finalizer of its own volume", strategic(own, without_finalizer.clone()));
+    attempts.allow(
+        "add the finalizer to its own volume",
+        strategic(own, json!({"metadata": {"finalizers": [FINALIZER]}})),
+    );
     attempts.refuse_unbound(POLICY, "change a volume", strategic(own, larger.clone())[0].clone());
 
     let claim = |name| {
@@ -210,63 +202,43 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
     let owner =
         json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
     for (words, title, change) in [
+        (ONLY_CAPACITY, "give its own volume to the claim of another tenant", claim("waiting-other")),
+        (ONLY_CAPACITY, "offer its own volume to all claims", json!({"spec": {"claimRef": null}})),
         (
-            "no field of a volume but its capacity",
-            "give its own volume to a stranger's claim",
-            claim("waiting-other"),
-        ),
-        (
-            "no field of a volume but its capacity",
-            "offer its own volume to all claims",
-            json!({"spec": {"claimRef": null}}),
-        ),
-        (
-            "no field of a volume but its capacity",
+            ONLY_CAPACITY,
             "change the reclaim policy",
             json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}),
         ),
+        (ONLY_CAPACITY, "change the class", json!({"spec": {"storageClassName": scene.other_class}})),
+        (ONLY_CAPACITY, "add a mount option", json!({"spec": {"mountOptions": ["nosuid", "exec"]}})),
         (
-            "no field of a volume but its capacity",
-            "change the class",
-            json!({"spec": {"storageClassName": scene.other_class}}),
-        ),
-        (
-            "no field of a volume but its capacity",
-            "add a mount option",
-            json!({"spec": {"mountOptions": ["nosuid", "exec"]}}),
-        ),
-        (
-            "no field of a volume but its capacity",
+            ONLY_CAPACITY,
             "add an access mode",
             json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}),
         ),
         (
-            "no field of a volume but its capacity",
+            ONLY_CAPACITY,
             "name a secret afterwards",
             json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
         ),
         (
-            "leaves the labels, annotations and owners",
+            METADATA,
             "label its own volume",
             json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "z"}}}),
         ),
         (
-            "leaves the labels, annotations and owners",
+            METADATA,
             "have another driver's provisioner delete its own volume",
             json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": OTHER_DRIVER}}}),
         ),
+        (METADATA, "own its own volume", json!({"metadata": {"ownerReferences": [owner]}})),
         (
-            "leaves the labels, annotations and owners",
-            "own its own volume",
-            json!({"metadata": {"ownerReferences": [owner]}}),
-        ),
-        (
-            "no finalizer of a volume but its own",
+            FINALIZER_ONLY,
             "add a finalizer",
             json!({"metadata": {"finalizers": [FINALIZER, "kubernetes.io/pv-protection", "example.com/keep"]}}),
         ),
         (
-            "writes only volumes of its own node",
+            WRITE_OWN_NODE,
             "hand its own volume over to another node",
             json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
         ),
@@ -275,66 +247,44 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
     }
     let unprotect =
         json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["kubernetes.io/pv-protection"]}});
-    attempts.expect(
-        refused("no finalizer of a volume but its own"),
-        "take the protection off",
-        strategic(own, unprotect),
-    );
+    attempts.expect(refused(FINALIZER_ONLY), "remove the finalizer of Kubernetes", strategic(own, unprotect));
 
     attempts.expect(
-        refused("writes only volumes of its own node"),
-        "grow another node's volume",
+        refused(WRITE_OWN_NODE),
+        "expand another node's volume",
         volumes().patches(theirs, &larger),
     );
     attempts.expect(
-        refused("writes only volumes of its own node"),
-        "let another node's volume go",
-        strategic(theirs, let_go.clone()),
+        refused(WRITE_OWN_NODE),
+        "remove the finalizer of another node's volume",
+        strategic(theirs, without_finalizer.clone()),
     );
     let mine = json!({"metadata": {"labels": {"csi.loopfs.dev/node": HERE}}});
-    attempts.expect(
-        refused("changes only volumes of its own node"),
-        "take another node's volume",
-        volumes().patches(theirs, &mine),
-    );
-    attempts.expect(
-        refused("only volumes of its own driver"),
-        "take another driver's volume",
-        volumes().patches(other, &mine),
-    );
+    attempts.expect(refused(CHANGE_OWN_NODE), "take another node's volume", volumes().patches(theirs, &mine));
+    attempts.expect(refused(OWN_DRIVER), "take another driver's volume", volumes().patches(other, &mine));
     attempts.allow("delete its own volume", [volumes().delete(name(own))]);
-    attempts.expect(
-        refused("only volumes of its own driver"),
-        "delete another driver's volume",
-        [volumes().delete(name(other))],
-    );
+    attempts.expect(refused(OWN_DRIVER), "delete another driver's volume", [volumes().delete(name(other))]);
     attempts.refuse_unbound(POLICY, "delete a volume", volumes().delete(name(own)));
 }
 
 /// Adds requests for PersistentVolumes of other nodes, to which the component node-loss gives access.
-pub(super) fn settle(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
+pub(super) fn of_deleted_nodes(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
     let (theirs, marked) = (scene.volume("bound-theirs"), scene.volume("bound-marked"));
-    let let_go = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
-    let release = volumes().patch(name(marked), super::request::Format::Strategic, let_go);
+    let without_finalizer = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
+    let release = volumes().patch(name(marked), super::request::Format::Strategic, without_finalizer);
     let (deletes, releases) = match enforced {
         true => (Expected::Allowed, Expected::Allowed),
-        false => {
-            (refused("changes only volumes of its own node"), refused("writes only volumes of its own node"))
-        }
+        false => (refused(CHANGE_OWN_NODE), refused(WRITE_OWN_NODE)),
     };
     attempts.expect(deletes, "delete another node's volume", [volumes().delete(name(theirs))]);
     attempts.also(1, "settle", "lostnodes");
-    attempts.expect(releases, "let another node's marked volume go", [release]);
+    attempts.expect(releases, "remove the finalizer of another node's marked volume", [release]);
     attempts.also(1, "settle", "lostnodes");
     for (title, change) in [
-        ("grow another node's marked volume", json!({"spec": {"capacity": {"storage": "2Mi"}}})),
+        ("expand another node's marked volume", json!({"spec": {"capacity": {"storage": "2Mi"}}})),
         ("relabel another node's marked volume", json!({"metadata": {"labels": {"a": "b"}}})),
         ("annotate another node's marked volume", json!({"metadata": {"annotations": {"a": "b"}}})),
     ] {
-        attempts.expect(
-            refused("writes only volumes of its own node"),
-            title,
-            volumes().patches(marked, &change),
-        );
+        attempts.expect(refused(WRITE_OWN_NODE), title, volumes().patches(marked, &change));
     }
 }
