@@ -74,7 +74,7 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             let binding = device.binding().clone();
             assert_eq!(attached_index(image.as_fd()), Some(binding.index));
             let user = LoopDevice::open_index(device.index()).unwrap();
-            let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("somebody has it open") };
+            let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is open") };
             assert_eq!(attached_index(image.as_fd()), None, "it is to go");
             let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else {
                 panic!("still open")
@@ -296,7 +296,7 @@ fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
 }
 
 #[test]
-fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
+fn an_index_whose_discards_stay_disabled_is_recreated_if_it_is_not_open() {
     old_and_new(
         |model| model.keeps_discard_masks = true,
         || {
@@ -355,7 +355,7 @@ fn discards_that_cannot_be_masked_leave_nothing_bound(
     let error = control.attach(image.as_fd(), &options().discard(Discard::Disabled)).unwrap_err();
     assert_eq!(error.kind(), expected, "{error}");
     with(|model| assert!(model.bound().is_empty()));
-    // And nobody else minds.
+    // Other options still succeed.
     assert!(control.attach(image.as_fd(), &options()).is_ok());
 }
 

@@ -259,7 +259,7 @@ fn failure(refusal: OpError, at: &EntryPath<'_>) -> Error {
     match refusal.errno {
         Errno::ENOSPC | Errno::EDQUOT => error.explain(
             "the limit of the clone's project, or the file system, leaves no room; what it shares counts in full \
-             against its limit: raise that to what the source uses, or free space, and clone anew",
+             against its limit: raise that to what the source uses, or free space, and clone again",
         ),
         Errno::EOPNOTSUPP if refusal.operation == SHARE => error.explain(
             "the file system cannot share blocks between files; clones need XFS made with \

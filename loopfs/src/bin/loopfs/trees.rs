@@ -261,7 +261,7 @@ impl Audited {
         }
         text.push_str(&self.left_out.text());
         if self.disturbed {
-            text.push_str("directories were moved meanwhile: parts of the tree may not have been seen; audit it again\n");
+            text.push_str("directories were moved in the meantime: parts of the tree may not have been seen; audit it again\n");
         }
         text
     }
@@ -326,7 +326,7 @@ left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
 project 7: 6 names, 2 of them directories; 1 with another id, 1 directories that hand none down
 ID  INHERITS  PATH
  9  no        d/f
-directories were moved meanwhile: parts of the tree may not have been seen; audit it again
+directories were moved in the meantime: parts of the tree may not have been seen; audit it again
 "
         );
         assert_eq!(
