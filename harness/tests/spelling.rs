@@ -37,15 +37,15 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn a_misspelt_word_and_a_word_that_documents_do_not_use_are_found() {
+fn a_misspelt_word_and_an_unwanted_word_are_found() {
     let (root, storage, findings) = (root(), ConfigStorage::new(), Findings::default());
     let mut engine = ConfigEngine::new(&storage);
     engine.init_dir(&root).unwrap();
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let document = directory.path().join("document.md");
+    let source = directory.path().join("source.rs");
     // In two parts each, because this file is checked too.
-    std::fs::write(&document, concat!("Pods rec", "ieve what who", "ever sends.\n")).unwrap();
-    Typos.check_file(&document, false, &engine.policy(&root.join("document.md")), &findings).unwrap();
+    std::fs::write(&source, concat!("// Pods rec", "ieve what who", "ever sends.\n")).unwrap();
+    Typos.check_file(&source, false, &engine.policy(&root.join("source.rs")), &findings).unwrap();
     assert_eq!(findings.0.into_inner().unwrap().len(), 2);
 }
 

@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn a_kubeconfig_has_server_authority_and_credentials() {
         let authority = Authority::generate("test").unwrap();
-        let caller = authority.client(Subject { user: "somebody", group: Some("some") }).unwrap();
+        let caller = authority.client(Subject { user: "alice", group: Some("some") }).unwrap();
         let text = render("name", "127.0.0.1:6443".parse().unwrap(), &authority.certificate(), &caller);
         let config = Kubeconfig::from_yaml(&text).unwrap();
         let cluster = config.clusters[0].cluster.as_ref().unwrap();

@@ -220,7 +220,7 @@ mod tests {
 
     #[rstest]
     #[case::all_read(0, "", true)]
-    #[case::went_meanwhile(1, "find: '{}/volumes/a': No such file or directory\n", true)]
+    #[case::deleted_during_the_search(1, "find: '{}/volumes/a': No such file or directory\n", true)]
     #[case::not_readable(1, "find: '{}/volumes/a': Input/output error\n", false)]
     #[case::one_of_two(
         1,
@@ -228,9 +228,13 @@ mod tests {
         false
     )]
     #[case::no_data_directory(1, "find: '{}': No such file or directory\n", false)]
-    #[case::said_nothing(1, "", false)]
+    #[case::without_a_message(1, "", false)]
     #[case::killed(137, "find: '{}/volumes/a': No such file or directory\n", false)]
-    fn what_goes_meanwhile_is_not_there(#[case] code: i32, #[case] stderr: &str, #[case] read: bool) {
+    fn files_deleted_during_the_search_are_no_error(
+        #[case] code: i32,
+        #[case] stderr: &str,
+        #[case] read: bool,
+    ) {
         let stderr = stderr.replace("{}", DATA_DIR);
         let found = ExecOutput { code, stdout: FOUND.to_owned(), stderr };
         assert_eq!(still_there(&found).ok(), read.then_some(FOUND));

@@ -140,12 +140,16 @@ impl<'ast> Visit<'ast> for Names {
         visit::visit_expr_method_call(self, call);
     }
 
-    /// Adds the reasons of events, which are the texts of the variants of `Reason`.
+    /// Adds the reasons of events, which are the texts of the variants of `Reason`, alone or first in a tuple.
     fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+        let text = match &*arm.body {
+            Expr::Tuple(fields) => fields.elems.first(),
+            text => Some(text),
+        };
         if let syn::Pat::Path(path) = &arm.pat
             && path.path.segments.len() == 2
             && path.path.segments[0].ident == "Reason"
-            && let Expr::Lit(syn::ExprLit { lit: Lit::Str(reason), .. }) = &*arm.body
+            && let Some(Expr::Lit(syn::ExprLit { lit: Lit::Str(reason), .. })) = text
             && path.path.segments[1].ident == reason.value().as_str()
         {
             self.reasons.insert(reason.value());

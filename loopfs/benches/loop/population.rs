@@ -121,7 +121,7 @@ impl Population {
         while pool()? > 0 {
             stop::check()?;
             if Instant::now() > deadline {
-                return Err("devices are left that nobody removes".into());
+                return Err("idle devices remain that remove_idle does not remove".into());
             }
             if control.remove_idle(0) == 0 {
                 // The background thread removes the other devices.

@@ -83,8 +83,7 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     cluster.remove_objects(&[&lost]).await;
     cluster.found(&provisioner, 0, 0).await;
     cluster.remove_objects(&[&theirs, &adopted]).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -125,6 +124,5 @@ async fn orphaned_volumes_are_removed_if_requested() {
     cluster.delete_claim("waiting").await;
     cluster.wait_until_deleted(&cluster.objects(), pending.as_str()).await;
     cluster.remove_objects(&[&object]).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }

@@ -144,7 +144,7 @@ async fn built_in_objects_are_kept_as_declared() {
 
     let again = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
     create::<CSIDriver>(&drivers, again).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 /// A provisioner can restore only the role rules that it has itself.
@@ -226,7 +226,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let none = json!({"metadata": {"labels": null}});
     cluster.change(&roles, ROLE, none.clone()).await;
     cluster.change(&bindings, ROLE, none).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 /// One write repairs each difference, and a provisioner that has not received a new declaration does not undo it.
@@ -268,5 +268,5 @@ async fn two_provisioners_repair_each_difference_with_one_write() {
     }
     assert_eq!(written, expected);
     cluster.undeclare_all().await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }

@@ -21,19 +21,12 @@ async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted(
     let phase = |volume: &PersistentVolume| volume.status.as_ref()?.phase.clone();
     until(&cluster.objects(), &volume.name_any(), |volume| phase(volume).as_deref() == Some("Released"))
         .await;
-    let events: Api<Event> = Api::namespaced(cluster.admin.clone(), "default");
-    eventually("VolumeRetained", || async {
-        let events = events.list(&ListParams::default()).await.unwrap();
-        let mut retained = events.iter().filter(|event| event.reason.as_deref() == Some("VolumeRetained"));
-        let note = format!("volume {} on file system {}", volume.name_any(), fixtures::FILESYSTEM);
-        retained.find_map(|event| event.note.as_ref()?.contains(&note).then_some(()))
-    })
-    .await;
+    let note = format!("volume {} on file system {}", volume.name_any(), fixtures::FILESYSTEM);
+    cluster.event_in("default", &volume.name_any(), "VolumeRetained", &note).await;
     cluster.objects().delete(&volume.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -64,8 +57,7 @@ async fn an_available_volume_is_deleted_with_its_persistent_volume() {
     cluster.objects().delete(&name, &DeleteParams::default()).await.unwrap();
     cluster.wait_until_deleted(&cluster.objects(), &name).await;
     assert!(cluster.volumes.state().volumes.is_empty());
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -92,8 +84,7 @@ async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
     cluster.objects().delete(&second, &DeleteParams::default()).await.unwrap();
     cluster.wait_until_deleted(&cluster.objects(), &name).await;
     assert!(cluster.volumes.state().volumes.is_empty());
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -104,19 +95,9 @@ async fn a_volume_in_use_is_reported_and_not_deleted() {
     let volume = cluster.bound("busy").await;
     cluster.volumes.state().busy = true;
     cluster.delete_claim("busy").await;
-    let events: Api<Event> = Api::namespaced(cluster.admin.clone(), "default");
-    eventually("VolumeFailedDelete", || async {
-        let events = events.list(&ListParams::default()).await.unwrap();
-        let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
-        let is_reported = |event: &&Event| {
-            event.reason.as_deref() == Some("VolumeFailedDelete") && about(event) == Some(volume.name_any())
-        };
-        events.iter().find(is_reported).map(|_event| ())
-    })
-    .await;
+    cluster.event_in("default", &volume.name_any(), "VolumeFailedDelete", "").await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
     cluster.volumes.state().busy = false;
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }

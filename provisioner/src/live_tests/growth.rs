@@ -14,8 +14,7 @@ async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
         until(&cluster.claims(), "refreshed", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
     cluster.event("refreshed", "VolumeResizeSuccessful").await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -48,8 +47,7 @@ async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
     cluster.claims().patch_status("disk", &PatchParams::default(), &Patch::Merge(done)).await.unwrap();
     cluster.delete_claim("disk").await;
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -74,7 +72,6 @@ async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     cluster.bound("second").await;
     cluster.delete_claim("second").await;
-    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish([provisioner]).await;
 }

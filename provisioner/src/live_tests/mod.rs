@@ -315,7 +315,11 @@ impl Cluster {
         .await;
     }
 
-    async fn finish(self) {
+    /// Stops the provisioners and removes the objects of the test.
+    async fn finish(self, provisioners: impl IntoIterator<Item = Provisioner>) {
+        for provisioner in provisioners {
+            provisioner.stop().await;
+        }
         let classes: Api<StorageClass> = Api::all(self.admin.clone());
         for class in classes.list(&ListParams::default()).await.unwrap() {
             if class.name_any().starts_with(&self.class) {
@@ -335,6 +339,11 @@ async fn create<K: Object + serde::Serialize>(api: &Api<K>, object: Value) -> K 
 
 async fn until<K: Object>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
     eventually(name, || async { api.get(name).await.ok().filter(|object| done(object)) }).await
+}
+
+/// Waits until a store has no volumes.
+async fn until_empty(store: &FakeStore) {
+    eventually("no volumes", || async { store.state().volumes.is_empty().then_some(()) }).await;
 }
 
 async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
@@ -387,8 +396,7 @@ async fn a_claim_is_provisioned_expanded_and_deleted() {
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     eventually("trash emptied", || async { cluster.volumes.state().trash.is_empty().then_some(()) }).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -420,8 +428,7 @@ async fn metrics_count_the_writes_of_a_claim() {
         lines.iter().all(|line| text.contains(&format!("\nloopfs_provisioner_{line}"))).then_some(())
     })
     .await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -437,14 +444,13 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     cluster.delete_claim("deleted").await;
     cluster.wait_until_deleted(&cluster.claims(), "deleted").await;
     let provisioner = cluster.provisioner().await;
-    eventually("removed", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    until_empty(&cluster.volumes).await;
     eventually("no record of provisioning", || async {
         cluster.intents().list().unwrap().is_empty().then_some(())
     })
     .await;
     assert!(cluster.objects().get_opt(id.as_str()).await.unwrap().is_none());
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 /// The provisioner is killed many times at random moments. Every claim ends with one volume and one PersistentVolume, or none.
@@ -473,8 +479,7 @@ async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
         cluster.delete_claim(&format!("c{number}")).await;
     }
     eventually("all deleted", || async { stored().is_empty().then_some(()) }).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -491,7 +496,6 @@ async fn a_store_that_opens_late_serves_the_waiting_claims() {
     cluster.volumes.state().broken = None;
     cluster.bound("patient").await;
     cluster.delete_claim("patient").await;
-    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish([provisioner]).await;
 }

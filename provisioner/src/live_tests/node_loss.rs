@@ -128,7 +128,7 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
         checking_provisioner.stop().await;
     }
     cluster.opt_out(&OPT_IN).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
     checking_provisioner.stop().await;
     cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.opt_out(&OPT_IN).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 #[tokio::test]
@@ -189,7 +189,7 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
     cluster.wait_until_removed(&present).await;
     checking_provisioner.stop().await;
     cluster.opt_out(&OPT_IN).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 /// Without the component, the manifests let a provisioner change no PersistentVolume of another node. With it, they let it delete
@@ -219,7 +219,7 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
         json!({"metadata": {"finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"]}}),
     ] {
         let refused = patched(Patch::Merge(change)).await.unwrap_err().to_string();
-        assert!(refused.contains("volumes of its own node"), "{refused}");
+        assert!(refused.contains("PersistentVolumes of its own node"), "{refused}");
     }
     patched(Patch::Strategic(crate::objects::pv::finalizer_patch(&theirs, false))).await.unwrap();
 
@@ -233,11 +233,11 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
     eventually("refused", || async {
         let deleted = claims.delete("foreign", &DeleteParams::default().dry_run()).await;
         let refusal = deleted.err()?.to_string();
-        refusal.contains("deletes only claims of its own driver").then_some(())
+        refusal.contains("may delete only claims of its own driver").then_some(())
     })
     .await;
     claims.delete("theirs", &DeleteParams::default()).await.unwrap();
     cluster.wait_until_removed(&theirs).await;
     cluster.opt_out(&OPT_IN).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
 }

@@ -19,11 +19,20 @@ fn of_size(size: &str) -> Value {
     json!({"spec": {"resources": {"requests": {"storage": size}}}})
 }
 
+fn is_rescheduled(claim: &PersistentVolumeClaim) -> bool {
+    !claim.annotations().contains_key(SELECTED_NODE)
+}
+
 fn node_of(volume: &PersistentVolume) -> String {
     volume.labels()["csi.loopfs.dev/node"].clone()
 }
 
 impl Cluster {
+    /// Starts a provisioner here, and one with its own store on the other node.
+    async fn provisioners(&self, there: &Arc<FakeStore>) -> [Provisioner; 2] {
+        [self.provisioner().await, self.provisioner_on(THERE, there).await]
+    }
+
     /// Creates a claim without a selected node.
     async fn unplaced(&self, name: &str, class: &str, size: &str) -> PersistentVolumeClaim {
         let mut change = of_size(size);
@@ -90,7 +99,7 @@ impl Cluster {
 async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     let cluster = Cluster::connect().await;
     let there = store_of_mebibytes(64);
-    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let provisioners = cluster.provisioners(&there).await;
     let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(THERE)});
     let class = cluster.another_class("one", allowed).await;
     cluster.unplaced("now", &class, "1Mi").await;
@@ -104,17 +113,14 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     cluster.delete_claim("now").await;
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-    for provisioner in provisioners {
-        provisioner.stop().await;
-    }
-    cluster.finish().await;
+    cluster.finish(provisioners).await;
 }
 
 #[tokio::test]
 async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class() {
     let cluster = Cluster::connect().await;
     let there = store_of_mebibytes(64);
-    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let provisioners = cluster.provisioners(&there).await;
     let class = cluster.another_class("any", json!({"volumeBindingMode": "Immediate"})).await;
     cluster.unplaced("torn", &class, "1Mi").await;
     cluster.event_that("torn", "ProvisioningFailed", "2 nodes may provide a volume").await;
@@ -125,11 +131,8 @@ async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class
     classes.patch(&class, &PatchParams::default(), &Patch::Merge(corrected)).await.unwrap();
     assert_eq!(node_of(&cluster.bound("torn").await), THERE);
     cluster.delete_claim("torn").await;
-    eventually("deleted", || async { there.state().volumes.is_empty().then_some(()) }).await;
-    for provisioner in provisioners {
-        provisioner.stop().await;
-    }
-    cluster.finish().await;
+    until_empty(&there).await;
+    cluster.finish(provisioners).await;
 }
 
 #[tokio::test]
@@ -140,18 +143,16 @@ async fn a_node_that_the_class_does_not_allow_does_not_provision() {
     cluster.claim("misplaced", json!({"spec": {"storageClassName": class}})).await;
     cluster.event_that("misplaced", "ProvisioningFailed", "do not allow node \"node-a\"").await;
     assert!(cluster.volumes.state().volumes.is_empty());
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
 async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     let cluster = Cluster::connect().await;
     let there = store_of_mebibytes(64);
-    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let provisioners = cluster.provisioners(&there).await;
     cluster.claim("large", of_size("100Mi")).await;
-    let rescheduled = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
-    until(&cluster.claims(), "large", rescheduled).await;
+    until(&cluster.claims(), "large", is_rescheduled).await;
     let text = "67108864 available; the provisioner returned the claim to the scheduler";
     cluster.event_that("large", "ProvisioningFailed", text).await;
 
@@ -162,11 +163,8 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     cluster.delete_claim("large").await;
-    eventually("deleted", || async { there.state().volumes.is_empty().then_some(()) }).await;
-    for provisioner in provisioners {
-        provisioner.stop().await;
-    }
-    cluster.finish().await;
+    until_empty(&there).await;
+    cluster.finish(provisioners).await;
 }
 
 #[tokio::test]
@@ -174,7 +172,7 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().size = Bytes(0);
     let there = store_of_mebibytes(64);
-    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let provisioners = cluster.provisioners(&there).await;
     cluster.publishes("node-a", Some("0")).await;
     cluster.publishes(THERE, Some("64Mi")).await;
     cluster.unplaced("first", &cluster.class, "60Mi").await;
@@ -191,10 +189,7 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
     assert_eq!(node_of(&cluster.bound("second").await), THERE);
     cluster.remove("second").await;
     cluster.publishes(THERE, Some("64Mi")).await;
-    for provisioner in provisioners {
-        provisioner.stop().await;
-    }
-    cluster.finish().await;
+    cluster.finish(provisioners).await;
 }
 
 #[tokio::test]
@@ -224,15 +219,14 @@ async fn the_published_capacity_follows_the_free_capacity() {
     let elsewhere = json!({"allowedTopologies": allowing(THERE)});
     classes.patch(&cluster.class, &PatchParams::default(), &Patch::Merge(elsewhere)).await.unwrap();
     cluster.publishes("node-a", None).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
 async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     let cluster = Cluster::connect().await;
     let there = store_of_mebibytes(64);
-    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let provisioners = cluster.provisioners(&there).await;
     let copy_of = |source: &str, size: &str| {
         let source = json!({"kind": "PersistentVolumeClaim", "name": source});
         json!({"spec": {"dataSource": source, "resources": {"requests": {"storage": size}}}})
@@ -254,8 +248,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     let mut misplaced = copy_of("original", "1Mi");
     misplaced["metadata"] = json!({"annotations": {SELECTED_NODE: THERE}});
     cluster.claim("misplaced", misplaced).await;
-    let rescheduled = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
-    until(&cluster.claims(), "misplaced", rescheduled).await;
+    until(&cluster.claims(), "misplaced", is_rescheduled).await;
     let text =
         cluster.event_that("misplaced", "ProvisioningFailed", "returned the claim to the scheduler").await;
     assert!(text.contains("on node \"node-a\""), "{text}");
@@ -266,11 +259,8 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     for claim in ["small", "misplaced", "copy", "original"] {
         cluster.delete_claim(claim).await;
     }
-    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
-    for provisioner in provisioners {
-        provisioner.stop().await;
-    }
-    cluster.finish().await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish(provisioners).await;
 }
 
 /// The manifests deny these writes to the provisioner of each node, even if it is compromised.
@@ -289,20 +279,20 @@ async fn a_provisioner_cannot_write_objects_of_other_nodes() {
         let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
         patched.unwrap_err().to_string()
     };
-    let give_back = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
-    assert!(refused("theirs", give_back.clone()).await.contains("its own node was selected"));
+    let unselected = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    assert!(refused("theirs", unselected.clone()).await.contains("its own node was selected"));
     let elsewhere = json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}});
-    assert!(refused("ours", elsewhere).await.contains("and nothing else"));
+    assert!(refused("ours", elsewhere).await.contains("only the annotation of the selected node"));
     let annotated = json!({"metadata": {"annotations": {SELECTED_NODE: null, "more": "x"}}});
-    assert!(refused("ours", annotated).await.contains("and nothing else"));
+    assert!(refused("ours", annotated).await.contains("only the annotation of the selected node"));
     let labelled = json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": null}});
-    assert!(refused("ours", labelled).await.contains("all else"));
+    assert!(refused("ours", labelled).await.contains("may not change the spec"));
     let larger = json!({
         "metadata": {"annotations": {SELECTED_NODE: null}},
         "spec": {"resources": {"requests": {"storage": "2Mi"}}},
     });
     refused("ours", larger).await;
-    claims.patch("ours", &PatchParams::default(), &Patch::Merge(give_back)).await.unwrap();
+    claims.patch("ours", &PatchParams::default(), &Patch::Merge(unselected)).await.unwrap();
 
     let capacities: Api<CSIStorageCapacity> = Api::namespaced(taken_over, SYSTEM);
     let name = cluster.capacity("node-a").await.unwrap().name_any();
@@ -313,7 +303,7 @@ async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     capacities.create(&PostParams::default(), &theirs).await.unwrap();
     capacities.delete(&theirs.name_any(), &DeleteParams::default()).await.unwrap();
     capacities.delete(&name, &DeleteParams::default()).await.unwrap();
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 fn capacities_object(class: &str, node: &str) -> CSIStorageCapacity {

@@ -161,8 +161,7 @@ async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_betwe
         cluster.expect_one_of_each(claim).await;
         cluster.delete_claim_and_wait(claim).await;
     }
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -187,8 +186,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
         cluster.delete_claim(claim).await;
     }
     eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }
 
 #[tokio::test]
@@ -212,7 +210,7 @@ async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orph
         cluster.delete_claim_and_wait("a").await;
         next.stop().await;
     }
-    cluster.finish().await;
+    cluster.finish([]).await;
 }
 
 impl Cluster {

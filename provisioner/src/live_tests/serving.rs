@@ -21,6 +21,5 @@ async fn until_sigterm() {
         _ = terminate.recv() => {}
         ended = provisioner.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
     }
-    provisioner.stop().await;
-    cluster.finish().await;
+    cluster.finish([provisioner]).await;
 }

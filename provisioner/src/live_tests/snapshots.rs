@@ -117,5 +117,5 @@ async fn a_claim_is_copied_from_a_snapshot() {
     for plural in ["volumesnapshots", "volumesnapshotcontents"] {
         definitions.delete(&format!("{plural}.{GROUP}"), &DeleteParams::default()).await.unwrap();
     }
-    cluster.finish().await;
+    cluster.finish([]).await;
 }

@@ -128,8 +128,8 @@ async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
 async fn booted(env: &TestEnv<'_>, node: &Node, before: &str) -> Result<()> {
     node.boot().await?;
     until_one::<NodeObject>(Api::all(env.client.clone()), node.name(), env.timeouts.start, |object| {
-        let anew = object.and_then(boot_id).is_some_and(|boot| boot != before);
-        State::ready_if(anew, "its kubelet has not reported the new boot")
+        let rebooted = object.and_then(boot_id).is_some_and(|boot| boot != before);
+        State::ready_if(rebooted, "its kubelet has not reported the new boot")
     })
     .await
     .map(drop)

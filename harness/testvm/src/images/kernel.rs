@@ -228,7 +228,7 @@ async fn decompressed(path: &Path) -> Result<Vec<u8>> {
             Ok(fs::read(target.path())?)
         }
         Some("ko") => fs::read(path).with_context(|| format!("read {}", path.display())),
-        _ => anyhow::bail!("{} is compressed in a way nobody here knows", path.display()),
+        _ => anyhow::bail!("{}: unknown compression", path.display()),
     }
 }
 

@@ -193,7 +193,7 @@ async fn suite(component: Component) {
     }
     scene.remove(&cluster).await;
     cluster.opt_in_only(Component::None).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
     let faults = faults(&verdicts, &rights, &policies);
     assert!(faults.is_empty(), "\n{faults}");
 }
@@ -256,7 +256,7 @@ async fn a_stolen_token_gives_the_kubelet_access_to_no_secret() {
         cluster.objects().delete(name(&volume), &DeleteParams::default()).await.unwrap();
     }
     scene.remove(&cluster).await;
-    cluster.finish().await;
+    cluster.finish([]).await;
     assert!(!may_read, "the kubelet of {HERE} may read the secret kube-system/password");
-    assert!(created.unwrap_err().to_string().contains("without secrets"));
+    assert!(created.unwrap_err().to_string().contains("with secrets or with other fields"));
 }
