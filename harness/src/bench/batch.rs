@@ -94,21 +94,23 @@ impl Batch {
             // The watch would miss an object that is deleted before the watch begins.
             claims.watched.notified().await;
             volumes.watched.notified().await;
-            let began = Instant::now();
+            let started = Instant::now();
             let selected = ListParams::default().labels(&self.selector());
             let deleted = self.api().delete_collection(&DeleteParams::default(), &selected).await;
             deleted.map_err(api_error).context("delete the claims")?;
-            Ok(began)
+            Ok(started)
         };
         let scope = watcher::Config::default().labels(&self.selector());
-        let seeing_claims =
-            claims.see(self.api(), scope, "claims", |claim| number(&self.name, &claim.name_any()));
+        let claims_deleted =
+            claims.until_deleted(self.api(), scope, "claims", |claim| number(&self.name, &claim.name_any()));
         let all = Api::all(self.client.clone());
-        let seeing_volumes = volumes
-            .see(all, watcher::Config::default(), "volumes", |volume| number(&self.name, claim_of(volume)?));
-        let gone = async { tokio::try_join!(deleting, seeing_claims, seeing_volumes) };
-        let (began, claims, volumes) = gone.await.with_context(|| format!("remove batch {}", self.name))?;
-        Ok(departures(began, &claims, &volumes))
+        let volumes_deleted = volumes.until_deleted(all, watcher::Config::default(), "volumes", |volume| {
+            number(&self.name, claim_of(volume)?)
+        });
+        let deleted = async { tokio::try_join!(deleting, claims_deleted, volumes_deleted) };
+        let (started, claims, volumes) =
+            deleted.await.with_context(|| format!("remove batch {}", self.name))?;
+        Ok(deletion_times(started, &claims, &volumes))
     }
 
     async fn create(&self, number: u64) -> Result<PersistentVolumeClaim> {
@@ -138,7 +140,7 @@ struct DeletionWatch {
 
 impl DeletionWatch {
     /// Waits until no object is left that `number_of` knows, and returns when each was deleted.
-    async fn see<K>(
+    async fn until_deleted<K>(
         &self,
         api: Api<K>,
         scope: watcher::Config,
@@ -148,26 +150,26 @@ impl DeletionWatch {
     where
         K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        let (mut there, mut gone) = (BTreeSet::new(), BTreeMap::new());
+        let (mut present, mut deleted) = (BTreeSet::new(), BTreeMap::new());
         until(api, scope, REMOVE_TIMEOUT, |objects| {
             self.watched.notify_one();
             let left = objects.values().filter_map(&number_of).collect();
             let now = Instant::now();
-            gone.extend(there.difference(&left).map(|number| (*number, now)));
-            there = left;
-            State::when(there.is_empty(), format!("{} {kind} are left", there.len()))
+            deleted.extend(present.difference(&left).map(|number| (*number, now)));
+            present = left;
+            State::when(present.is_empty(), format!("{} {kind} are left", present.len()))
         })
         .await?;
-        Ok(gone)
+        Ok(deleted)
     }
 }
 
-fn departures(
-    began: Instant,
+fn deletion_times(
+    started: Instant,
     claims: &BTreeMap<u64, Instant>,
     volumes: &BTreeMap<u64, Instant>,
 ) -> Vec<DeletionTimes> {
-    let after = |at: &Instant| at.saturating_duration_since(began);
+    let after = |at: &Instant| at.saturating_duration_since(started);
     let both = claims.iter().filter_map(|(number, claim)| Some((claim, volumes.get(number)?)));
     both.map(|(claim, volume)| DeletionTimes { claim: after(claim), volume: after(volume) }).collect()
 }
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_and_volumes_of_another_batch_are_told_apart() {
+    fn claims_and_volumes_of_another_batch_are_distinguished() {
         let volume = |claim: &str| -> PersistentVolume {
             serde_json::from_value(json!({"metadata": {}, "spec": {"claimRef": {"name": claim}}})).unwrap()
         };
@@ -201,14 +203,14 @@ mod tests {
 
     #[test]
     fn a_deletion_has_the_times_of_claim_and_volume() {
-        let began = Instant::now();
-        let at = |milliseconds| began + Duration::from_millis(milliseconds);
+        let started = Instant::now();
+        let at = |milliseconds| started + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);
         let volumes = BTreeMap::from([(0, at(15)), (2, at(25))]);
-        let departure = |claim, volume| DeletionTimes {
+        let times = |claim, volume| DeletionTimes {
             claim: Duration::from_millis(claim),
             volume: Duration::from_millis(volume),
         };
-        assert_eq!(departures(began, &claims, &volumes), [departure(10, 15), departure(30, 25)]);
+        assert_eq!(deletion_times(started, &claims, &volumes), [times(10, 15), times(30, 25)]);
     }
 }
