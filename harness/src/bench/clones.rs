@@ -39,8 +39,9 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
         threshold::flat(all, "cloning a tree: within twice the time for each inode", "clone_tree", 2.0),
     ];
     for n in all.counts("clone_tree") {
-        let text =
-            format!("cloning a tree of {n} files: at most twice a copy that reads and writes and keeps less");
+        let text = format!(
+            "cloning a tree of {n} files: at most twice the time of a copy that reads and writes, and preserves less"
+        );
         thresholds.push(threshold::at_most(all, &text, ("clone_tree", n), 2.0, ("read_and_write", n)));
     }
     thresholds

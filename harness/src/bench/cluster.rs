@@ -36,7 +36,7 @@ pub(super) async fn measured(
     anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
     let parts = nodes::parts(session, None, tools).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
-    let directory = tempfile::tempdir().context("make a directory")?;
+    let directory = tempfile::tempdir().context("create a temporary directory")?;
     let logs = session.workspace.reports("bench").join(bench);
     // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;

@@ -57,10 +57,10 @@ struct Samples {
     /// Milliseconds to provision a volume before the deletion.
     idle: Vec<f64>,
     /// Milliseconds to provision a volume until the PersistentVolumes of the deleted claims are deleted.
-    going: Vec<f64>,
+    during_deletion: Vec<f64>,
     /// Milliseconds to provision a volume after that, until the space of the deleted volumes is free.
-    freeing: Vec<f64>,
-    deletion_times: Vec<DeletionTimes>,
+    during_freeing: Vec<f64>,
+    deletions: Vec<DeletionTimes>,
     /// Seconds from the request to delete the claims until their space is free. `None` if the volumes are in memory.
     freed: Option<f64>,
 }
@@ -98,7 +98,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
 
 impl Setup<'_> {
     async fn measure(self, step: &Step) -> Result<Samples> {
-        make_class(self.client).await?;
+        create_class(self.client).await?;
         step.note(format!("provision {} volumes", self.scale.volumes));
         let doomed = self.batch("doomed", self.scale.volumes);
         doomed.create_and_bind(BIND_TIMEOUT).await?;
@@ -113,34 +113,38 @@ impl Setup<'_> {
             samples.idle.push(milliseconds(idle.provision_one(number).await?));
         }
 
-        let began = Instant::now();
+        let started = Instant::now();
         let deleting = async {
-            samples.deletion_times = doomed.delete().await?;
-            let gone = began.elapsed();
+            samples.deletions = doomed.delete().await?;
+            let objects_deleted = started.elapsed();
             if let Some(disk) = self.disk {
-                until_trash_is_empty(disk, began + FREE_TIMEOUT, step).await?;
-                samples.freed = Some(began.elapsed().as_secs_f64());
+                until_trash_is_empty(disk, started + FREE_TIMEOUT, step).await?;
+                samples.freed = Some(started.elapsed().as_secs_f64());
             }
-            Ok::<_, anyhow::Error>(gone)
+            Ok::<_, anyhow::Error>(objects_deleted)
         };
         let beside = self.batch("beside", 0);
-        let mut made = Vec::new();
-        let making = async {
+        let mut provisioned = Vec::new();
+        let provisioning = async {
             for number in 0.. {
                 let took = beside.provision_one(number).await?;
-                made.push((began.elapsed(), took));
+                provisioned.push((started.elapsed(), took));
             }
             Ok::<(), anyhow::Error>(())
         };
-        let gone = tokio::select! {
+        let objects_deleted = tokio::select! {
             deleted = deleting => deleted?,
-            ended = making => {
+            ended = provisioning => {
                 ended?;
                 anyhow::bail!("provisioning ended while other volumes were being deleted");
             }
         };
-        for (at, took) in made {
-            let phase = if at <= gone { &mut samples.going } else { &mut samples.freeing };
+        for (at, took) in provisioned {
+            let phase = if at <= objects_deleted {
+                &mut samples.during_deletion
+            } else {
+                &mut samples.during_freeing
+            };
             phase.push(milliseconds(took));
         }
         Ok(samples)
@@ -157,15 +161,15 @@ impl Setup<'_> {
     }
 }
 
-async fn make_class(client: &Client) -> Result<()> {
+async fn create_class(client: &Client) -> Result<()> {
     let classes: Api<StorageClass> = Api::all(client.clone());
     let model =
         classes.get(CLASS).await.map_err(api_error).with_context(|| format!("read storage class {CLASS}"))?;
     let mut class = StorageClass { metadata: Default::default(), ..model };
     class.metadata.name = Some(CLASS_OF_FILES.to_owned());
     class.parameters.get_or_insert_default().insert("bytesPerInode".to_owned(), BYTES_PER_INODE.to_owned());
-    let made = classes.create(&PostParams::default(), &class).await;
-    made.map_err(api_error).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
+    let created = classes.create(&PostParams::default(), &class).await;
+    created.map_err(api_error).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
 }
 
 /// Creates files in every volume of the node.
@@ -214,19 +218,19 @@ impl Scale {
 
 impl Samples {
     fn rows(self, files: u64) -> Vec<Row> {
-        let beside = [self.going.as_slice(), &self.freeing].concat();
+        let beside = [self.during_deletion.as_slice(), &self.during_freeing].concat();
         let last = |end: fn(&DeletionTimes) -> Duration| {
-            let last = self.deletion_times.iter().map(end).max();
+            let last = self.deletions.iter().map(end).max();
             last.map(|last| last.as_secs_f64())
         };
-        let after_claims = self.deletion_times.iter().map(|times| milliseconds(times.volume_after_claim()));
+        let after_claims = self.deletions.iter().map(|deletion| milliseconds(deletion.volume_after_claim()));
         let rows = [
             Row::of("provision_idle", files, "ms", self.idle),
             Row::of("provision_beside_deletion", files, "ms", beside),
-            Row::of("provision_while_objects_go", files, "ms", self.going),
-            Row::of("provision_while_space_is_freed", files, "ms", self.freeing),
-            Row::of("claims_gone", files, "s", last(|times| times.claim)),
-            Row::of("objects_gone", files, "s", last(|times| times.volume)),
+            Row::of("provision_while_objects_go", files, "ms", self.during_deletion),
+            Row::of("provision_while_space_is_freed", files, "ms", self.during_freeing),
+            Row::of("claims_gone", files, "s", last(|deletion| deletion.claim)),
+            Row::of("objects_gone", files, "s", last(|deletion| deletion.volume)),
             Row::of("object_gone_after_claim", files, "ms", after_claims),
             Row::of("space_freed", files, "s", self.freed),
         ];
@@ -261,13 +265,13 @@ mod tests {
     #[test]
     fn each_phase_is_a_row_and_without_files_there_is_no_space_to_free() {
         let seconds = Duration::from_secs;
-        let deletion_times = [(1, 2), (4, 5)]
+        let deletions = [(1, 2), (4, 5)]
             .map(|(claim, volume)| DeletionTimes { claim: seconds(claim), volume: seconds(volume) });
         let samples = |freed: Option<f64>| Samples {
             idle: vec![10.0],
-            going: vec![20.0, 20.0],
-            freeing: freed.map(|_| 15.0).into_iter().collect(),
-            deletion_times: deletion_times.to_vec(),
+            during_deletion: vec![20.0, 20.0],
+            during_freeing: freed.map(|_| 15.0).into_iter().collect(),
+            deletions: deletions.to_vec(),
             freed,
         };
         let (on_disk, in_memory) = (samples(Some(60.0)).rows(QUICK.files()), samples(None).rows(0));

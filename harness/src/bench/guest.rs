@@ -49,7 +49,7 @@ pub(super) async fn run(
     let logs = session.workspace.reports("bench").join("guest");
     // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;
-    let directory = tempfile::tempdir().context("make a directory")?;
+    let directory = tempfile::tempdir().context("create a temporary directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, disk_mib).await?;
     let file = GuestFile { path: format!("/tests/{NAME}"), mode: 0o755, host: program.to_owned() };
@@ -98,7 +98,7 @@ pub(super) async fn run(
         anyhow::ensure!(well, "in the virtual machine: {ending:?}\n{}", tail(&output, 10));
         parts.push(Environment::parse(&place, &output)?);
     }
-    anyhow::ensure!(ending == ExitReason::Passed, "the virtual machine did not end well: {ending:?}");
+    anyhow::ensure!(ending == ExitReason::Passed, "the virtual machine did not exit cleanly: {ending:?}");
     step.done("");
     Ok(parts)
 }

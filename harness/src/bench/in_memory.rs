@@ -50,7 +50,7 @@ async fn beside_provisioner(
         ended = provisioner.wait() => anyhow::bail!("the provisioner ended with {}", ended?),
     };
     let status = provisioner.stop(STOP_GRACE).await?;
-    anyhow::ensure!(status.success(), "the provisioner did not end well: {status}");
+    anyhow::ensure!(status.success(), "the provisioner did not exit cleanly: {status}");
     Ok(rows)
 }
 

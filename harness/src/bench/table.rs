@@ -35,14 +35,14 @@ pub(super) fn thresholds(all: &[Threshold]) -> String {
             Some(false) => "NOT MET",
             None => "not measured",
         };
-        _ = writeln!(text, "{verdict:<13}  {}\n{:15}{}", threshold.text, "", threshold.figures);
+        _ = writeln!(text, "{verdict:<13}  {}\n{:15}{}", threshold.text, "", threshold.values);
     }
     text
 }
 
 /// Returns the last line of a run: how many thresholds are not met, because a run without `--check` succeeds either way.
 pub(super) fn verdict(all: &[Threshold]) -> String {
-    let count = |holds| all.iter().filter(|threshold| threshold.is_met == holds).count();
+    let count = |verdict| all.iter().filter(|threshold| threshold.is_met == verdict).count();
     match (count(Some(false)), count(None)) {
         (0, 0) => format!("all {} thresholds are met", all.len()),
         (failed, unmeasured) => {
@@ -67,11 +67,8 @@ mod tests {
     #[case(&[Some(true), Some(false), Some(true)], "of 3 thresholds 1 is not met and 0 were not measured")]
     #[case(&[Some(false), Some(false), None], "of 3 thresholds 2 are not met and 1 was not measured")]
     fn the_verdict_counts_thresholds_that_are_not_met(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
-        let claim = |is_met: &Option<bool>| Threshold {
-            text: String::new(),
-            is_met: *is_met,
-            figures: String::new(),
-        };
-        assert_eq!(verdict(&verdicts.iter().map(claim).collect::<Vec<_>>()), line);
+        let threshold =
+            |is_met: &Option<bool>| Threshold { text: String::new(), is_met: *is_met, values: String::new() };
+        assert_eq!(verdict(&verdicts.iter().map(threshold).collect::<Vec<_>>()), line);
     }
 }

@@ -9,14 +9,14 @@ pub(super) struct Threshold {
     /// `None` if a value that it needs was not measured.
     pub(super) is_met: Option<bool>,
     /// The values that decided it.
-    pub(super) figures: String,
+    pub(super) values: String,
 }
 
 /// The name of a row and its count `n`.
-pub(super) type Figure<'a> = (&'a str, u64);
+pub(super) type RowKey<'a> = (&'a str, u64);
 
 /// Requires that `ours` takes at most `factor` times as long as `other`.
-pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Threshold {
+pub(super) fn at_most(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
     compare(all, Measurements::median, text, ours, other, up_to(factor))
 }
 
@@ -24,22 +24,22 @@ pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64,
 pub(super) fn p99_at_most(
     all: &Measurements,
     text: &str,
-    ours: Figure,
+    ours: RowKey,
     factor: f64,
-    other: Figure,
+    other: RowKey,
 ) -> Threshold {
     compare(all, Measurements::p99, text, ours, other, up_to(factor))
 }
 
 fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
-    move |ratio| (ratio <= factor, format!("{ratio:.2} times; at most {factor} is claimed"))
+    move |ratio| (ratio <= factor, format!("{ratio:.2} times; the threshold is at most {factor}"))
 }
 
 /// Requires that `ours` is at least `factor` times as fast as `other`.
-pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Threshold {
+pub(super) fn faster(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
     compare(all, Measurements::median, text, ours, other, |ratio| {
         let gain = 1.0 / ratio;
-        (gain >= factor, format!("{gain:.0} times as fast; at least {factor} is claimed"))
+        (gain >= factor, format!("{gain:.0} times as fast; the threshold is at least {factor}"))
     })
 }
 
@@ -47,25 +47,25 @@ pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, 
 pub(super) fn at_least(
     all: &Measurements,
     text: &str,
-    much: Figure,
+    much: RowKey,
     factor: f64,
-    little: Figure,
+    little: RowKey,
 ) -> Threshold {
     compare(all, Measurements::median, text, much, little, |ratio| {
-        (ratio >= factor, format!("{ratio:.1} times; at least {factor} is claimed"))
+        (ratio >= factor, format!("{ratio:.1} times; the threshold is at least {factor}"))
     })
 }
 
 /// Requires that `ours` is at most `bound`.
-pub(super) fn no_more(all: &Measurements, text: &str, ours: Figure, bound: f64) -> Threshold {
+pub(super) fn no_more(all: &Measurements, text: &str, ours: RowKey, bound: f64) -> Threshold {
     let (name, n) = ours;
-    let (is_met, figures) = match all.median(name, n) {
+    let (is_met, values) = match all.median(name, n) {
         Some(median) => {
-            (Some(median <= bound), format!("{name}({n}) {median:.2}: at most {bound} is claimed"))
+            (Some(median <= bound), format!("{name}({n}) {median:.2}: the threshold is at most {bound}"))
         }
         None => (None, format!("{name} was not measured with {n}")),
     };
-    Threshold { text: text.to_owned(), is_met, figures }
+    Threshold { text: text.to_owned(), is_met, values }
 }
 
 /// Requires that `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
@@ -77,28 +77,29 @@ pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> T
         (Some(slowest), Some(fastest)) if medians().count() > 1 => {
             at_most(all, text, (name, slowest.0), factor, (name, fastest.0))
         }
-        _ => Threshold { text: text.to_owned(), is_met: None, figures: format!("{name} was not measured") },
+        _ => Threshold { text: text.to_owned(), is_met: None, values: format!("{name} was not measured") },
     }
 }
 
 fn compare(
     all: &Measurements,
-    figure: fn(&Measurements, &str, u64) -> Option<f64>,
+    statistic: fn(&Measurements, &str, u64) -> Option<f64>,
     text: &str,
-    ours: Figure,
-    other: Figure,
+    ours: RowKey,
+    other: RowKey,
     judge: impl Fn(f64) -> (bool, String),
 ) -> Threshold {
     let text = text.to_owned();
-    let value = |(name, n): Figure| figure(all, name, n).ok_or(format!("{name} was not measured with {n}"));
+    let value =
+        |(name, n): RowKey| statistic(all, name, n).ok_or(format!("{name} was not measured with {n}"));
     match (value(ours), value(other)) {
         (Ok(our_value), Ok(other_value)) => {
             let (is_met, verdict) = judge(our_value / other_value);
-            let shown = |(name, n): Figure, value: f64| format!("{name}({n}) {value:.1}");
-            let figures = format!("{}, {}: {verdict}", shown(ours, our_value), shown(other, other_value));
-            Threshold { text, is_met: Some(is_met), figures }
+            let text_of = |(name, n): RowKey, value: f64| format!("{name}({n}) {value:.1}");
+            let values = format!("{}, {}: {verdict}", text_of(ours, our_value), text_of(other, other_value));
+            Threshold { text, is_met: Some(is_met), values }
         }
-        (Err(missing), _) | (_, Err(missing)) => Threshold { text, is_met: None, figures: missing },
+        (Err(missing), _) | (_, Err(missing)) => Threshold { text, is_met: None, values: missing },
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
     use super::super::measurement::Row;
     use super::*;
 
-    fn figures(rows: &[(&str, u64, f64)]) -> Measurements {
+    fn measurements(rows: &[(&str, u64, f64)]) -> Measurements {
         let row = |&(name, n, median): &(&str, u64, f64)| Row {
             name: name.to_owned(),
             n,
@@ -121,16 +122,19 @@ mod tests {
 
     #[test]
     fn at_most_is_met_up_to_its_factor() {
-        let all = figures(&[("floor", 10, 100.0), ("ours", 10, 130.0), ("slow", 10, 131.0)]);
+        let all = measurements(&[("floor", 10, 100.0), ("ours", 10, 130.0), ("slow", 10, 131.0)]);
         assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("floor", 10)).is_met, Some(true));
         let beyond = at_most(&all, "", ("slow", 10), 1.3, ("floor", 10));
         assert_eq!(beyond.is_met, Some(false));
-        assert_eq!(beyond.figures, "slow(10) 131.0, floor(10) 100.0: 1.31 times; at most 1.3 is claimed");
+        assert_eq!(
+            beyond.values,
+            "slow(10) 131.0, floor(10) 100.0: 1.31 times; the threshold is at most 1.3"
+        );
     }
 
     #[test]
     fn p99_at_most_compares_the_99th_percentiles() {
-        let mut all = figures(&[("idle", 10, 10.0), ("busy", 10, 10.0)]);
+        let mut all = measurements(&[("idle", 10, 10.0), ("busy", 10, 10.0)]);
         all.parts[0].rows[1].p99 = 20.0;
         assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).is_met, Some(true));
         assert_eq!(p99_at_most(&all, "", ("busy", 10), 1.9, ("idle", 10)).is_met, Some(false));
@@ -138,21 +142,21 @@ mod tests {
 
     #[test]
     fn faster_is_met_from_its_factor_on() {
-        let all = figures(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
+        let all = measurements(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
         assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).is_met, Some(true));
         assert_eq!(faster(&all, "", ("ours", 4000), 21.0, ("theirs", 4000)).is_met, Some(false));
     }
 
     #[test]
     fn flat_compares_the_slowest_with_the_fastest_whatever_their_counts() {
-        let all = figures(&[("ours", 10, 12.0), ("ours", 1000, 10.0), ("ours", 4000, 14.0)]);
+        let all = measurements(&[("ours", 10, 12.0), ("ours", 1000, 10.0), ("ours", 4000, 14.0)]);
         assert_eq!(flat(&all, "", "ours", 1.4).is_met, Some(true));
         assert_eq!(flat(&all, "", "ours", 1.3).is_met, Some(false));
     }
 
     #[test]
     fn at_least_and_no_more_include_their_bounds() {
-        let all = figures(&[("ours", 50, 15.0), ("theirs", 50, 5.0)]);
+        let all = measurements(&[("ours", 50, 15.0), ("theirs", 50, 5.0)]);
         assert_eq!(at_least(&all, "", ("ours", 50), 3.0, ("theirs", 50)).is_met, Some(true));
         assert_eq!(at_least(&all, "", ("ours", 50), 3.1, ("theirs", 50)).is_met, Some(false));
         assert_eq!(no_more(&all, "", ("theirs", 50), 5.0).is_met, Some(true));
@@ -162,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_threshold_without_measurements_is_undecided() {
-        let all = figures(&[("ours", 10, 12.0)]);
+        let all = measurements(&[("ours", 10, 12.0)]);
         assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("losetup", 10)).is_met, None);
         assert_eq!(flat(&all, "", "ours", 1.3).is_met, None, "one count shows no growth");
     }

@@ -83,7 +83,7 @@ async fn by_the_kubelet(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     let now =
         env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
     let state = claims::resize_state(&now);
-    anyhow::ensure!(state != Some(PENDING), "claim {claim} has grown, and not by the kubelet");
+    anyhow::ensure!(state != Some(PENDING), "claim {claim} was expanded, but not by the kubelet");
     Ok(())
 }
 

@@ -56,7 +56,7 @@ impl Provisioner {
             if now.is_one_more(before)? {
                 return Ok(now);
             }
-            anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics tell of no further resize");
+            anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics show no further resize");
             sleep(POLL_INTERVAL).await;
         }
     }
@@ -79,7 +79,10 @@ impl Resizes {
 
 fn parse(page: &str) -> Result<Resizes> {
     // The last line of a complete page.
-    anyhow::ensure!(page.trim_end().ends_with("# EOF"), "the provisioner has no metrics to tell: {page}");
+    anyhow::ensure!(
+        page.trim_end().ends_with("# EOF"),
+        "the page of the provisioner's metrics is incomplete: {page}"
+    );
     let mut resizes = Resizes::default();
     for line in page.lines() {
         let Some((series, value)) = line.strip_prefix(DURATION).and_then(|rest| rest.split_once("} ")) else {

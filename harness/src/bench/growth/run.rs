@@ -69,11 +69,11 @@ async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize)
     tokio::try_join!(started, started_alone)?;
     step.done("");
 
-    let step = session.progress.step(format!("grow {} volumes, one after the other", volumes(runs)));
+    let step = session.progress.step(format!("expand {} volumes, one after the other", volumes(runs)));
     let mut samples = one_after_the_other(env, &user, &step).await?;
     step.done("");
 
-    let step = session.progress.step("grow volumes that only the kubelet looks at");
+    let step = session.progress.step("expand volumes that only the kubelet checks");
     samples.kubelet = kubelet::samples(env, node, &alone).await?;
     step.done("");
     Ok(samples.rows(volumes(runs)))
@@ -130,11 +130,13 @@ fn thresholds(all: &Measurements, volumes: u64) -> Vec<Threshold> {
     let mut thresholds = Vec::new();
     for (kind, what) in [("filesystem", "a mounted volume"), ("block", "a block volume")] {
         let visible = format!("{kind}_patch_to_visible");
-        let text =
-            format!("{what} grows: the pod sees it within 200 ms, more than which cannot be the driver's");
+        let text = format!(
+            "time until the pod sees the new size of {what}: at most 200 ms, because the driver takes no longer"
+        );
         thresholds.push(threshold::no_more(all, &text, (&visible, volumes), 200.0));
-        let text =
-            format!("{what} grows: the pod sees it in a tenth of the time that one waits for the kubelet");
+        let text = format!(
+            "time until the pod sees the new size of {what}: at most a tenth of the wait for the kubelet"
+        );
         thresholds.push(threshold::faster(
             all,
             &text,
@@ -150,7 +152,7 @@ fn thresholds(all: &Measurements, volumes: u64) -> Vec<Threshold> {
 mod tests {
     use super::*;
 
-    fn held(sample: Sample, kubelet: &[f64]) -> Vec<Option<bool>> {
+    fn verdicts(sample: Sample, kubelet: &[f64]) -> Vec<Option<bool>> {
         let samples = Samples { filesystem: vec![sample], block: vec![sample], kubelet: kubelet.to_vec() };
         thresholds(&Measurements::of(samples.rows(2)), 2)
             .into_iter()
@@ -160,14 +162,14 @@ mod tests {
 
     #[test]
     fn thresholds_are_met_up_to_their_bounds() {
-        assert_eq!(held(Sample { visible: 200.0, resize: 300.0 }, &[2000.0]), [Some(true); 4]);
-        assert_eq!(held(Sample { visible: 200.1, resize: 300.0 }, &[2000.0]), [Some(false); 4]);
+        assert_eq!(verdicts(Sample { visible: 200.0, resize: 300.0 }, &[2000.0]), [Some(true); 4]);
+        assert_eq!(verdicts(Sample { visible: 200.1, resize: 300.0 }, &[2000.0]), [Some(false); 4]);
     }
 
     #[test]
     fn without_kubelet_samples_their_thresholds_are_undecided() {
         let sample = Sample { visible: 200.0, resize: 300.0 };
-        assert_eq!(held(sample, &[]), [Some(true), None, Some(true), None]);
+        assert_eq!(verdicts(sample, &[]), [Some(true), None, Some(true), None]);
     }
 
     #[test]

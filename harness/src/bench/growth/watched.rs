@@ -34,7 +34,7 @@ impl<'a> Watched<'a> {
         let mut program =
             ExecStream::start(&env.pods(), pod, &["/volume-check", "watch-size", volume]).await?;
         let line = program.line(START_TIMEOUT).await?;
-        expect(&line, SIZE).with_context(|| format!("volume {volume} before it grows"))?;
+        expect(&line, SIZE).with_context(|| format!("volume {volume} before its expansion"))?;
         Ok(Watched { env, claim, program })
     }
 
@@ -46,14 +46,17 @@ impl<'a> Watched<'a> {
             Ok((line, begun.elapsed()))
         };
         let ((), (line, took)) = tokio::try_join!(claims::ask(self.env, self.claim, GROWN), seen)?;
-        expect(&line, GROWN).with_context(|| format!("claim {} has grown", self.claim))?;
+        expect(&line, GROWN).with_context(|| format!("expansion of claim {}", self.claim))?;
         Ok(took)
     }
 }
 
 fn expect(line: &str, size: Size) -> Result<()> {
-    let asked = size.bytes();
-    anyhow::ensure!(line.parse() == Ok(asked), "{asked} bytes are asked for, the pod sees {line}");
+    let requested = size.bytes();
+    anyhow::ensure!(
+        line.parse() == Ok(requested),
+        "{requested} bytes are requested, but the pod sees {line}"
+    );
     Ok(())
 }
 

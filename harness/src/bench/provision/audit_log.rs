@@ -37,7 +37,7 @@ impl AuditLog {
 
     /// Returns the current length of the log.
     pub(super) fn end(&self) -> Result<u64> {
-        let metadata = std::fs::metadata(&self.0).with_context(|| format!("look at {}", self.0.display()))?;
+        let metadata = std::fs::metadata(&self.0).with_context(|| format!("stat {}", self.0.display()))?;
         Ok(metadata.len())
     }
 

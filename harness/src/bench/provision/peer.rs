@@ -87,8 +87,8 @@ impl<'a> Peer<'a> {
         let class: StorageClass = serde_json::from_value(json!({
             "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
         }))?;
-        let made = Api::all(client.clone()).create(&PostParams::default(), &class).await;
-        made.map_err(api_error).with_context(|| format!("create storage class {CLASS}"))?;
+        let created = Api::all(client.clone()).create(&PostParams::default(), &class).await;
+        created.map_err(api_error).with_context(|| format!("create storage class {CLASS}"))?;
         let control_plane = cluster.control_plane();
         let caller =
             control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })?;
