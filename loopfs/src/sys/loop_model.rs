@@ -1,7 +1,8 @@
 //! A model of the loop driver that replaces `loop_dev.rs` in unit tests. It shows how the library reacts to a schedule of calls,
 //! a lost race, an errno or a crash at any point. It proves nothing about the kernel; the tests in `tests/kernel` do.
 //!
-//! Each thread has its own model. An open device is the write end of a pipe, so that the model can detect its close.
+//! Each thread has its own model. An open device is a descriptor of a memory file, whose inode number no other descriptor has, so
+//! that the model can detect its close.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -11,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::loop_abi::{AUTOCLEAR, DIRECT_IO, DiscardLimit, index_limit_of, loop_config, loop_info64};
 use super::result::Result;
@@ -85,7 +86,24 @@ struct Handle {
     index: u32,
     writable: bool,
     raw: RawFd,
-    reader: OwnedFd,
+    inode: u64,
+}
+
+impl Handle {
+    /// Returns `true` if this process has closed the descriptor. A copy that another test gave to a child process does not count:
+    /// between fork(2) and execve(2) a child has copies of all descriptors.
+    fn is_closed(&self) -> bool {
+        inode_of(self.raw) != Some(self.inode)
+    }
+}
+
+/// Returns the inode number of a descriptor, or `None` if it is not open.
+fn inode_of(raw: RawFd) -> Option<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: fstat writes one `struct stat`, and returns EBADF if the descriptor is not open.
+    let result = unsafe { libc::fstat(raw, status.as_mut_ptr()) };
+    // SAFETY: all-zero is a valid `struct stat`.
+    Errno::result(result).ok().map(|_| unsafe { status.assume_init() }.st_ino)
 }
 
 type Shared = Arc<Mutex<Model>>;
@@ -195,13 +213,8 @@ impl Model {
 
     /// Detects descriptors that were closed since the last call, and unbinds devices at their last close as the driver does.
     fn reap(&mut self) {
-        let closed = |handle: &Handle| {
-            let mut polled = [PollFd::new(handle.reader.as_fd(), PollFlags::empty())];
-            poll(&mut polled, PollTimeout::ZERO).expect("poll a pipe");
-            polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
-        };
         let gone: Vec<u32> =
-            self.handles.extract_if(.., |handle| closed(handle)).map(|handle| handle.index).collect();
+            self.handles.extract_if(.., |handle| handle.is_closed()).map(|handle| handle.index).collect();
         for index in gone {
             let Some(device) = self.devices.get(&index) else { continue };
             let going = device.bound.as_ref().is_some_and(|bound| bound.info.lo_flags & AUTOCLEAR != 0);
@@ -291,9 +304,10 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
         if device.rundown {
             return Err(Errno::ENXIO);
         }
-        let (reader, writer) = nix::unistd::pipe()?;
-        model.handles.push(Handle { index, writable, raw: writer.as_raw_fd(), reader });
-        Ok(writer)
+        let file = memfd_create("loop device", MFdFlags::MFD_CLOEXEC)?;
+        let inode = inode_of(file.as_raw_fd()).ok_or(Errno::EBADF)?;
+        model.handles.push(Handle { index, writable, raw: file.as_raw_fd(), inode });
+        Ok(file)
     })
 }
 
