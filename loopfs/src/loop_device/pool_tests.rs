@@ -104,8 +104,10 @@ fn devices_are_not_added_while_others_of_the_range_are_idle() {
                 let device = control.attach(image.as_fd(), &options()).unwrap();
                 assert_eq!(device.detach().unwrap(), Detach::Detached);
             }
+            // The adds between two scans double each time: 64, 128, 256 and 512 devices. The background thread removes surplus ones
+            // in between, but may be late.
             let exist = with(|model| model.exist().len());
-            assert!(exist <= 128, "{exist} devices for one file at a time");
+            assert!(exist <= 512, "{exist} devices for one file at a time");
         },
     );
 }
