@@ -65,14 +65,16 @@ impl Attachments {
         let known: HashMap<u32, Attachment> = self.devices.drain(..).collect();
         // If this fails, nothing is remembered.
         self.uevents = 0;
-        for index in loop_dev::indices_in_sysfs_order().context("list", "/sys/block")? {
-            let Ok(inode) = loop_dev::attachment_inode(index) else { continue };
+        let indices = loop_dev::indices_in_sysfs_order().context("list", "/sys/block")?;
+        let inodes = loop_dev::attachment_inodes(&indices).context("list", "/sys/devices/virtual/block")?;
+        for (index, inode) in indices.into_iter().zip(inodes) {
+            let Some(inode) = inode else { continue };
             let same = known.get(&index).filter(|known| known.inode == inode);
             let attachment = same.copied().or_else(|| {
                 let (backing, access) = backing_of(index)?;
                 // If the device was bound again in the meantime, the next call must ask it again.
-                let inode = loop_dev::attachment_inode(index).ok().filter(|now| *now == inode).unwrap_or(0);
-                Some(Attachment { inode, backing, access })
+                let now = loop_dev::attachment_inodes(&[index]).ok().and_then(|inodes| inodes[0]);
+                Some(Attachment { inode: now.filter(|now| *now == inode).unwrap_or(0), backing, access })
             });
             self.devices.extend(attachment.map(|attachment| (index, attachment)));
         }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::sys::stat::{Mode, makedev};
+use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
 use super::device::{CONTROL, node_name};
@@ -60,9 +60,10 @@ fn control() -> Result<OwnedFd> {
 /// # Errors
 /// Those of open(2): sysfs is not mounted.
 pub fn bound_indices() -> Result<Vec<u32>> {
-    let mut indices = loop_dev::indices_in_sysfs_order().context("list", "/sys/block")?;
-    indices.retain(|index| loop_dev::attachment_inode(*index).is_ok());
-    Ok(indices)
+    let indices = loop_dev::indices_in_sysfs_order().context("list", "/sys/block")?;
+    let inodes = loop_dev::attachment_inodes(&indices).context("list", "/sys/devices/virtual/block")?;
+    let bound = indices.into_iter().zip(inodes).filter(|(_, inode)| inode.is_some());
+    Ok(bound.map(|(index, _)| index).collect())
 }
 
 /// Returns the index of the device of a node at any path. Returns `None` if the path is not a node of a loop device.
@@ -166,14 +167,6 @@ pub(super) fn backing_of(index: u32) -> Option<(BackingFile, Access)> {
     let backing = BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode };
     let access = if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
     Some((backing, access))
-}
-
-impl DeviceNumber {
-    /// Returns the number as a `dev_t`, the form that stat(2) returns.
-    #[must_use]
-    pub fn to_raw(self) -> u64 {
-        makedev(self.major.into(), self.minor.into())
-    }
 }
 
 /// An open node of a loop device, bound or not.

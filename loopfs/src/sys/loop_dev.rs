@@ -8,8 +8,8 @@ use ioctl_sys::ioctl;
 use linux_raw_sys::{ioctl as block, loop_device as uapi};
 use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
-use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod, stat};
+use nix::fcntl::{AtFlags, OFlag, open};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
 use rustix::fs::ioctl_blksszget;
 
@@ -99,10 +99,16 @@ pub(crate) fn indices_in_sysfs_order() -> Result<Vec<u32>> {
     Ok(indices)
 }
 
-/// Returns the inode number of the directory `loop` of a device in sysfs. The kernel creates that directory when the device is
-/// bound, and gives no inode number twice, so the number identifies the attachment. Returns ENOENT if the device is not bound.
-pub(crate) fn attachment_inode(index: u32) -> Result<u64> {
-    stat(attribute(index, "loop").as_str()).map(|status| status.st_ino)
+/// Returns, for each device, the inode number of its directory `loop` in sysfs, or `None` if the device is not bound. The kernel
+/// creates that directory when it binds the device, and gives no inode number twice, so the number identifies the attachment.
+pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
+    // The path through /sys/block has a symbolic link and takes three times as long.
+    let devices = open("/sys/devices/virtual/block", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let inode = |index: &u32| {
+        let status = fstatat(&devices, format!("loop{index}/loop").as_str(), AtFlags::empty());
+        status.ok().map(|status| status.st_ino)
+    };
+    Ok(indices.iter().map(inode).collect())
 }
 
 /// Reads an attribute of device `index` in sysfs as bytes, without the line feed at its end.

@@ -311,10 +311,10 @@ pub(crate) fn indices_in_sysfs_order() -> Result<Vec<u32>> {
     indices()
 }
 
-pub(crate) fn attachment_inode(index: u32) -> Result<u64> {
+pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
     with(|model| {
-        let device = model.devices.get(&index).filter(|device| device.bound.is_some());
-        device.map(|device| device.sequence).ok_or(Errno::ENOENT)
+        let bound = |index| model.devices.get(index).filter(|device| device.bound.is_some());
+        Ok(indices.iter().map(|index| bound(index).map(|device| device.sequence)).collect())
     })
 }
 

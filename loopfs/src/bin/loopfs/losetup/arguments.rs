@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use lexopt::{Arg, Parser};
 
-use super::columns::Column;
+use super::columns::{Column, Format};
+use super::failure::{Failure, os_text};
 use super::options::{Id, OPTIONS, Opt, UNSUPPORTED, Value};
 use super::size;
-use super::{Failure, os_text};
 
 /// What the command line requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,14 +30,6 @@ pub(crate) enum Action {
     SetDirectIo(OsString, bool),
     SetBlockSize(OsString, u64),
     Remove(Vec<OsString>),
-}
-
-/// How a list is printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Format {
-    pub(crate) no_headings: bool,
-    pub(crate) raw: bool,
-    pub(crate) json: bool,
 }
 
 /// A parsed command line.
@@ -271,10 +263,6 @@ impl Given {
 
     /// Decides on the action. Sets `list` if the command line has only options of output.
     fn action(&mut self, count: usize, list: &mut bool) -> Result<Action, Failure> {
-        if count == 0 || (count == 1 && (self.has(Id::Raw) || self.has(Id::Json))) {
-            *list = true;
-            return Ok(Action::Show(None));
-        }
         let mut operands = std::mem::take(&mut self.operands).into_iter();
         let no_device = || Failure::message("no loop device specified");
         // Of `--remove` and another action, the last one counts.
@@ -290,7 +278,13 @@ impl Given {
                     | Id::Remove
             )
         };
-        match self.seen.iter().rev().find(acts) {
+        let action = self.seen.iter().rev().find(acts);
+        let format_only = count == 1 && (self.has(Id::Raw) || self.has(Id::Json));
+        if action.is_none() && (count == 0 || format_only) {
+            *list = true;
+            return Ok(Action::Show(None));
+        }
+        match action {
             Some(Id::All) => return Ok(Action::Show(self.associated.take())),
             Some(Id::Associated) => return Ok(Action::Show(self.associated.take())),
             Some(Id::SetCapacity) => {
@@ -430,6 +424,8 @@ mod tests {
         assert_eq!(columns(&["--output-all"]), Column::ALL);
         assert_eq!(parsed(&["-O", "NAME,,RO"]), Err(Failure::silent()));
         assert_eq!(parsed(&["-a"]).unwrap().columns, None);
+        assert_eq!(parsed(&["-Ja"]).unwrap().columns, None);
+        assert!(parsed(&["-J"]).unwrap().columns.is_some());
     }
 
     #[test]

@@ -5,7 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use loopfs::DeviceNumber;
 use loopfs::loop_device::unmanaged::Attributes;
 
-use super::arguments::Format;
+/// How a list is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Format {
+    pub(crate) no_headings: bool,
+    pub(crate) raw: bool,
+    pub(crate) json: bool,
+}
 
 /// A device in a list.
 #[derive(Clone, Debug, Default)]
@@ -190,7 +196,7 @@ pub(crate) fn list(rows: &[Row], columns: &[Column], format: Format, utf8: bool)
         return printed.flat_map(|line| [line.join(&b' '), b"\n".to_vec()].concat()).collect();
     }
     let width = |column: usize| {
-        std::iter::once(&titles).chain(&lines).map(|line| width_of(&line[column])).max().unwrap_or_default()
+        headings.into_iter().chain(&lines).map(|line| width_of(&line[column])).max().unwrap_or_default()
     };
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     printed.flat_map(|line| aligned(line, columns, &widths)).collect()
@@ -325,7 +331,7 @@ mod tests {
         let format = Format { no_headings: true, ..Format::default() };
         assert_eq!(
             printed(&[Column::ReadOnly, Column::BackingFile], format, false),
-            " 1 /srv/x \\xc3\\xbc.img\n 0 \n"
+            "1 /srv/x \\xc3\\xbc.img\n0 \n"
         );
     }
 

@@ -17,7 +17,9 @@ use nix::fcntl::OFlag;
 
 use super::arguments::{Action, Request};
 use super::columns::{self, Row};
-use super::{Failure, devices_of, help, os_text};
+use super::failure::{Failure, os_text};
+use super::help;
+use super::stored::devices_of;
 
 /// Attempts to bind a free device that other processes bind first, and the pause between them.
 const ATTEMPTS: u32 = 64;
