@@ -272,7 +272,7 @@ impl Device {
     /// ENXIO: the device is bound to no file. EINVAL: not a power of two from 512 to the page size. EAGAIN: the kernel could
     /// not write all cached data in time.
     #[doc(alias = "LOOP_SET_BLOCK_SIZE")]
-    pub fn set_block_size(&self, bytes: u64) -> Result<()> {
+    pub fn set_block_size(&self, bytes: u32) -> Result<()> {
         self.call("LOOP_SET_BLOCK_SIZE", |fd| loop_dev::set_block_size(fd, bytes))
     }
 

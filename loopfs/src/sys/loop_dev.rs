@@ -278,11 +278,10 @@ pub(crate) fn set_direct_io(device: impl AsFd, enabled: bool) -> Result<()> {
 }
 
 /// `LOOP_SET_BLOCK_SIZE` (Linux 4.14): sets the logical block size, in bytes.
-pub(crate) fn set_block_size(device: impl AsFd, bytes: u64) -> Result<()> {
+pub(crate) fn set_block_size(device: impl AsFd, bytes: u32) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
-    let bytes = bytes.try_into().or(Err(Errno::EINVAL))?;
     // SAFETY: LOOP_SET_BLOCK_SIZE takes its argument by value.
-    let result = unsafe { loop_set_block_size(fd, bytes) };
+    let result = unsafe { loop_set_block_size(fd, bytes.into()) };
     Errno::result(result).map(drop)
 }
 

@@ -505,13 +505,13 @@ pub(crate) fn set_direct_io(device: impl AsFd, enabled: bool) -> Result<()> {
     })
 }
 
-pub(crate) fn set_block_size(device: impl AsFd, bytes: u64) -> Result<()> {
+pub(crate) fn set_block_size(device: impl AsFd, bytes: u32) -> Result<()> {
     with(|model| {
         let (_, bound) = model.bound_of("set_block_size", device)?;
         if !bytes.is_power_of_two() || !(512..=4096).contains(&bytes) {
             return Err(Errno::EINVAL);
         }
-        bound.block_size = bytes as u32;
+        bound.block_size = bytes;
         Ok(())
     })
 }

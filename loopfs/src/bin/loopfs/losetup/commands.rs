@@ -81,10 +81,15 @@ pub(crate) fn run(request: &Request) -> std::result::Result<Outcome, Failure> {
         }
         Action::SetBlockSize(device, size) => {
             Ok(for_each(std::slice::from_ref(device), "set logical block size failed", |path| {
-                Device::open_path(path, Access::ReadOnly)?.set_block_size(*size)
+                Device::open_path(path, Access::ReadOnly)?.set_block_size(block_size(*size))
             }))
         }
     }
+}
+
+/// Returns the block size for the kernel, which refuses those that do not fit, as it refuses the largest number.
+fn block_size(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 /// Returns the path of a device: names without a slash at the start are relative to `/dev`.
@@ -282,7 +287,7 @@ fn bind(request: &Request, device: Option<&Path>, file: &OsStr) -> std::result::
     let setup = Setup {
         access,
         range: BackingRange { offset: request.offset.unwrap_or(0), size_limit: request.size_limit },
-        block_size: request.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX)),
+        block_size: request.block_size.map(block_size),
         direct_io: request.direct_io,
         partition_scan: request.partition_scan,
         name: request.name.clone().unwrap_or_else(|| path.clone().into_os_string()),
