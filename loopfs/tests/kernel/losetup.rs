@@ -43,8 +43,8 @@ impl Program {
 /// Detaches every device of the files in a directory, also if the test fails.
 struct Detached(tempfile::TempDir);
 
-impl Drop for Detached {
-    fn drop(&mut self) {
+impl Detached {
+    fn detach(&self) {
         let directory = self.0.path().to_path_buf();
         for index in unmanaged::bound_indices().unwrap_or_default() {
             let path = unmanaged::attributes(index).backing_path;
@@ -53,6 +53,12 @@ impl Drop for Detached {
                 drop(device.and_then(|device| device.detach()));
             }
         }
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        self.detach();
     }
 }
 
@@ -168,8 +174,7 @@ fn free_devices(count: usize) -> Vec<u32> {
 }
 
 /// Runs the script and returns the result of each command, with the directory and the inode numbers replaced.
-fn results(program: &Program, up_to: (u32, u32), free: &[u32]) -> Vec<String> {
-    let directory = files();
+fn results(program: &Program, up_to: (u32, u32), free: &[u32], directory: &Detached) -> Vec<String> {
     let path = directory.0.path().canonicalize().unwrap();
     let inode =
         |name: &str| std::os::unix::fs::MetadataExt::ino(&path.join(name).metadata().unwrap()).to_string();
@@ -191,18 +196,22 @@ fn results(program: &Program, up_to: (u32, u32), free: &[u32]) -> Vec<String> {
         let code = output.status.code();
         format!("losetup {args:?}\n{}{}exit code {code:?}", text(&output.stdout), text(&output.stderr))
     };
-    SCRIPT.iter().filter(|(since, _)| *since <= up_to).map(run).collect()
+    let results = SCRIPT.iter().filter(|(since, _)| *since <= up_to).map(run).collect();
+    directory.detach();
+    results
 }
 
 #[test]
 fn each_command_prints_and_returns_what_util_linux_does() {
     let newest = (2, 41);
     let free = free_devices(3);
+    // The same files for both, because the width of a column depends on the inode numbers.
+    let directory = files();
     match Program::of_util_linux() {
         Some(util_linux) => {
             let version = util_linux.version.unwrap_or(newest);
-            let theirs = results(&util_linux, version, &free);
-            let ours = results(&Program::ours(), version, &free);
+            let theirs = results(&util_linux, version, &free, &directory);
+            let ours = results(&Program::ours(), version, &free, &directory);
             println!("{} of {} commands compared with util-linux {version:?}", theirs.len(), SCRIPT.len());
             for (theirs, ours) in theirs.iter().zip(&ours) {
                 assert_eq!(ours, theirs);
@@ -211,7 +220,7 @@ fn each_command_prints_and_returns_what_util_linux_does() {
         None => println!("there is no losetup of util-linux: set LOOPFS_TEST_LOSETUP"),
     }
     // The commands that need no other program to be checked.
-    let ours = results(&Program::ours(), newest, &free);
+    let ours = results(&Program::ours(), newest, &free, &directory);
     let first = free[0];
     let shown = |args: &str| ours.iter().find(|result| result.starts_with(args)).unwrap().clone();
     assert_eq!(
