@@ -87,6 +87,12 @@ impl DeviceNumber {
     pub(crate) fn from_raw(raw: u64) -> Self {
         Self { major: nix::sys::stat::major(raw) as u32, minor: nix::sys::stat::minor(raw) as u32 }
     }
+
+    /// Returns the number as a `dev_t`, as stat(2) returns it.
+    #[must_use]
+    pub fn to_raw(self) -> u64 {
+        nix::sys::stat::makedev(self.major.into(), self.minor.into())
+    }
 }
 
 impl fmt::Display for DeviceNumber {

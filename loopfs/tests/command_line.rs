@@ -66,3 +66,19 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
         assert!(help.contains(fields), "{fields} is missing in {help}");
     }
 }
+
+#[test]
+fn losetup_has_options_messages_and_exit_codes_of_its_own() {
+    let unknown = loopfs(&["losetup", "--bogus"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert_eq!(
+        text(&unknown.stderr),
+        "losetup: unrecognized option '--bogus'\nTry 'losetup --help' for more information.\n"
+    );
+    let unsupported = loopfs(&["losetup", "--encryption", "aes", "-f", "f"]);
+    assert_eq!(unsupported.status.code(), Some(1));
+    assert!(text(&unsupported.stderr).contains("'--encryption' of util-linux 2.24 is not supported"));
+    let help = loopfs(&["losetup", "--help"]);
+    assert!(help.status.success() && text(&help.stdout).contains("--set-capacity DEVICE"));
+    assert!(text(&loopfs(&["--help"]).stdout).contains("losetup"));
+}

@@ -11,6 +11,7 @@ use futures::{StreamExt, TryStreamExt};
 use testvm::cache;
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
+use testvm::images::util_linux;
 use testvm::packages;
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
@@ -63,6 +64,9 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
+    for (path, host) in util_linux::losetup(session).await? {
+        files.push(GuestFile { path: path.to_owned(), mode: 0o755, host });
+    }
     let init = builds::guest_programs(session).await?.init;
     let mut machines = Vec::new();
     for name in &kernels {
@@ -163,6 +167,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         ("LOOPFS_TEST_XFS_NOQUOTA", "/mnt/xfs-noquota"),
         ("LOOPFS_TEST_SCRATCH", "/tmp"),
         ("LOOPFS_TEST_TOOL", TOOL_PATH),
+        ("LOOPFS_TEST_LOSETUP", util_linux::LOSETUP),
     ];
     TestsSpec {
         mounts: vec![
@@ -189,7 +194,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
 }
 
 fn test_binaries(files: &[GuestFile]) -> impl Iterator<Item = &GuestFile> {
-    files.iter().filter(|file| file.path != TOOL_PATH)
+    files.iter().filter(|file| PACKAGES.iter().any(|package| file.path == format!("/tests/{package}")))
 }
 
 fn binary_name(file: &GuestFile) -> &str {

@@ -4,6 +4,7 @@
 //! number), never by a path, and checks remembered facts before each use.
 
 mod attach;
+mod attachments;
 mod binding;
 mod control;
 mod detach;
@@ -18,7 +19,9 @@ mod options;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
+pub mod unmanaged;
 
+pub use attachments::Attachments;
 pub use binding::{Access, BackingFile, BackingRange, Binding};
 pub use control::{DeviceCounts, LoopControl};
 pub use detach::{Detach, PendingDetach};

@@ -6,6 +6,7 @@ pub(crate) use uapi::{loop_config, loop_info64};
 
 pub(crate) const READ_ONLY: u32 = uapi::LO_FLAGS_READ_ONLY as u32;
 pub(crate) const AUTOCLEAR: u32 = uapi::LO_FLAGS_AUTOCLEAR as u32;
+pub(crate) const PARTITION_SCAN: u32 = uapi::LO_FLAGS_PARTSCAN as u32;
 pub(crate) const DIRECT_IO: u32 = uapi::LO_FLAGS_DIRECT_IO as u32;
 
 /// Maximum length of a label in bytes. The kernel adds the terminating NUL.
@@ -72,6 +73,8 @@ mod tests {
         assert_eq!(ioctl_sys::io!(b'L', 0x82), uapi::LOOP_CTL_GET_FREE);
         assert_eq!(ioctl_sys::io!(b'L', 0x01), uapi::LOOP_CLR_FD);
         assert_eq!(ioctl_sys::io!(b'L', 0x07), uapi::LOOP_SET_CAPACITY);
+        assert_eq!(ioctl_sys::io!(b'L', 0x08), uapi::LOOP_SET_DIRECT_IO);
+        assert_eq!(ioctl_sys::io!(b'L', 0x09), uapi::LOOP_SET_BLOCK_SIZE);
         assert_eq!(uapi::LOOP_CONFIGURE, 0x4C0A);
         assert_eq!(uapi::LOOP_GET_STATUS64, 0x4C05);
         assert_eq!(uapi::LOOP_SET_STATUS64, 0x4C04);

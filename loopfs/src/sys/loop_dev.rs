@@ -8,8 +8,8 @@ use ioctl_sys::ioctl;
 use linux_raw_sys::{ioctl as block, loop_device as uapi};
 use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
-use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod};
+use nix::fcntl::{AtFlags, OFlag, open};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
 use rustix::fs::ioctl_blksszget;
 
@@ -21,6 +21,8 @@ ioctl!(arg loop_ctl_remove with b'L', 0x81);
 ioctl!(none loop_ctl_get_free with b'L', 0x82);
 ioctl!(none loop_clr_fd with b'L', 0x01);
 ioctl!(none loop_set_capacity with b'L', 0x07);
+ioctl!(arg loop_set_direct_io with b'L', 0x08);
+ioctl!(arg loop_set_block_size with b'L', 0x09);
 // These take a pointer, but their request numbers encode neither size nor direction, because linux/loop.h predates that
 // convention. The macro calls this the "bad" form.
 ioctl!(bad read loop_get_status64 with uapi::LOOP_GET_STATUS64; loop_info64);
@@ -82,13 +84,44 @@ pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
 
 /// Returns the indices of all loop devices, bound or not, in ascending order.
 pub(crate) fn indices() -> Result<Vec<u32>> {
+    let mut indices = indices_in_sysfs_order()?;
+    indices.sort_unstable();
+    Ok(indices)
+}
+
+/// Returns the indices of all loop devices, bound or not, in the order of the directory in sysfs.
+pub(crate) fn indices_in_sysfs_order() -> Result<Vec<u32>> {
     let mut indices = Vec::new();
     for entry in std::fs::read_dir("/sys/block").map_err(errno_of)? {
         let name = entry.map_err(errno_of)?.file_name();
         indices.extend(name.to_str().and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok()));
     }
-    indices.sort_unstable();
     Ok(indices)
+}
+
+/// Returns, for each device, the inode number of its directory `loop` in sysfs, or `None` if the device is not bound. The kernel
+/// creates that directory when it binds the device, and gives no inode number twice, so the number identifies the attachment.
+pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
+    // The path through /sys/block has a symbolic link and takes three times as long.
+    let devices = open("/sys/devices/virtual/block", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let inode = |index: &u32| {
+        let status = fstatat(&devices, format!("loop{index}/loop").as_str(), AtFlags::empty());
+        status.ok().map(|status| status.st_ino)
+    };
+    Ok(indices.iter().map(inode).collect())
+}
+
+/// Reads an attribute of device `index` in sysfs as bytes, without the line feed at its end.
+pub(crate) fn attribute_bytes(index: u32, name: &str) -> Result<Vec<u8>> {
+    let mut bytes = std::fs::read(attribute(index, name)).map_err(errno_of)?;
+    bytes.pop_if(|byte| *byte == b'\n');
+    Ok(bytes)
+}
+
+/// Returns the number of uevents that the kernel has sent since boot, to any listener.
+pub(crate) fn uevent_count() -> Result<u64> {
+    let text = std::fs::read_to_string("/sys/kernel/uevent_seqnum").map_err(errno_of)?;
+    text.trim_end().parse().or(Err(Errno::EIO))
 }
 
 /// Returns the first index that no device can have, from `max_part` of the loop module in sysfs. If the parameter cannot be read,
@@ -233,6 +266,22 @@ pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: LOOP_SET_CAPACITY takes no argument.
     let result = unsafe { loop_set_capacity(fd) };
+    Errno::result(result).map(drop)
+}
+
+/// `LOOP_SET_DIRECT_IO` (Linux 4.10): makes the device bypass the page cache of its file, or use it.
+pub(crate) fn set_direct_io(device: impl AsFd, enabled: bool) -> Result<()> {
+    let fd = device.as_fd().as_raw_fd();
+    // SAFETY: LOOP_SET_DIRECT_IO takes its argument by value.
+    let result = unsafe { loop_set_direct_io(fd, enabled.into()) };
+    Errno::result(result).map(drop)
+}
+
+/// `LOOP_SET_BLOCK_SIZE` (Linux 4.14): sets the logical block size, in bytes.
+pub(crate) fn set_block_size(device: impl AsFd, bytes: u32) -> Result<()> {
+    let fd = device.as_fd().as_raw_fd();
+    // SAFETY: LOOP_SET_BLOCK_SIZE takes its argument by value.
+    let result = unsafe { loop_set_block_size(fd, bytes.into()) };
     Errno::result(result).map(drop)
 }
 

@@ -14,7 +14,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::loop_abi::{AUTOCLEAR, DIRECT_IO, DiscardLimit, index_limit_of, loop_config, loop_info64};
+use super::loop_abi::{
+    AUTOCLEAR, DIRECT_IO, DiscardLimit, PARTITION_SCAN, READ_ONLY, index_limit_of, loop_config, loop_info64,
+};
 use super::result::Result;
 
 /// The process that makes a call. Each binding records its actor.
@@ -319,6 +321,42 @@ pub(crate) fn indices() -> Result<Vec<u32>> {
     with(|model| Ok(model.exist()))
 }
 
+pub(crate) fn indices_in_sysfs_order() -> Result<Vec<u32>> {
+    indices()
+}
+
+pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
+    with(|model| {
+        let bound = |index| model.devices.get(index).filter(|device| device.bound.is_some());
+        Ok(indices.iter().map(|index| bound(index).map(|device| device.sequence)).collect())
+    })
+}
+
+pub(crate) fn attribute_bytes(index: u32, name: &str) -> Result<Vec<u8>> {
+    with(|model| {
+        let bound =
+            model.devices.get(&index).and_then(|device| device.bound.as_ref()).ok_or(Errno::ENOENT)?;
+        let flag = |flag| u32::from(bound.info.lo_flags & flag != 0).to_string();
+        Ok(match name {
+            "loop/backing_file" => format!("/inode-{}", bound.info.lo_inode),
+            "loop/offset" => bound.info.lo_offset.to_string(),
+            "loop/sizelimit" => bound.info.lo_sizelimit.to_string(),
+            "loop/autoclear" => flag(AUTOCLEAR),
+            "loop/partscan" => flag(PARTITION_SCAN),
+            "loop/dio" => flag(DIRECT_IO),
+            "ro" => flag(READ_ONLY),
+            "queue/logical_block_size" => bound.block_size.to_string(),
+            _ => return Err(Errno::ENOENT),
+        }
+        .into_bytes())
+    })
+}
+
+/// The model sends a uevent when a device is bound or unbound.
+pub(crate) fn uevent_count() -> Result<u64> {
+    with(|model| Ok(model.last_sequence))
+}
+
 pub(crate) fn index_limit() -> u32 {
     with(|model| index_limit_of(model.max_part))
 }
@@ -469,6 +507,28 @@ pub(crate) fn clear(device: impl AsFd) -> Result<()> {
 
 pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
     with(|model| model.bound_of("set_capacity", device).map(|(_, bound)| bound.refresh()))
+}
+
+pub(crate) fn set_direct_io(device: impl AsFd, enabled: bool) -> Result<()> {
+    with(|model| {
+        let (_, bound) = model.bound_of("set_direct_io", device)?;
+        bound.info.lo_flags &= !DIRECT_IO;
+        if enabled {
+            bound.info.lo_flags |= DIRECT_IO;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) fn set_block_size(device: impl AsFd, bytes: u32) -> Result<()> {
+    with(|model| {
+        let (_, bound) = model.bound_of("set_block_size", device)?;
+        if !bytes.is_power_of_two() || !(512..=4096).contains(&bytes) {
+            return Err(Errno::EINVAL);
+        }
+        bound.block_size = bytes;
+        Ok(())
+    })
 }
 
 pub(crate) fn size(device: impl AsFd) -> Result<u64> {

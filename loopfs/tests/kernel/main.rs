@@ -16,6 +16,7 @@ mod growth;
 mod in_use;
 mod lock_timeouts;
 mod loop_devices;
+mod losetup;
 mod many_devices;
 mod max_part;
 mod module;

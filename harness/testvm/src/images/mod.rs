@@ -10,6 +10,7 @@ pub mod node;
 pub mod oci;
 pub mod qemu;
 pub mod shell;
+pub mod util_linux;
 pub mod write_log;
 
 mod debian;

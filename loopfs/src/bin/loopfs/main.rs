@@ -2,6 +2,7 @@
 //! does not have.
 
 mod devices;
+mod losetup;
 mod output;
 mod project;
 mod quota;
@@ -9,6 +10,7 @@ mod size;
 mod store;
 mod trees;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -62,11 +64,30 @@ enum Command {
     /// Show the volumes of a store, without changing it
     #[command(subcommand)]
     Store(store::StoreCommand),
+    /// Set up loop devices with the options and output of losetup(8)
+    #[command(disable_help_flag = true)]
+    Losetup {
+        /// The arguments of losetup; `loopfs losetup --help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
+    // losetup has options of its own, also with names that `loopfs` has.
+    let mut words = std::env::args_os();
+    if words.next().is_some_and(|program| losetup::is_program_name(&program)) {
+        return losetup::main(words);
+    }
+    if words.next().is_some_and(|command| command == losetup::NAME) {
+        return losetup::main(words);
+    }
     let args = Args::parse();
-    match run(&args.command) {
+    let command = match args.command {
+        Command::Losetup { args } => return losetup::main(args),
+        command => command,
+    };
+    match run(&command) {
         Ok(output) => {
             let printed = std::io::stdout().lock().write_all(output.print(args.json).as_bytes());
             match printed {
@@ -94,6 +115,7 @@ fn run(command: &Command) -> anyhow::Result<Output> {
         Command::Device(command) => command.run(),
         Command::Quota(command) => command.run(),
         Command::Store(command) => command.run(),
+        Command::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
     }
 }
 

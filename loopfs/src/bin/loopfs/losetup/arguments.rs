@@ -1,0 +1,447 @@
+//! The command line of losetup(8), with the error messages of getopt_long(3).
+
+use std::ffi::{OsStr, OsString};
+use std::num::NonZeroU64;
+use std::os::unix::ffi::OsStrExt;
+
+use lexopt::{Arg, Parser};
+
+use super::columns::{Column, Format};
+use super::failure::{Failure, os_text};
+use super::options::{Id, OPTIONS, Opt, UNSUPPORTED, Value};
+use super::size;
+
+/// What the command line requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Help,
+    Version,
+    Create {
+        device: Option<OsString>,
+        file: OsString,
+    },
+    Detach(Vec<OsString>),
+    DetachAll,
+    /// Lists all devices, or those of a file.
+    Show(Option<OsString>),
+    ShowOne(OsString),
+    FindFree,
+    SetCapacity(OsString),
+    SetDirectIo(OsString, bool),
+    SetBlockSize(OsString, u64),
+    Remove(Vec<OsString>),
+}
+
+/// A parsed command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) action: Action,
+    /// The columns of the table; `None` prints the format without columns.
+    pub(crate) columns: Option<Vec<Column>>,
+    pub(crate) format: Format,
+    pub(crate) offset: Option<u64>,
+    pub(crate) size_limit: Option<NonZeroU64>,
+    pub(crate) block_size: Option<u64>,
+    pub(crate) partition_scan: bool,
+    pub(crate) read_only: bool,
+    pub(crate) direct_io: bool,
+    pub(crate) no_overlap: bool,
+    pub(crate) show: bool,
+    pub(crate) name: Option<OsString>,
+}
+
+/// Options that exclude each other. The order is that of the message.
+const EXCLUSIVE: [&[Id]; 3] = [
+    &[Id::DetachAll, Id::All, Id::SetCapacity, Id::Detach, Id::Find, Id::Associated],
+    &[Id::DetachAll, Id::SetCapacity, Id::Detach, Id::Find, Id::List],
+    &[Id::Json, Id::Raw],
+];
+
+const DEFAULT_COLUMNS: [Column; 8] = [
+    Column::Name,
+    Column::SizeLimit,
+    Column::Offset,
+    Column::AutoClear,
+    Column::ReadOnly,
+    Column::BackingFile,
+    Column::DirectIo,
+    Column::BlockSize,
+];
+
+/// The options of a command line, before they are combined.
+#[derive(Debug, Default)]
+struct Given {
+    seen: Vec<Id>,
+    operands: Vec<OsString>,
+    device: Option<OsString>,
+    associated: Option<OsString>,
+    output: Option<OsString>,
+    offset: Option<u64>,
+    size_limit: u64,
+    block_size: Option<u64>,
+    direct_io: Option<bool>,
+    /// `--direct-io` or `--direct-io=on` was given, even if `--direct-io=off` follows.
+    direct_io_requested: bool,
+    name: Option<OsString>,
+}
+
+impl Given {
+    fn has(&self, id: Id) -> bool {
+        self.seen.contains(&id)
+    }
+}
+
+/// Parses the arguments that follow the name of the program.
+pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Request, Failure> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let count = args.len();
+    let mut parser = Parser::from_args(args);
+    let mut given = Given::default();
+    loop {
+        let argument = match parser.next() {
+            Ok(None) => break,
+            Ok(Some(argument)) => argument,
+            // The value of the previous short option, as in `-a=3`. Long ones are checked below.
+            Err(_) => return Err(Failure::usage("invalid option -- '='")),
+        };
+        let (option, long) = match argument {
+            Arg::Value(operand) => {
+                given.operands.push(operand);
+                continue;
+            }
+            Arg::Short(letter) => (by_letter(letter)?, false),
+            Arg::Long(name) => (by_prefix(name)?, true),
+        };
+        let value = match option.value {
+            Value::Required => Some(parser.value().map_err(|_missing| missing_value(option, long))?),
+            Value::Optional => parser.optional_value(),
+            Value::None if long && parser.optional_value().is_some() => {
+                return Err(Failure::usage(format!("option '--{}' doesn't allow an argument", option.long)));
+            }
+            Value::None => None,
+        };
+        check_exclusive(&given.seen, option.id)?;
+        given.seen.push(option.id);
+        match option.id {
+            Id::Help => return Ok(only(Action::Help)),
+            Id::Version => return Ok(only(Action::Version)),
+            id => given.take(id, value.unwrap_or_default())?,
+        }
+    }
+    given.into_request(count)
+}
+
+fn only(action: Action) -> Request {
+    Request {
+        action,
+        columns: None,
+        format: Format::default(),
+        offset: None,
+        size_limit: None,
+        block_size: None,
+        partition_scan: false,
+        read_only: false,
+        direct_io: false,
+        no_overlap: false,
+        show: false,
+        name: None,
+    }
+}
+
+fn unsupported(shown: &str, version: &str, remedy: &str) -> Failure {
+    Failure::message(format!("option '{shown}' of util-linux {version} is not supported; {remedy}"))
+}
+
+fn by_letter(letter: char) -> Result<&'static Opt, Failure> {
+    if let Some(option) = OPTIONS.iter().find(|option| option.short == Some(letter)) {
+        return Ok(option);
+    }
+    match UNSUPPORTED.iter().find(|option| option.short == Some(letter)) {
+        Some(option) => Err(unsupported(&format!("-{letter}"), option.version, option.remedy)),
+        None => Err(Failure::usage(format!("invalid option -- '{letter}'"))),
+    }
+}
+
+fn by_prefix(name: &str) -> Result<&'static Opt, Failure> {
+    if let Some(option) = OPTIONS.iter().find(|option| option.long == name) {
+        return Ok(option);
+    }
+    if let Some(option) = UNSUPPORTED.iter().find(|option| option.long == Some(name)) {
+        return Err(unsupported(&format!("--{name}"), option.version, option.remedy));
+    }
+    let matching: Vec<&Opt> = OPTIONS.iter().filter(|option| option.long.starts_with(name)).collect();
+    match matching[..] {
+        [] => Err(Failure::usage(format!("unrecognized option '--{name}'"))),
+        [option] => Ok(option),
+        _ => {
+            let names: String = matching.iter().map(|option| format!(" '--{}'", option.long)).collect();
+            Err(Failure::usage(format!("option '--{name}' is ambiguous; possibilities:{names}")))
+        }
+    }
+}
+
+fn missing_value(option: &Opt, long: bool) -> Failure {
+    match option.short {
+        Some(letter) if !long => Failure::usage(format!("option requires an argument -- '{letter}'")),
+        _ => Failure::usage(format!("option '--{}' requires an argument", option.long)),
+    }
+}
+
+fn check_exclusive(seen: &[Id], id: Id) -> Result<(), Failure> {
+    let conflicts =
+        |row: &&&[Id]| row.contains(&id) && row.iter().any(|other| *other != id && seen.contains(other));
+    let Some(row) = EXCLUSIVE.iter().find(conflicts) else { return Ok(()) };
+    let long = |id: &Id| OPTIONS.iter().find(|option| option.id == *id).map(|option| option.long);
+    let names: String = row.iter().filter_map(long).map(|long| format!(" --{long}")).collect();
+    Err(Failure::message(format!("mutually exclusive arguments:{names}")))
+}
+
+impl Given {
+    fn take(&mut self, id: Id, value: OsString) -> Result<(), Failure> {
+        match id {
+            Id::SetCapacity | Id::Detach => self.device = Some(value),
+            Id::Associated => self.associated = Some(value),
+            Id::Output => self.output = Some(value),
+            Id::Offset => self.offset = Some(parse_size(&value, "failed to parse offset")?),
+            Id::SizeLimit => self.size_limit = parse_size(&value, "failed to parse size")?,
+            Id::SectorSize => {
+                self.block_size = Some(parse_size(&value, "failed to parse logical block size")?);
+            }
+            Id::DirectIo => {
+                let enabled = match value.as_bytes() {
+                    b"" | b"on" => true,
+                    b"off" => false,
+                    _ => return Err(Failure::message(format!("argument error: '{}'", os_text(&value)))),
+                };
+                self.direct_io = Some(enabled);
+                self.direct_io_requested |= enabled;
+            }
+            Id::LoopRef => self.name = Some(value),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn into_request(mut self, count: usize) -> Result<Request, Failure> {
+        let format = Format {
+            no_headings: self.has(Id::NoHeadings),
+            raw: self.has(Id::Raw),
+            json: self.has(Id::Json),
+        };
+        let mut list = self.has(Id::List) || self.has(Id::Output) || self.has(Id::OutputAll);
+        let action = self.action(count, &mut list)?;
+        let creates = matches!(action, Action::Create { .. });
+        // `--direct-io` of a bound device is an action of its own.
+        let direct_io = self.direct_io_requested && !matches!(action, Action::SetDirectIo(..));
+        let setup_only = self.size_limit != 0
+            || direct_io
+            || [Id::ReadOnly, Id::PartScan, Id::Show].iter().any(|id| self.has(*id));
+        if !creates && setup_only {
+            return Err(Failure::message(
+                "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only",
+            ));
+        }
+        if self.offset.is_some() && !creates && !matches!(action, Action::Show(Some(_))) {
+            return Err(Failure::message("the option --offset is not allowed in this context"));
+        }
+        let columns = self.columns(list)?;
+        Ok(Request {
+            action,
+            columns,
+            format,
+            offset: self.offset,
+            size_limit: NonZeroU64::new(self.size_limit),
+            block_size: self.block_size,
+            partition_scan: self.has(Id::PartScan),
+            read_only: self.has(Id::ReadOnly),
+            direct_io,
+            no_overlap: self.has(Id::NoOverlap),
+            show: self.has(Id::Show),
+            name: self.name,
+        })
+    }
+
+    /// Decides on the action. Sets `list` if the command line has only options of output.
+    fn action(&mut self, count: usize, list: &mut bool) -> Result<Action, Failure> {
+        let mut operands = std::mem::take(&mut self.operands).into_iter();
+        let no_device = || Failure::message("no loop device specified");
+        // Of `--remove` and another action, the last one counts.
+        let acts = |id: &&Id| {
+            matches!(
+                id,
+                Id::All
+                    | Id::SetCapacity
+                    | Id::Detach
+                    | Id::DetachAll
+                    | Id::Find
+                    | Id::Associated
+                    | Id::Remove
+            )
+        };
+        let action = self.seen.iter().rev().find(acts);
+        let format_only = count == 1 && (self.has(Id::Raw) || self.has(Id::Json));
+        if action.is_none() && (count == 0 || format_only) {
+            *list = true;
+            return Ok(Action::Show(None));
+        }
+        match action {
+            Some(Id::All) => return Ok(Action::Show(self.associated.take())),
+            Some(Id::Associated) => return Ok(Action::Show(self.associated.take())),
+            Some(Id::SetCapacity) => {
+                return self.device.take().map(Action::SetCapacity).ok_or_else(no_device);
+            }
+            Some(Id::Detach) => {
+                return Ok(Action::Detach(self.device.take().into_iter().chain(operands).collect()));
+            }
+            Some(Id::DetachAll) => return Ok(Action::DetachAll),
+            Some(Id::Remove) if operands.len() == 0 => return Err(no_device()),
+            Some(Id::Remove) => return Ok(Action::Remove(operands.collect())),
+            Some(Id::Find) => {
+                let Some(file) = operands.next() else { return Ok(Action::FindFree) };
+                if operands.next().is_some() {
+                    return Err(Failure::message("unexpected arguments"));
+                }
+                return Ok(Action::Create { device: None, file });
+            }
+            _ => {}
+        }
+        if *list && operands.len() == 0 {
+            return Ok(Action::Show(None));
+        }
+        let device = operands.next().ok_or_else(no_device)?;
+        if let Some(file) = operands.next() {
+            return Ok(Action::Create { device: Some(device), file });
+        }
+        Ok(match (self.direct_io, self.block_size) {
+            (Some(enabled), _) => Action::SetDirectIo(device, enabled),
+            (None, Some(size)) => Action::SetBlockSize(device, size),
+            (None, None) => Action::ShowOne(device),
+        })
+    }
+
+    fn columns(&self, list: bool) -> Result<Option<Vec<Column>>, Failure> {
+        let mut columns = match (list, self.has(Id::OutputAll)) {
+            (false, _) => return Ok(None),
+            (true, true) => Column::ALL.to_vec(),
+            (true, false) => DEFAULT_COLUMNS.to_vec(),
+        };
+        let Some(output) = &self.output else { return Ok(Some(columns)) };
+        let output = os_text(output);
+        let names = match output.strip_prefix('+') {
+            Some(more) => more,
+            None => {
+                columns.clear();
+                &output
+            }
+        };
+        for name in names.split(',') {
+            if name.is_empty() {
+                return Err(Failure::silent());
+            }
+            let column = Column::ALL.into_iter().find(|column| column.title().eq_ignore_ascii_case(name));
+            columns.push(column.ok_or_else(|| Failure::message(format!("unknown column: {name}")))?);
+        }
+        Ok(Some(columns))
+    }
+}
+
+fn parse_size(text: &OsStr, failure: &str) -> Result<u64, Failure> {
+    size::parse(text.as_bytes())
+        .map_err(|errno| Failure::os(format!("{failure}: '{}'", os_text(text)), errno as i32))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn parsed(args: &[&str]) -> Result<Request, Failure> {
+        parse(args.iter().map(OsString::from))
+    }
+
+    fn action(args: &[&str]) -> Action {
+        parsed(args).unwrap().action
+    }
+
+    #[rstest]
+    #[case::nothing(&[], Action::Show(None))]
+    #[case::raw_alone(&["--raw"], Action::Show(None))]
+    #[case::list(&["-l", "-n"], Action::Show(None))]
+    #[case::one(&["/dev/loop3"], Action::ShowOne("/dev/loop3".into()))]
+    #[case::of_file(&["-j", "f", "-o", "1K"], Action::Show(Some("f".into())))]
+    #[case::prefix(&["--assoc=f"], Action::Show(Some("f".into())))]
+    #[case::free(&["--find"], Action::FindFree)]
+    #[case::permuted(&["f", "-f", "--show"], Action::Create { device: None, file: "f".into() })]
+    #[case::cluster(&["-fP", "f"], Action::Create { device: None, file: "f".into() })]
+    #[case::exact(&["loop3", "f"], Action::Create { device: Some("loop3".into()), file: "f".into() })]
+    #[case::end_of_options(&["-f", "--", "-x"], Action::Create { device: None, file: "-x".into() })]
+    #[case::detach(&["-d", "a", "b"], Action::Detach(vec!["a".into(), "b".into()]))]
+    #[case::detach_all(&["-D"], Action::DetachAll)]
+    #[case::capacity(&["-c", "a"], Action::SetCapacity("a".into()))]
+    #[case::direct_io(&["--direct-io", "a"], Action::SetDirectIo("a".into(), true))]
+    #[case::no_direct_io(&["--direct-io=off", "a"], Action::SetDirectIo("a".into(), false))]
+    #[case::block_size(&["-b", "4K", "a"], Action::SetBlockSize("a".into(), 4096))]
+    #[case::remove(&["--remove", "a", "b"], Action::Remove(vec!["a".into(), "b".into()]))]
+    #[case::version(&["-V", "--bogus"], Action::Version)]
+    fn the_arguments_select_the_action(#[case] args: &[&str], #[case] expected: Action) {
+        assert_eq!(action(args), expected);
+    }
+
+    #[rstest]
+    #[case(&["-x"], "invalid option -- 'x'")]
+    #[case(&["-a=3"], "invalid option -- '='")]
+    #[case(&["--bogus"], "unrecognized option '--bogus'")]
+    #[case(&["--de"], "option '--de' is ambiguous; possibilities: '--detach' '--detach-all'")]
+    #[case(&["--show=3"], "option '--show' doesn't allow an argument")]
+    #[case(&["--offset"], "option '--offset' requires an argument")]
+    #[case(&["-d"], "option requires an argument -- 'd'")]
+    fn an_option_error_has_the_message_of_getopt(#[case] args: &[&str], #[case] expected: &str) {
+        assert_eq!(parsed(args), Err(Failure::usage(expected)));
+    }
+
+    #[rstest]
+    #[case(&["--json", "--raw"], "mutually exclusive arguments: --json --raw")]
+    #[case(&["-f", "-D"], "mutually exclusive arguments: --detach-all --all --set-capacity --detach --find --associated")]
+    #[case(&["-n"], "no loop device specified")]
+    #[case(&["--remove"], "no loop device specified")]
+    #[case(&["-f", "a", "b"], "unexpected arguments")]
+    #[case(&["-O", "FOO"], "unknown column: FOO")]
+    #[case(&["-r", "-a"], "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only")]
+    #[case(&["-o", "1", "-a"], "the option --offset is not allowed in this context")]
+    #[case(&["--direct-io=foo", "-a"], "argument error: 'foo'")]
+    #[case(&["-e", "aes"], "option '-e' of util-linux 2.24 is not supported; use cryptsetup(8) for encryption")]
+    #[case(&["--pass-fd=3"], "option '--pass-fd' of util-linux 2.24 is not supported; use cryptsetup(8) for encryption")]
+    fn contradicting_arguments_are_refused(#[case] args: &[&str], #[case] expected: &str) {
+        assert_eq!(parsed(args), Err(Failure::message(expected)));
+    }
+
+    #[test]
+    fn columns_are_replaced_or_appended() {
+        let columns = |args: &[&str]| parsed(args).unwrap().columns.unwrap();
+        assert_eq!(columns(&["-O", "name,RO"]), [Column::Name, Column::ReadOnly]);
+        assert_eq!(columns(&["-O", "+REF"]).len(), DEFAULT_COLUMNS.len() + 1);
+        assert_eq!(columns(&["--output-all"]), Column::ALL);
+        assert_eq!(parsed(&["-O", "NAME,,RO"]), Err(Failure::silent()));
+        assert_eq!(parsed(&["-a"]).unwrap().columns, None);
+        assert_eq!(parsed(&["-Ja"]).unwrap().columns, None);
+        assert!(parsed(&["-J"]).unwrap().columns.is_some());
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_read_are_refused_with_the_errno() {
+        assert_eq!(
+            parsed(&["-o", "x", "-f", "f"]),
+            Err(Failure::os("failed to parse offset: 'x'", libc_errno::EINVAL))
+        );
+        assert_eq!(
+            parsed(&["--sizelimit", "16E", "-f", "f"]),
+            Err(Failure::os("failed to parse size: '16E'", libc_errno::ERANGE))
+        );
+    }
+
+    mod libc_errno {
+        pub(super) const EINVAL: i32 = nix::errno::Errno::EINVAL as i32;
+        pub(super) const ERANGE: i32 = nix::errno::Errno::ERANGE as i32;
+    }
+}

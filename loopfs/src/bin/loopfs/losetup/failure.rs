@@ -1,0 +1,75 @@
+//! Messages on standard error.
+
+use std::ffi::OsStr;
+
+/// The name of the program in messages.
+pub(crate) const NAME: &str = "losetup";
+
+/// A message on standard error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// `None` prints nothing.
+    text: Option<String>,
+    errno: Option<i32>,
+    /// Refers to the help.
+    usage: bool,
+}
+
+impl Failure {
+    pub(crate) fn message(text: impl Into<String>) -> Self {
+        Self { text: Some(text.into()), ..Self::default() }
+    }
+
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self { usage: true, ..Self::message(text) }
+    }
+
+    pub(crate) fn os(text: impl Into<String>, errno: i32) -> Self {
+        Self { errno: Some(errno), ..Self::message(text) }
+    }
+
+    pub(crate) fn of(text: impl Into<String>, error: &loopfs::Error) -> Self {
+        match error.errno() {
+            Some(errno) => Self::os(text, errno),
+            None => Self::message(format!("{}: {error}", text.into())),
+        }
+    }
+
+    pub(crate) fn silent() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn print(&self) {
+        let Some(text) = &self.text else { return };
+        match self.errno {
+            Some(errno) => eprintln!("{NAME}: {text}: {}", describe(errno)),
+            None => eprintln!("{NAME}: {text}"),
+        }
+        if self.usage {
+            eprintln!("Try '{NAME} --help' for more information.");
+        }
+    }
+}
+
+/// Returns the text of strerror(3).
+fn describe(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    let suffix = format!(" (os error {errno})");
+    text.strip_suffix(&suffix).unwrap_or(&text).to_owned()
+}
+
+/// Returns an argument as text for a message.
+pub(crate) fn os_text(text: &OsStr) -> String {
+    text.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_has_the_text_of_the_c_library() {
+        assert_eq!(describe(2), "No such file or directory");
+        assert_eq!(describe(6), "No such device or address");
+    }
+}

@@ -1,0 +1,218 @@
+//! The devices of a file among all loop devices, including those of other programs.
+//!
+//! The kernel has no call that returns the devices of a file. Asking each device (open(2), `LOOP_GET_STATUS64`) takes about 4 µs for
+//! each, and reading `backing_file` in sysfs about 20 µs. `/proc/locks`, which shows all index locks, is no shorter way: the kernel
+//! waits for an RCU grace period in each read of it (5 ms to 20 ms), and all file locks of the machine wait meanwhile.
+//! So [`Attachments`] remembers the file of each attachment, and checks in one of two ways that it still is the same attachment:
+//!
+//! - The count of uevents is unchanged. The kernel sends one for each device that is bound, so there was none.
+//! - The directory `loop` of the device in sysfs has the same inode number. The kernel creates that directory when it binds the device.
+//!
+//! `LOOP_CHANGE_FD` gives a device another file without either. It needs a read-only device, so those are always asked. A device is
+//! returned only after it was asked, too.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use nix::sys::utsname::uname;
+
+use super::binding::{Access, BackingFile};
+use super::unmanaged::backing_of;
+use crate::error::{Context, Result};
+use crate::sys::loop_dev;
+use crate::units::DeviceNumber;
+
+/// The remembered attachments. [`to_text`](Self::to_text) and [`from_text`](Self::from_text) store them between processes, for
+/// instance in a file below `/run` that only root can write.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attachments {
+    /// The count of uevents before the devices were listed.
+    uevents: u64,
+    /// The devices by index, in the order of sysfs.
+    devices: Vec<(u32, Attachment)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Attachment {
+    /// The inode number of the directory in sysfs.
+    inode: u64,
+    backing: BackingFile,
+    access: Access,
+}
+
+impl Attachments {
+    /// Returns the indices of all devices that are bound to a file, writable or not, whichever program bound them. They have the order
+    /// of `/sys/block`. Updates the remembered attachments.
+    ///
+    /// The process must be able to open the devices: others are not returned.
+    ///
+    /// # Errors
+    /// Those of open(2): sysfs is not mounted.
+    pub fn devices_of(&mut self, file: BackingFile) -> Result<Vec<u32>> {
+        let uevents = loop_dev::uevent_count().unwrap_or_default();
+        if uevents == 0 || uevents != self.uevents || !binding_sends_uevent() {
+            self.list(uevents)?;
+        }
+        let found = self
+            .devices
+            .iter()
+            .filter(|(_, attachment)| attachment.access == Access::ReadOnly || attachment.backing == file);
+        let found = found.map(|(index, _)| *index);
+        Ok(found.filter(|index| backing_of(*index).is_some_and(|(backing, _)| backing == file)).collect())
+    }
+
+    fn list(&mut self, uevents: u64) -> Result<()> {
+        let known: HashMap<u32, Attachment> = self.devices.drain(..).collect();
+        // If this fails, nothing is remembered.
+        self.uevents = 0;
+        let indices = loop_dev::indices_in_sysfs_order().context("list", "/sys/block")?;
+        let inodes = loop_dev::attachment_inodes(&indices).context("list", "/sys/devices/virtual/block")?;
+        for (index, inode) in indices.into_iter().zip(inodes) {
+            let Some(inode) = inode else { continue };
+            let same = known.get(&index).filter(|known| known.inode == inode);
+            let attachment = same.copied().or_else(|| {
+                let (backing, access) = backing_of(index)?;
+                // If the device was bound again in the meantime, the next call must ask it again.
+                let now = loop_dev::attachment_inodes(&[index]).ok().and_then(|inodes| inodes[0]);
+                Some(Attachment { inode: now.filter(|now| *now == inode).unwrap_or(0), backing, access })
+            });
+            self.devices.extend(attachment.map(|attachment| (index, attachment)));
+        }
+        // A device that was bound again while this listed it has sent a uevent, so the next call lists again.
+        self.uevents = uevents;
+        Ok(())
+    }
+
+    /// Returns the attachments as text, for this boot of the machine.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = format!("{VERSION} {} {}\n", boot_id(), self.uevents);
+        for (index, Attachment { inode, backing, access }) in &self.devices {
+            let access = if *access == Access::ReadOnly { "ro" } else { "rw" };
+            let DeviceNumber { major, minor } = backing.device;
+            // Writing to a string cannot fail.
+            writeln!(text, "{index} {inode} {major} {minor} {} {access}", backing.inode).ok();
+        }
+        text
+    }
+
+    /// Reads what [`to_text`](Self::to_text) returned. Returns no attachments if the text is damaged or from another boot.
+    #[must_use]
+    pub fn from_text(text: &str) -> Self {
+        parse(text).unwrap_or_default()
+    }
+}
+
+const VERSION: &str = "loopfs-attachments-1";
+
+fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim_end().to_owned()
+}
+
+fn parse(text: &str) -> Option<Attachments> {
+    let mut lines = text.lines();
+    let uevents = lines.next()?.strip_prefix(&format!("{VERSION} {} ", boot_id()))?.parse().ok()?;
+    let devices = lines.map(|line| {
+        let mut fields = line.split(' ');
+        let index = fields.next()?.parse().ok()?;
+        let inode = fields.next()?.parse().ok()?;
+        let device =
+            DeviceNumber { major: fields.next()?.parse().ok()?, minor: fields.next()?.parse().ok()? };
+        let backing = BackingFile { device, inode: fields.next()?.parse().ok()? };
+        let access = match fields.next()? {
+            "ro" => Access::ReadOnly,
+            "rw" => Access::ReadWrite,
+            _ => return None,
+        };
+        fields.next().is_none().then_some((index, Attachment { inode, backing, access }))
+    });
+    Some(Attachments { uevents, devices: devices.collect::<Option<_>>()? })
+}
+
+/// Returns `true` if `LOOP_CONFIGURE` always sends a uevent. Linux 6.4 to 6.14 suppress it; only some of their stable releases do not.
+fn binding_sends_uevent() -> bool {
+    uname().is_ok_and(|system| sends_uevent(&system.release().to_string_lossy()))
+}
+
+fn sends_uevent(release: &str) -> bool {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 15),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::sys::loop_dev as model;
+
+    fn file() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        file
+    }
+
+    fn bind(index: u32, file: &File) {
+        let file = file.try_clone().unwrap();
+        model::with(|model| model.bind_file(index, file, model::FOREIGN));
+    }
+
+    fn opens() -> usize {
+        model::with(|model| model.calls.get("open").copied().unwrap_or_default())
+    }
+
+    #[test]
+    fn all_devices_of_a_file_are_found_and_others_are_asked_once() {
+        model::reset(|_| {});
+        let (ours, other) = (file(), file());
+        bind(4, &ours);
+        (10..60).for_each(|index| bind(index, &other));
+        bind(70, &ours);
+        let mut attachments = Attachments::default();
+        let backing = BackingFile::of(&ours).unwrap();
+        assert_eq!(attachments.devices_of(backing).unwrap(), [4, 70]);
+        let before = opens();
+        assert_eq!(attachments.devices_of(backing).unwrap(), [4, 70]);
+        assert_eq!(opens() - before, 2);
+        let mut stored = Attachments::from_text(&attachments.to_text());
+        assert_eq!(stored, attachments);
+        assert_eq!(stored.devices_of(backing).unwrap(), [4, 70]);
+        assert_eq!(opens() - before, 4);
+    }
+
+    #[test]
+    fn a_device_that_was_bound_again_is_asked_again() {
+        model::reset(|_| {});
+        let (ours, other) = (file(), file());
+        bind(4, &other);
+        bind(5, &other);
+        let mut attachments = Attachments::default();
+        let backing = BackingFile::of(&ours).unwrap();
+        assert_eq!(attachments.devices_of(backing).unwrap(), []);
+        model::with(|model| model.unbind_all([4]));
+        bind(4, &ours);
+        assert_eq!(attachments.devices_of(backing).unwrap(), [4]);
+        model::with(|model| model.unbind_all([4]));
+        assert_eq!(attachments.devices_of(backing).unwrap(), []);
+    }
+
+    #[test]
+    fn text_that_is_damaged_or_of_another_boot_is_ignored() {
+        let none = Attachments::default();
+        let text = Attachments { uevents: 7, ..none.clone() }.to_text();
+        assert_eq!(Attachments::from_text(&text).uevents, 7);
+        for damaged in ["", "x", &text.replace(&boot_id(), "other"), &format!("{text}1 2 3\n")] {
+            assert_eq!(Attachments::from_text(damaged), none, "{damaged:?}");
+        }
+    }
+
+    #[test]
+    fn the_count_of_uevents_is_used_from_linux_6_15_on() {
+        assert!(sends_uevent("6.15.0") && sends_uevent("6.18.44-fc-v595") && sends_uevent("7.2.12+deb"));
+        assert!(!sends_uevent("6.12.107+deb13-amd64") && !sends_uevent("5.14.0") && !sends_uevent("x"));
+    }
+}
