@@ -2,7 +2,7 @@
 //!
 //! The kernel has no call that returns the devices of a file. Asking each device (open(2), `LOOP_GET_STATUS64`) takes about 4 µs for
 //! each, and reading `backing_file` in sysfs about 20 µs. `/proc/locks`, which shows all index locks, is no shorter way: the kernel
-//! waits for an RCU grace period in each read of it (5 ms to 20 ms), and all file locks of the machine wait meanwhile.
+//! waits for an RCU grace period in each read of it (5 ms to 20 ms), and all file locks of the machine wait until then.
 //! So [`Attachments`] remembers the file of each attachment, and checks in one of two ways that it still is the same attachment:
 //!
 //! - The count of uevents is unchanged. The kernel sends one for each device that is bound, so there was none.
@@ -10,6 +10,8 @@
 //!
 //! `LOOP_CHANGE_FD` gives a device another file without either. It needs a read-only device, so those are always asked. A device is
 //! returned only after it was asked, too.
+//!
+//! `docs/decisions/0041-remembered-attachments.md` gives the reasons.
 
 use std::collections::HashMap;
 use std::fmt::Write;
