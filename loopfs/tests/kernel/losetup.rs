@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use loopfs::loop_device::unmanaged;
+use loopfs::loop_device::{LoopControl, unmanaged};
 
 use crate::environment::{directory, path_from};
 
@@ -268,6 +268,23 @@ fn the_devices_of_a_file_include_those_of_other_programs_and_follow_each_change(
     let mut both = vec![node(one), node(other)];
     both.sort();
     assert_eq!(found("b.img"), both);
+    drop(directory);
+}
+
+/// A pod has the node of its device at a path of its own.
+#[test]
+fn removing_a_bound_device_by_another_node_fails_and_leaves_it_bound() {
+    const NODE: &str = "losetup-test-node";
+    let directory = files();
+    let path = directory.0.path();
+    assert!(Program::ours().run(path, &["-f", "a.img"]).status.success());
+    let image = File::open(path.join("a.img")).unwrap();
+    let devices = || LoopControl::open().unwrap().find(&image).unwrap();
+    devices()[0].make_node(File::open("/dev").unwrap(), NODE, 0o600).unwrap();
+    let output = Program::ours().run(path, &["--remove", NODE]);
+    std::fs::remove_file(Path::new("/dev").join(NODE)).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(devices().len(), 1);
     drop(directory);
 }
 

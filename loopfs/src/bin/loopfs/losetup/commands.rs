@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use loopfs::loop_device::unmanaged::{self, Attributes, Device, Setup};
-use loopfs::loop_device::{Access, BackingFile, BackingRange};
+use loopfs::loop_device::{Access, BackingFile, BackingRange, LoopDevice};
 use loopfs::{DeviceNumber, Result};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -128,10 +128,11 @@ fn detach(path: &Path) -> Result<()> {
 }
 
 fn remove(path: &Path) -> Result<()> {
-    match index_in(path) {
+    // A node at another path belongs to a device too, for instance one that a pod uses.
+    match index_in(path).or_else(|| unmanaged::index_of(path)) {
         Some(index) => unmanaged::remove(index),
-        // Opening the path gives the errno.
-        None => Device::open_path(path, Access::ReadOnly)?.detach(),
+        // Not a loop device: the error says what the path is.
+        None => LoopDevice::open_path(path).and_then(|device| unmanaged::remove(device.index())),
     }
 }
 
