@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use csi::proto::csi as wire;
 use loopfs::mount::{MountFlags, bind_mount};
 use loopfs::volume_store::VolumeKind;
-use nix::mount::{MntFlags, MsFlags, umount2};
+use nix::mount::MsFlags;
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
@@ -48,11 +48,8 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
 
     match breakage {
         Fault::ReadOnly => disk.remount(MsFlags::empty()),
-        Fault::ShutDown => {
-            // An open file keeps the failed file system mounted, so the driver must have closed its files.
-            umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
-            disk.mount();
-        }
+        // An open file keeps the failed file system mounted, so the driver must have closed its files.
+        Fault::ShutDown => disk.restore(),
     }
     driver.wait_until_ready();
     assert_eq!(driver.list_volumes(list(0, "")).unwrap().entries.len(), 1);

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use loopfs::mount::table as mountinfo;
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
+use nix::sys::stat::Mode;
 
 use crate::fixture::path_from;
 use crate::support::TIMEOUT;
@@ -34,6 +36,22 @@ impl ScratchDisk {
 
     pub(crate) fn mount(&self) {
         mount_device(Some(&self.device), &self.data, Some("xfs"), STRICT, Some("prjquota")).unwrap();
+    }
+
+    /// Unmounts and mounts the disk after its file system was shut down. Waits until the kernel has released the disk: while
+    /// another process has a file of the old mount open, such as the driver during an attempt to open its storage, a new
+    /// mount would be of the same file system instance, which stays shut down.
+    pub(crate) fn restore(&self) {
+        umount2(&self.data, MntFlags::MNT_DETACH).unwrap();
+        let start = Instant::now();
+        // A mounted file system has its disk open exclusively.
+        let exclusive = OFlag::O_RDONLY | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        while let Err(error) = open(&self.device, exclusive, Mode::empty()) {
+            assert_eq!(error, Errno::EBUSY, "{}", self.device.display());
+            assert!(start.elapsed() < TIMEOUT, "the file system on {} is still in use", self.device.display());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.mount();
     }
 
     pub(crate) fn remount(&self, flags: MsFlags) {

@@ -54,10 +54,7 @@ impl Drop for Failure<'_> {
     fn drop(&mut self) {
         match self {
             Self::Frozen(root) => loopfs::fault_injection::thaw(root).unwrap(),
-            Self::ShutDown(disk) => {
-                umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
-                disk.mount();
-            }
+            Self::ShutDown(disk) => disk.restore(),
             Self::Unmounted(disk) => disk.mount(),
         }
     }
