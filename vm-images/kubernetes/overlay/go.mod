@@ -1,0 +1,3 @@
+module loopfs.invalid/vm-images/kubernetes/overlay
+
+go 1.26.0

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
+)
+
+// A removal takes one call out of a function: the statement that assigns its result, and the check of the error that
+// follows. Other statements keep their text and their order.
+type removal struct {
+	function string
+	// method is the name of the called method, whatever its receiver.
+	method string
+}
+
+// span is a range of bytes in a source file.
+type span struct{ start, end int }
+
+// rewrite returns the source without the calls. It fails if a function or its call does not look as expected, because
+// upstream has then changed what the removal relies on.
+func rewrite(file string, source []byte, removals []removal) ([]byte, error) {
+	positions := token.NewFileSet()
+	tree, err := parser.ParseFile(positions, file, source, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	var spans []span
+	for _, removal := range removals {
+		found, err := removal.find(tree)
+		if err != nil {
+			return nil, fmt.Errorf("%s: function %s: %w", file, removal.function, err)
+		}
+		for _, statement := range found {
+			spans = append(spans, span{positions.Position(statement.Pos()).Offset, positions.Position(statement.End()).Offset})
+		}
+	}
+	// From the end, so that the offsets before stay valid.
+	slices.SortFunc(spans, func(one, other span) int { return other.start - one.start })
+	for _, span := range spans {
+		source = slices.Delete(slices.Clone(source), span.start, span.end)
+	}
+	if _, err := parser.ParseFile(token.NewFileSet(), file, source, 0); err != nil {
+		return nil, fmt.Errorf("the rewritten source is no longer Go: %w", err)
+	}
+	return source, nil
+}
+
+// find returns the two statements to remove.
+func (r removal) find(tree *ast.File) ([]ast.Stmt, error) {
+	body := functionBody(tree, r.function)
+	if body == nil {
+		return nil, fmt.Errorf("expected to exist, and does not")
+	}
+	var found []ast.Stmt
+	for index, statement := range body.List {
+		assignment, isAssignment := statement.(*ast.AssignStmt)
+		if !isAssignment || !calls(assignment, r.method) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("expected one call of %s, and found more", r.method)
+		}
+		name := lastName(assignment)
+		if index+1 == len(body.List) || !checksError(body.List[index+1], name) {
+			return nil, fmt.Errorf("expected `if %s != nil { return .. }` after the call of %s", name, r.method)
+		}
+		if assignment.Tok == token.DEFINE && usedAfter(body.List[index+2:], name) {
+			return nil, fmt.Errorf("expected no use of %s after the call of %s, which declares it", name, r.method)
+		}
+		found = []ast.Stmt{assignment, body.List[index+1]}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("expected a statement that assigns the result of %s, and found none", r.method)
+	}
+	return found, nil
+}
+
+func functionBody(tree *ast.File, name string) *ast.BlockStmt {
+	for _, declaration := range tree.Decls {
+		if function, isFunction := declaration.(*ast.FuncDecl); isFunction && function.Name.Name == name && function.Recv == nil {
+			return function.Body
+		}
+	}
+	return nil
+}
+
+func calls(assignment *ast.AssignStmt, method string) bool {
+	if len(assignment.Rhs) != 1 {
+		return false
+	}
+	call, isCall := assignment.Rhs[0].(*ast.CallExpr)
+	if !isCall {
+		return false
+	}
+	selector, isSelector := call.Fun.(*ast.SelectorExpr)
+	return isSelector && selector.Sel.Name == method
+}
+
+// lastName returns the variable that has the error.
+func lastName(assignment *ast.AssignStmt) string {
+	if name, isName := assignment.Lhs[len(assignment.Lhs)-1].(*ast.Ident); isName {
+		return name.Name
+	}
+	return ""
+}
+
+// checksError reports whether the statement is `if NAME != nil` with a return as the only statement of its body.
+func checksError(statement ast.Stmt, name string) bool {
+	check, isIf := statement.(*ast.IfStmt)
+	if !isIf || check.Init != nil || check.Else != nil || len(check.Body.List) != 1 {
+		return false
+	}
+	if _, returns := check.Body.List[0].(*ast.ReturnStmt); !returns {
+		return false
+	}
+	comparison, isComparison := check.Cond.(*ast.BinaryExpr)
+	if !isComparison || comparison.Op != token.NEQ {
+		return false
+	}
+	left, isName := comparison.X.(*ast.Ident)
+	right, isNil := comparison.Y.(*ast.Ident)
+	return isName && isNil && left.Name == name && right.Name == "nil"
+}
+
+func usedAfter(statements []ast.Stmt, name string) bool {
+	used := false
+	for _, statement := range statements {
+		ast.Inspect(statement, func(node ast.Node) bool {
+			identifier, isName := node.(*ast.Ident)
+			used = used || isName && identifier.Name == name
+			return !used
+		})
+	}
+	return used
+}
