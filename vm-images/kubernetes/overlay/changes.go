@@ -12,6 +12,28 @@ var changed = []module{
 				removal{function: "MapBlockVolume", method: "AttachFileDevice"},
 				removal{function: "UnmapBlockVolume", method: "DetachFileDevice"},
 			},
+			// The kubelet measures volumes by a walk over their files.
+			"pkg/volume/util/fs/fs.go": {
+				insertion{"func DiskUsage(path string) (UsageInfo, error)",
+					"if usage, known := nativeUsage(path); known {\n\t\treturn usage, nil\n\t}"},
+			},
+			// The kubelet runs xfs_quota and lsattr.
+			"pkg/volume/util/fsquota/common/quota_common_linux_impl.go": {
+				insertion{"func SupportsQuotas(mountpoint string, qType QuotaType) (bool, error)",
+					"if nativeQuota() {\n\t\treturn nativeSupportsQuotas(mountpoint, qType)\n\t}"},
+				insertion{"func (v linuxVolumeQuotaApplier) GetQuotaOnDir(path string) (QuotaID, error)",
+					"if nativeQuota() {\n\t\treturn nativeGetQuotaOnDir(path)\n\t}"},
+				insertion{"func (v linuxVolumeQuotaApplier) SetQuotaOnDir(path string, id QuotaID, bytes int64) error",
+					"if nativeQuota() {\n\t\treturn nativeSetQuotaOnDir(v.mountpoint, path, id, bytes, v.maxQuota)\n\t}"},
+				insertion{"func getQuantity(mountpoint string, id QuotaID, xfsQuotaArg string, multiplier int64, allowEmptyOutput bool) (int64, error)",
+					"if nativeQuota() {\n\t\treturn nativeGetQuantity(mountpoint, id, xfsQuotaArg, allowEmptyOutput)\n\t}"},
+			},
+		},
+		added: map[string]string{
+			"pkg/volume/util/fs/native/usage":          "native/usage",
+			"pkg/volume/util/fs/native_usage.go":       "_glue/fs.go",
+			"pkg/volume/util/fsquota/native/quota":     "native/quota",
+			"pkg/volume/util/fsquota/common/native.go": "_glue/fsquota.go",
 		},
 	},
 	{

@@ -165,6 +165,9 @@ func TestTheChangesOfKubernetesReferToEmbeddedSourcesAndValidSignatures(t *testi
 				t.Error(err)
 			}
 		}
+		if len(files) == 0 {
+			t.Errorf("%s: nothing is added", module.path)
+		}
 		for _, edits := range module.edits {
 			for _, edit := range edits {
 				if insertion, isInsertion := edit.(insertion); isInsertion {
