@@ -20,6 +20,7 @@ use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scra
 use testvm::vm::{self, GuestFile, Hypervisor};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
+use super::go_tests;
 use super::libtest::Run;
 use super::power_cut;
 use crate::builds;
@@ -32,6 +33,9 @@ const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 /// The program of loopfs, which its tests run, and its path in the guest.
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
+
+/// The tests of the Go code that becomes part of the kubelet.
+const GO_TESTS: &str = "/tests/kubelet-quota";
 
 /// The variable with the seed that repeats the random choices of a test.
 const SEED: &str = "LOOPFS_TEST_SEED";
@@ -60,6 +64,11 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
         }
         let host = rust_build::test_binary(session, package, TEST, FEATURE).await?;
         files.push(GuestFile { path: format!("/tests/{package}"), mode: 0o755, host });
+    }
+    let directory = tempfile::tempdir().context("make a directory")?;
+    if go_tests::is_installed() {
+        let host = go_tests::kernel_tests(session, directory.path()).await?;
+        files.push(GuestFile { path: GO_TESTS.to_owned(), mode: 0o755, host });
     }
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
@@ -183,7 +192,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
             .map(|file| TestBinary {
                 name: binary_name(file).to_owned(),
                 path: file.path.clone(),
-                args: args.clone(),
+                args: if file.path == GO_TESTS { go_tests::arguments(only) } else { args.clone() },
                 env: BTreeMap::new(),
                 report: None,
                 timeout: BINARY_TIMEOUT,
@@ -194,7 +203,9 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
 }
 
 fn test_binaries(files: &[GuestFile]) -> impl Iterator<Item = &GuestFile> {
-    files.iter().filter(|file| PACKAGES.iter().any(|package| file.path == format!("/tests/{package}")))
+    files.iter().filter(|file| {
+        file.path == GO_TESTS || PACKAGES.iter().any(|package| file.path == format!("/tests/{package}"))
+    })
 }
 
 fn binary_name(file: &GuestFile) -> &str {
@@ -210,11 +221,24 @@ fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Result<R
         let suite = format!("kernel {}: {name}", kernel.name());
         let output = std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
         let (ended_well, time) = heard.ended_well(name);
+        if file.path == GO_TESTS {
+            go_tests::report(&mut report, &suite, &output, ended_well, only.is_empty());
+            continue;
+        }
         let run = Run::parse_timed(&output, heard.line_times(name));
         if !only.is_empty() && ended_well.is_ok() && run.selected_nothing() {
             continue;
         }
         run.report(&mut report, &suite, ended_well, time);
+    }
+    if !files.iter().any(|file| file.path == GO_TESTS) {
+        let outcome = Outcome::Skipped(go_tests::WITHOUT_GO.to_owned());
+        report.push(
+            &format!("kernel {}", kernel.name()),
+            "Go tests of project quotas",
+            outcome,
+            Duration::ZERO,
+        );
     }
     for name in guest.left_out {
         let outcome = Outcome::Skipped("it runs on the default kernel".to_owned());

@@ -2,6 +2,7 @@
 
 mod apiserver;
 mod ginkgo;
+mod go_tests;
 mod kernel;
 mod libtest;
 mod power_cut;

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use testvm::process::Finished;
+use testvm::process::{Finished, Program};
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 
+use super::go_tests;
 use super::libtest::Run;
 
 const SUITE: &str = "unit";
@@ -104,15 +105,46 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
             report.push("unit tests", "run cargo test", Outcome::Failed(format!("{error:#}")), time);
         }
     }
+    go(session, &mut report).await;
     Ok(report)
 }
 
+/// Checks and tests the Go sources that become part of the kubelet. Go itself skips tests whose sources are unchanged.
+async fn go(session: &Session, report: &mut Report) {
+    const TESTS: &str = "Go tests";
+    if !go_tests::is_installed() {
+        report.push(SUITE, TESTS, Outcome::Skipped(go_tests::WITHOUT_GO.to_owned()), Duration::ZERO);
+        return;
+    }
+    let (result, time) =
+        run_step(session, "format of Go", go_tests::command(session, "gofmt").args(["-l", "."])).await;
+    let result = result.and_then(must_succeed).and_then(|Finished { stdout, .. }| {
+        anyhow::ensure!(stdout.is_empty(), "gofmt -w would change these files:\n{stdout}");
+        Ok(())
+    });
+    report.record(SUITE, "format of Go", time, &result);
+    let vet = ["vet", "-tags", go_tests::KERNEL_TESTS, "./..."];
+    let (result, time) = run_step(session, "lints of Go", go_tests::command(session, "go").args(vet)).await;
+    report.record(SUITE, "lints of Go", time, &result.and_then(must_succeed));
+    let tests = go_tests::command(session, "go").args(["test", "-v", "./..."]);
+    match run_step(session, TESTS, tests).await.0 {
+        Ok(finished) => {
+            let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
+            go_tests::report(report, TESTS, &finished.stdout, ended, true);
+        }
+        Err(error) => report.record::<()>(SUITE, TESTS, Duration::ZERO, &Err(error)),
+    }
+}
+
 async fn timed(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {
+    let program = rust_build::program(session.workspace.root()).args(args.iter().copied());
+    run_step(session, name, program).await
+}
+
+async fn run_step(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {
     let step = session.progress.step(format!("unit: {name}"));
     let notes = step.notes();
-    let program = rust_build::program(session.workspace.root())
-        .args(args.iter().copied())
-        .on_stderr_line(move |line| notes.note(line.trim().to_owned()));
+    let program = program.on_stderr_line(move |line| notes.note(line.trim().to_owned()));
     let started = Instant::now();
     let result = session.until_cancelled(program.finish()).await;
     match &result {

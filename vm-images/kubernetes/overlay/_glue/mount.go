@@ -34,19 +34,19 @@ func nativeMount(mounterPath, mountCmd, source, target, fstype string, options, 
 }
 
 // nativeUnmount unmounts by umount2(2). It returns false if the caller must run umount(8).
-func nativeUnmount(target string, flags int, withSafeNotMountedBehavior bool) (bool, error) {
+func nativeUnmount(target string, flags int, ignoreNotMounted bool) (bool, error) {
 	known, err := mounting.Unmount(target, flags)
-	return known, nativeUnmountError(target, err, withSafeNotMountedBehavior)
+	return known, nativeUnmountError(target, err, ignoreNotMounted)
 }
 
 // nativeTryUnmount is nativeUnmount with a timeout, after which it returns context.DeadlineExceeded.
-func nativeTryUnmount(target string, withSafeNotMountedBehavior bool, timeout time.Duration) (bool, error) {
+func nativeTryUnmount(target string, ignoreNotMounted bool, timeout time.Duration) (bool, error) {
 	known, err := mounting.UnmountWithin(target, 0, timeout)
-	return known, nativeUnmountError(target, err, withSafeNotMountedBehavior)
+	return known, nativeUnmountError(target, err, ignoreNotMounted)
 }
 
 // nativeUnmountError returns the error that the caller returns, as checkUmountError does for umount(8).
-func nativeUnmountError(target string, err error, withSafeNotMountedBehavior bool) error {
+func nativeUnmountError(target string, err error, ignoreNotMounted bool) error {
 	var errno unix.Errno
 	switch {
 	case err == nil:
@@ -55,7 +55,7 @@ func nativeUnmountError(target string, err error, withSafeNotMountedBehavior boo
 	case !errors.As(err, &errno):
 		return err
 	// The kernel returns EINVAL if the target is not a mount point.
-	case errno == unix.EINVAL && withSafeNotMountedBehavior:
+	case errno == unix.EINVAL && ignoreNotMounted:
 		klog.V(4).Infof("ignoring 'not mounted' error for %s", target)
 		return nil
 	default:
