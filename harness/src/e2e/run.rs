@@ -17,6 +17,7 @@ use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{scenarios, self_check, state_dump};
+use crate::node_options::NodeOptions;
 use crate::nodes;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
@@ -30,7 +31,7 @@ const NAMESPACE: &str = "loopfs-e2e";
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image"])]
     kubeconfig: Option<PathBuf>,
 
     /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
@@ -52,6 +53,9 @@ pub struct Args {
     /// Then inject each fault in turn, and pass only if each failure names its fault.
     #[arg(long, conflicts_with = "broken")]
     self_check: bool,
+
+    #[command(flatten)]
+    nodes: NodeOptions,
 }
 
 impl Args {
@@ -79,6 +83,7 @@ impl Args {
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
+        line.extend(self.nodes.words().map(OsString::from));
         line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
@@ -149,7 +154,7 @@ async fn start(
     logs: PathBuf,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &[]);
+    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, &[]);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
@@ -226,7 +231,18 @@ mod tests {
         let again = Line::parse_from(words).args.again();
         assert_eq!(again, words);
         assert_eq!(Line::parse_from(again).args.broken, Some(Fault::NoDisk));
-        let words = ["e2e", "--keep", "--story", "second node", "--story", "clones"];
+        let words = [
+            "e2e",
+            "--keep",
+            "--kubelet",
+            "patched",
+            "--losetup",
+            "drop-in",
+            "--story",
+            "second node",
+            "--story",
+            "clones",
+        ];
         assert_eq!(Line::parse_from(words).args.again(), words);
     }
 }
