@@ -3,44 +3,53 @@ package main
 import (
 	"fmt"
 	"go/ast"
+	"go/format"
 	"go/parser"
 	"go/token"
 	"slices"
+	"strings"
 )
 
-// A removal takes one call out of a function: the statement that assigns its result, and the check of the error that
-// follows. Other statements keep their text and their order.
-type removal struct {
-	function string
-	// method is the name of the called method, whatever its receiver.
-	method string
+// An edit changes one function of a source file.
+type edit interface {
+	// replacements returns the changes of the text. It fails if the function is not as the edit expects.
+	replacements(source parsed) ([]replacement, error)
+	// functionName returns the name of the function, for messages.
+	functionName() string
 }
 
-// span is a range of bytes in a source file.
-type span struct{ start, end int }
+// parsed is a source file and its syntax tree.
+type parsed struct {
+	tree      *ast.File
+	positions *token.FileSet
+}
 
-// rewrite returns the source without the calls. It fails if a function or its call does not look as expected, because
-// upstream has then changed what the removal relies on.
-func rewrite(file string, source []byte, removals []removal) ([]byte, error) {
+// replacement is a range of bytes in a source file, and the text that takes its place.
+type replacement struct {
+	start, end int
+	text       string
+}
+
+// rewrite returns the source after the edits. It fails if a function does not look as an edit expects, because upstream
+// has then changed the code that the edit relies on.
+func rewrite(file string, source []byte, edits []edit) ([]byte, error) {
 	positions := token.NewFileSet()
 	tree, err := parser.ParseFile(positions, file, source, parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
-	var spans []span
-	for _, removal := range removals {
-		found, err := removal.find(tree)
+	var all []replacement
+	for _, edit := range edits {
+		found, err := edit.replacements(parsed{tree, positions})
 		if err != nil {
-			return nil, fmt.Errorf("%s: function %s: %w", file, removal.function, err)
+			return nil, fmt.Errorf("%s: function %s: %w", file, edit.functionName(), err)
 		}
-		for _, statement := range found {
-			spans = append(spans, span{positions.Position(statement.Pos()).Offset, positions.Position(statement.End()).Offset})
-		}
+		all = append(all, found...)
 	}
 	// From the end, so that the offsets before stay valid.
-	slices.SortFunc(spans, func(one, other span) int { return other.start - one.start })
-	for _, span := range spans {
-		source = slices.Delete(slices.Clone(source), span.start, span.end)
+	slices.SortFunc(all, func(one, other replacement) int { return other.start - one.start })
+	for _, replacement := range all {
+		source = slices.Concat(source[:replacement.start], []byte(replacement.text), source[replacement.end:])
 	}
 	if _, err := parser.ParseFile(token.NewFileSet(), file, source, 0); err != nil {
 		return nil, fmt.Errorf("the rewritten source is no longer Go: %w", err)
@@ -48,91 +57,40 @@ func rewrite(file string, source []byte, removals []removal) ([]byte, error) {
 	return source, nil
 }
 
-// find returns the two statements to remove.
-func (r removal) find(tree *ast.File) ([]ast.Stmt, error) {
-	body := functionBody(tree, r.function)
-	if body == nil {
-		return nil, fmt.Errorf("expected to exist, and does not")
-	}
-	var found []ast.Stmt
-	for index, statement := range body.List {
-		assignment, isAssignment := statement.(*ast.AssignStmt)
-		if !isAssignment || !calls(assignment, r.method) {
-			continue
-		}
-		if found != nil {
-			return nil, fmt.Errorf("expected one call of %s, and found more", r.method)
-		}
-		name := lastName(assignment)
-		if index+1 == len(body.List) || !checksError(body.List[index+1], name) {
-			return nil, fmt.Errorf("expected `if %s != nil { return .. }` after the call of %s", name, r.method)
-		}
-		if assignment.Tok == token.DEFINE && usedAfter(body.List[index+2:], name) {
-			return nil, fmt.Errorf("expected no use of %s after the call of %s, which declares it", name, r.method)
-		}
-		found = []ast.Stmt{assignment, body.List[index+1]}
-	}
-	if found == nil {
-		return nil, fmt.Errorf("expected a statement that assigns the result of %s, and found none", r.method)
-	}
-	return found, nil
+// offset returns the number of bytes before a position.
+func (s parsed) offset(position token.Pos) int {
+	return s.positions.Position(position).Offset
 }
 
-func functionBody(tree *ast.File, name string) *ast.BlockStmt {
-	for _, declaration := range tree.Decls {
-		if function, isFunction := declaration.(*ast.FuncDecl); isFunction && function.Name.Name == name && function.Recv == nil {
-			return function.Body
+// function returns the function with this name and receiver type, such as `*Mounter`. The receiver type of a function
+// that is no method is "".
+func (s parsed) function(name, receiver string) *ast.FuncDecl {
+	for _, declaration := range s.tree.Decls {
+		function, isFunction := declaration.(*ast.FuncDecl)
+		if isFunction && function.Name.Name == name && function.Body != nil && receiverType(function) == receiver {
+			return function
 		}
 	}
 	return nil
 }
 
-func calls(assignment *ast.AssignStmt, method string) bool {
-	if len(assignment.Rhs) != 1 {
-		return false
+func receiverType(function *ast.FuncDecl) string {
+	if function.Recv == nil || len(function.Recv.List) != 1 {
+		return ""
 	}
-	call, isCall := assignment.Rhs[0].(*ast.CallExpr)
-	if !isCall {
-		return false
-	}
-	selector, isSelector := call.Fun.(*ast.SelectorExpr)
-	return isSelector && selector.Sel.Name == method
+	return text(function.Recv.List[0].Type)
 }
 
-// lastName returns the variable that has the error.
-func lastName(assignment *ast.AssignStmt) string {
-	if name, isName := assignment.Lhs[len(assignment.Lhs)-1].(*ast.Ident); isName {
-		return name.Name
-	}
-	return ""
+// signature returns the declaration of a function without its body and its comment, formatted.
+func signature(function *ast.FuncDecl) string {
+	return text(&ast.FuncDecl{Recv: function.Recv, Name: function.Name, Type: function.Type})
 }
 
-// checksError reports whether the statement is `if NAME != nil` with a return as the only statement of its body.
-func checksError(statement ast.Stmt, name string) bool {
-	check, isIf := statement.(*ast.IfStmt)
-	if !isIf || check.Init != nil || check.Else != nil || len(check.Body.List) != 1 {
-		return false
+// text returns the source of a node. Its positions are ignored, so that the line breaks of upstream do not matter.
+func text(node ast.Node) string {
+	var source strings.Builder
+	if err := format.Node(&source, token.NewFileSet(), node); err != nil {
+		return fmt.Sprintf("(%v)", err)
 	}
-	if _, returns := check.Body.List[0].(*ast.ReturnStmt); !returns {
-		return false
-	}
-	comparison, isComparison := check.Cond.(*ast.BinaryExpr)
-	if !isComparison || comparison.Op != token.NEQ {
-		return false
-	}
-	left, isName := comparison.X.(*ast.Ident)
-	right, isNil := comparison.Y.(*ast.Ident)
-	return isName && isNil && left.Name == name && right.Name == "nil"
-}
-
-func usedAfter(statements []ast.Stmt, name string) bool {
-	used := false
-	for _, statement := range statements {
-		ast.Inspect(statement, func(node ast.Node) bool {
-			identifier, isName := node.(*ast.Ident)
-			used = used || isName && identifier.Name == name
-			return !used
-		})
-	}
-	return used
+	return strings.Join(strings.Fields(source.String()), " ")
 }

@@ -23,8 +23,8 @@ func Map(util Util) error {
 }
 `
 
-func TestTheCallAndItsCheckAreRemovedAndNothingElse(t *testing.T) {
-	changed, err := rewrite("p.go", []byte(source), []removal{{"Map", "Attach"}})
+func TestARemovalTakesTheCallAndItsCheckAndNothingElse(t *testing.T) {
+	changed, err := rewrite("p.go", []byte(source), []edit{removal{"Map", "Attach"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestTheCallAndItsCheckAreRemovedAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestASourceThatIsNotAsExpectedIsAnErrorThatNamesFileFunctionAndExpectation(t *testing.T) {
+func TestARemovalFromAnUnexpectedSourceFailsWithFileFunctionAndExpectation(t *testing.T) {
 	for _, test := range []struct {
 		name, old, new, expected string
 	}{
@@ -49,7 +49,7 @@ func TestASourceThatIsNotAsExpectedIsAnErrorThatNamesFileFunctionAndExpectation(
 		if changed == source {
 			t.Fatalf("%s changes nothing", test.name)
 		}
-		_, err := rewrite("p.go", []byte(changed), []removal{{"Map", "Attach"}})
+		_, err := rewrite("p.go", []byte(changed), []edit{removal{"Map", "Attach"}})
 		if err == nil || !strings.Contains(err.Error(), test.expected) {
 			t.Errorf("%s: %v", test.name, err)
 		}
