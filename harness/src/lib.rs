@@ -11,6 +11,7 @@ mod builds;
 pub mod e2e;
 mod fake_nodes;
 pub mod lanes;
+mod node_options;
 mod nodes;
 mod project;
 mod test_env;

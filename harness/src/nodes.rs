@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
-use testvm_cluster::{ContainerImage, DataMount, NodePlan, Parts};
+use testvm_cluster::{ContainerImage, DataMount, Link, NodePlan, Parts, TOOLS_DIR};
 
 use crate::builds;
+use crate::node_options::{Losetup, NodeOptions};
 
 /// The image of the test pods.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
@@ -15,6 +16,11 @@ pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
 const DRIVER: &str = "docker.io/library/loopfs:dev";
+
+/// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes.
+const DROP_IN: &str = "loopfs";
+/// The path of the link to it: the first directory of the `PATH` in which the kubelet looks for losetup.
+pub(crate) const LOSETUP_LINK: &str = "/usr/local/sbin/losetup";
 
 /// The mount point of the driver's file system, as in the manifests.
 pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
@@ -26,22 +32,30 @@ pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 /// in addition to the programs of Kubernetes: the name of each there, and its path on the host.
 ///
 /// # Errors
-/// A part cannot be fetched or built.
+/// A part cannot be fetched or built, or the options contradict each other.
 pub(crate) async fn parts(
     session: &Session,
     kubernetes_bin: Option<&Path>,
+    options: &NodeOptions,
     tools: &[(String, PathBuf)],
 ) -> Result<Parts> {
-    Parts::build(session, plan(session, tools), kubernetes_bin).await
+    options.check()?;
+    Parts::build(session, options.variant(), plan(session, options, tools), kubernetes_bin).await
 }
 
-async fn plan(session: &Session, tools: &[(String, PathBuf)]) -> Result<NodePlan> {
+async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBuf)]) -> Result<NodePlan> {
     let programs = async {
         let guest = builds::guest_programs(session).await?;
         let driver = builds::driver_programs(session).await?;
         anyhow::Ok((guest, driver, builds::loopfs_tool(session).await?))
     };
     let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
+    let mut tools = tools.to_vec();
+    let mut links = Vec::new();
+    if options.losetup() == Losetup::DropIn {
+        tools.push((DROP_IN.to_owned(), tool.clone()));
+        links.push(Link { path: LOSETUP_LINK.to_owned(), target: format!("{TOOLS_DIR}/{DROP_IN}") });
+    }
     let images = vec![
         ContainerImage {
             archive: "volume-check.tar",
@@ -57,5 +71,5 @@ async fn plan(session: &Session, tools: &[(String, PathBuf)]) -> Result<NodePlan
         },
     ];
     let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
-    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools: tools.to_vec() })
+    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools, links })
 }

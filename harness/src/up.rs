@@ -9,6 +9,7 @@ use testvm_cluster::background::{self, Record};
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 
 use crate::e2e;
+use crate::node_options::NodeOptions;
 use crate::nodes;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -16,6 +17,9 @@ pub struct UpArgs {
     /// Take Kubernetes programs from this directory if they are there, instead of building them.
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
+
+    #[command(flatten)]
+    nodes: NodeOptions,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -37,7 +41,9 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
         );
         return Ok(());
     }
+    args.nodes.check()?;
     let mut again = vec![OsString::from("up")];
+    again.extend(args.nodes.words().map(OsString::from));
     again.extend(args.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]));
     let text: String = background::run_again(session, again).await?;
     session.progress.finish();
@@ -71,7 +77,9 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
-    let parts = session.until_cancelled(nodes::parts(session, args.kubernetes_bin.as_deref(), &[])).await?;
+    let parts = session
+        .until_cancelled(nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, &[]))
+        .await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     let step = session.progress.step("install the driver");
     session.until_cancelled(e2e::install_driver(session, &cluster)).await?;

@@ -26,6 +26,7 @@ use super::loopback::LoopbackLease;
 use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
 use super::spec::ClusterSpec;
+use super::variant::Kubelet;
 
 /// The user name of the API server at kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
@@ -68,7 +69,7 @@ impl ControlPlane {
         spec: &ClusterSpec,
         kubernetes_bin: Option<&Path>,
     ) -> Result<ControlPlane> {
-        let programs = Programs::ensure(session, kubernetes_bin).await?;
+        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes_bin).await?;
         let layout = spec.make_directories()?;
         ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await
     }

@@ -13,8 +13,9 @@ use testvm::session::Session;
 use testvm::vm::{Hypervisor, choose};
 
 use super::node_spec::NodeImages;
-use super::plan::{ContainerImage, DataMount, NodePlan};
+use super::plan::{ContainerImage, DataMount, Link, NodePlan};
 use super::programs::Programs;
+use super::variant::NodeVariant;
 
 /// Module sets of the kernel catalogue that a node needs.
 const MODULE_SETS: [&str; 2] = ["boot", "node"];
@@ -31,26 +32,31 @@ pub(crate) struct NodeParts {
     /// PID 1.
     pub(crate) init: PathBuf,
     pub(crate) root: PathBuf,
+    /// A disk with the programs that `root` lacks.
+    pub(crate) inspection: Option<PathBuf>,
     pub(crate) images_disk: PathBuf,
     pub(crate) images: NodeImages,
     pub(crate) data_mount: DataMount,
     /// The programs of [`NodePlan::tools`].
     pub(crate) tools: Vec<(String, PathBuf)>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) variant: NodeVariant,
 }
 
 impl NodeParts {
     /// Builds all parts of `plan`, or takes them from the cache. Builds and downloads run concurrently.
     pub(crate) async fn prepare(
         session: &Session,
+        variant: NodeVariant,
         plan: impl Future<Output = Result<NodePlan>>,
     ) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let system = async {
             let kernel = Kernel::prepare(session, None).await?;
-            let root = node::prepare(session, &kernel).await?;
-            anyhow::Ok((kernel, root))
+            let roots = node::prepare(session, &kernel, variant.root).await?;
+            anyhow::Ok((kernel, roots))
         };
-        let (plan, (kernel, root)) = tokio::try_join!(plan, system)?;
+        let (plan, (kernel, roots)) = tokio::try_join!(plan, system)?;
         let hypervisor = choose(session, &kernel, &plan.init).await?;
         let pause =
             ContainerImage { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", plan.pause)] };
@@ -60,7 +66,8 @@ impl NodeParts {
             kernel: kernel.vmlinuz(),
             modules: kernel.modules(&MODULE_SETS).await?,
             init: plan.init,
-            root,
+            root: roots.root,
+            inspection: roots.inspection,
             images_disk: images_disk(session, &images).await?,
             images: NodeImages {
                 archives: images.iter().map(|image| image.archive.to_owned()).collect(),
@@ -68,6 +75,8 @@ impl NodeParts {
             },
             data_mount: plan.data_mount,
             tools: plan.tools,
+            links: plan.links,
+            variant,
         })
     }
 }

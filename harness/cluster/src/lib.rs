@@ -12,7 +12,7 @@
 //!
 //! use testvm::session::Session;
 //! use testvm_cluster::{
-//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, NodePlan, Parts,
+//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, NodePlan, NodeVariant, Parts,
 //! };
 //!
 //! /// Starts a cluster whose node has the image of a driver, prints how to use it, and stops it.
@@ -28,8 +28,9 @@
 //!         images: vec![image],
 //!         data_mount: DataMount { mount_point: "/data".into(), options: "prjquota".into() },
 //!         tools: Vec::new(),
+//!         links: Vec::new(),
 //!     };
-//!     let parts = Parts::build(session, async { Ok(plan) }, None).await?;
+//!     let parts = Parts::build(session, NodeVariant::default(), async { Ok(plan) }, None).await?;
 //!     let dir = session.workspace.target().join("cluster");
 //!     let spec = ClusterSpec {
 //!         logs: dir.join("logs"),
@@ -61,6 +62,9 @@ mod pod_token;
 mod programs;
 mod running;
 mod spec;
+pub mod started_programs;
+mod trace;
+mod variant;
 pub mod waiting;
 
 pub use self::components::{ClusterProfile, Durability};
@@ -70,6 +74,7 @@ pub use self::node::Node;
 pub use self::node_spec::{DataDisk, TOOLS_DIR, USER_NAMESPACES_HANDLER};
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
-pub use self::plan::{ContainerImage, DataMount, NodePlan};
+pub use self::plan::{ContainerImage, DataMount, Link, NodePlan};
 pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;
+pub use self::variant::{Kubelet, NodeVariant, PATCHED_SUFFIX};

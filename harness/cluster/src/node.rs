@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use testvm::images::disk;
+use testvm::images::disk::{self, Edit};
 use testvm::images::kernel::Module;
 use testvm::session::Session;
 use testvm::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
@@ -20,7 +20,8 @@ use tokio::sync::Mutex;
 use super::api_error::api_error;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
-    DATA_DISK, DataDisk, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
+    DATA_DISK, DataDisk, IMAGES_DISK, INSPECTION_DIR, INSPECTION_DISK, NodeName, ROOT_DISK, TOOLS_DISK,
+    node_object, node_spec,
 };
 use super::parts::Parts;
 use super::waiting::{State, until_one};
@@ -39,6 +40,8 @@ pub struct Node {
     machine: Machine,
     /// `None` while the power is off. Requests to a node that boots wait until it has booted.
     vm: Mutex<Option<Vm>>,
+    /// `true` if the programs of the default root file system are in [`INSPECTION_DIR`].
+    has_inspection_disk: bool,
 }
 
 /// The properties of a node that are the same for each boot.
@@ -69,13 +72,25 @@ impl Node {
         step.note("waiting for the kubelet to report");
         joined(control_plane.client(), &name).await?;
         step.done("");
-        Ok(Node { name, machine, vm: Mutex::new(Some(vm)) })
+        Ok(Node {
+            name,
+            machine,
+            vm: Mutex::new(Some(vm)),
+            has_inspection_disk: parts.node.inspection.is_some(),
+        })
     }
 
     /// Returns the name of the Node object.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the path on the node of a program of the default root file system, whether or not the node's own
+    /// has it.
+    #[must_use]
+    pub fn inspection_program(&self, path: &str) -> String {
+        if self.has_inspection_disk { format!("{INSPECTION_DIR}{path}") } else { path.to_owned() }
     }
 
     /// Runs a program as root on the node and returns its output, whatever its exit code.
@@ -183,10 +198,14 @@ async fn machine(
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let root = dir.join("root.ext4");
     disk::copy(&parts.node.root, &root)?;
+    let links = parts.node.links.iter().map(|link| Edit::Link { path: &link.path, target: &link.target });
+    disk::edit_ext4(&root, &links.collect::<Vec<_>>()).await?;
     let data = dir.join("data.xfs");
     disk::xfs(&data, control_plane.profile().data_mib()).await?;
     let data_mount = (data_disk == DataDisk::Mounted).then_some(&parts.node.data_mount);
-    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_mount)?);
+    let inspection = parts.node.inspection.as_deref();
+    let mode =
+        Mode::Node(node_spec(control_plane, node, &parts.node.images, data_mount, inspection.is_some())?);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
@@ -198,12 +217,15 @@ async fn machine(
         kernel_args: Vec::new(),
         memory_mib: control_plane.profile().memory_mib(),
         cpus: 2,
-        disks: vec![
+        disks: [
             disk(ROOT_DISK, &root, DiskMode::Persistent),
             disk(DATA_DISK, &data, DiskMode::Persistent),
             disk(TOOLS_DISK, parts.tools_disk.as_path(), DiskMode::ReadOnly),
             disk(IMAGES_DISK, &parts.node.images_disk, DiskMode::ReadOnly),
-        ],
+        ]
+        .into_iter()
+        .chain(inspection.map(|image| disk(INSPECTION_DISK, image, DiskMode::ReadOnly)))
+        .collect(),
         network: true,
         forwards: vec![Forward {
             host: SocketAddrV4::new(address, kubelet.port()),

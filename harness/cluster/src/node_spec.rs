@@ -13,6 +13,7 @@ use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
 use super::pki::{ServerName, Subject};
 use super::plan::DataMount;
+use super::trace;
 
 /// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";
@@ -21,6 +22,8 @@ pub(crate) const DATA_DISK: &str = "data";
 pub(crate) const TOOLS_DISK: &str = "tools";
 /// The disk of the container image archives.
 pub(crate) const IMAGES_DISK: &str = "images";
+/// The disk of the default root file system, for a node whose own lacks programs.
+pub(crate) const INSPECTION_DISK: &str = "inspection";
 
 /// What a node does with its data disk when it boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +41,8 @@ pub const TOOLS_DIR: &str = "/opt/kubernetes";
 /// The networks themselves do not survive a reboot, so this state is kept in memory.
 const CNI_STATE_DIR: &str = "/var/lib/cni";
 const IMAGES_DIR: &str = "/opt/images";
+/// The directory of the default root file system. It is in the `PATH` of no service.
+pub(crate) const INSPECTION_DIR: &str = "/opt/inspection";
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// The handler of containerd that runs pods with `hostUsers: false`.
 pub const USER_NAMESPACES_HANDLER: &str = "crun";
@@ -81,9 +86,12 @@ pub(crate) fn node_spec(
     node: &NodeName,
     images: &NodeImages,
     data_mount: Option<&DataMount>,
+    has_inspection_disk: bool,
 ) -> Result<NodeSpec> {
-    let mut steps =
-        vec![service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"])))];
+    let mut steps = vec![
+        trace::step(),
+        service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"]))),
+    ];
     for archive in &images.archives {
         let path = format!("{IMAGES_DIR}/{archive}");
         steps.push(run(
@@ -117,7 +125,9 @@ pub(crate) fn node_spec(
         mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
         mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
         in_memory(CNI_STATE_DIR),
+        trace::mount(),
     ];
+    mounts.extend(has_inspection_disk.then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
     mounts.extend(data_mount.map(|data| mount(DATA_DISK, &data.mount_point, "xfs", &data.options)));
     Ok(NodeSpec {
         hostname: node.name(),

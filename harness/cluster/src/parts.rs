@@ -9,6 +9,7 @@ use testvm::vm::Accelerator;
 use super::images::{self, NodeParts};
 use super::plan::NodePlan;
 use super::programs::Programs;
+use super::variant::NodeVariant;
 
 /// The programs and disks that clusters are made of.
 #[derive(Debug)]
@@ -21,17 +22,19 @@ pub struct Parts {
 
 impl Parts {
     /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin`
-    /// if it is there. It awaits `plan` while it builds the parts that do not depend on it.
+    /// if it is there, except for a patched kubelet, which it builds. It awaits `plan` while it builds the parts
+    /// that do not depend on it.
     ///
     /// # Errors
     /// A part cannot be fetched or built, or the error of `plan`.
     pub async fn build(
         session: &Session,
+        variant: NodeVariant,
         plan: impl Future<Output = Result<NodePlan>>,
         kubernetes_bin: Option<&Path>,
     ) -> Result<Parts> {
-        let programs = Programs::ensure(session, kubernetes_bin);
-        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session, plan))?;
+        let programs = Programs::ensure(session, variant.kubelet, kubernetes_bin);
+        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session, variant, plan))?;
         let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
         Ok(Parts { programs, node, tools_disk })
     }

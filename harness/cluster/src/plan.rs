@@ -16,6 +16,17 @@ pub struct NodePlan {
     /// Programs in [`TOOLS_DIR`](super::TOOLS_DIR) besides those of Kubernetes: the name of each there, and its
     /// path on the host.
     pub tools: Vec<(String, PathBuf)>,
+    /// Symbolic links in the root file system of the nodes.
+    pub links: Vec<Link>,
+}
+
+/// A symbolic link.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// Its absolute path, below an existing directory.
+    pub path: String,
+    /// The path that it points to.
+    pub target: String,
 }
 
 /// A container image of static programs.

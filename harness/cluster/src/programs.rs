@@ -3,15 +3,41 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use testvm::go_build::{self, GoModule, Version, VersionVariable, required_version};
+use testvm::go_build::{self, GoModule, Overlay, Version, VersionVariable, required_version};
 use testvm::process::Program;
 use testvm::session::Session;
+
+use super::variant::{Kubelet, PATCHED_SUFFIX};
 
 const KUBERNETES: GoModule = GoModule {
     name: "kubernetes",
     versioned_by: "k8s.io/kubernetes",
-    version_variables: &[
-        VersionVariable { variable: "k8s.io/component-base/version.gitVersion", value: |v| v.to_string() },
+    version_variables: &kubernetes_variables(|v| v.to_string(), |_| "clean".into()),
+    renamed: &[],
+    without_go: WITHOUT_GO,
+    overlay: None,
+};
+
+/// The kubelet with the changes of `kubernetes/overlay`. Its version says so.
+const PATCHED_KUBELET: GoModule = GoModule {
+    version_variables: &kubernetes_variables(|v| format!("{v}{PATCHED_SUFFIX}"), |_| "dirty".into()),
+    without_go: None,
+    overlay: Some(Overlay {
+        artifact: "kubelet-patched",
+        rewriter: "overlay",
+        modules: &["k8s.io/kubernetes", "k8s.io/mount-utils"],
+        packages: &["k8s.io/kubernetes/cmd/kubelet"],
+    }),
+    ..KUBERNETES
+};
+
+/// Returns the variables in which the programs of Kubernetes have their version.
+const fn kubernetes_variables(
+    version: fn(&Version) -> String,
+    tree_state: fn(&Version) -> String,
+) -> [VersionVariable; 5] {
+    [
+        VersionVariable { variable: "k8s.io/component-base/version.gitVersion", value: version },
         VersionVariable {
             variable: "k8s.io/component-base/version.gitMajor",
             value: |v| v.major.to_string(),
@@ -20,12 +46,10 @@ const KUBERNETES: GoModule = GoModule {
             variable: "k8s.io/component-base/version.gitMinor",
             value: |v| v.minor.to_string(),
         },
-        VersionVariable { variable: "k8s.io/component-base/version.gitTreeState", value: |_| "clean".into() },
-        VersionVariable { variable: "k8s.io/client-go/pkg/version.gitVersion", value: |v| v.to_string() },
-    ],
-    renamed: &[],
-    without_go: WITHOUT_GO,
-};
+        VersionVariable { variable: "k8s.io/component-base/version.gitTreeState", value: tree_state },
+        VersionVariable { variable: "k8s.io/client-go/pkg/version.gitVersion", value: version },
+    ]
+}
 
 const ETCD: GoModule = GoModule {
     name: "etcd",
@@ -34,6 +58,7 @@ const ETCD: GoModule = GoModule {
     // The main package has the name of its directory.
     renamed: &[("server", "etcd")],
     without_go: WITHOUT_GO,
+    overlay: None,
 };
 
 const WITHOUT_GO: Option<&str> = Some("--kubernetes-bin DIR uses programs you have instead");
@@ -54,8 +79,13 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes each program from `given` or from `KUBEBUILDER_ASSETS` if it is there, and builds the others.
-    pub(crate) async fn ensure(session: &Session, given: Option<&Path>) -> Result<Programs> {
+    /// Takes each program from `given` or from `KUBEBUILDER_ASSETS` if it is there, and builds the others. A
+    /// patched kubelet is always built.
+    pub(crate) async fn ensure(
+        session: &Session,
+        kubelet: Kubelet,
+        given: Option<&Path>,
+    ) -> Result<Programs> {
         let given = match given {
             Some(dir) => Some(dir.to_owned()),
             None => std::env::var_os(ASSETS_VARIABLE).map(PathBuf::from),
@@ -67,7 +97,10 @@ impl Programs {
             kube_controller_manager: finder.find(&KUBERNETES, "kube-controller-manager").await?,
             kube_scheduler: finder.find(&KUBERNETES, "kube-scheduler").await?,
             kube_proxy: finder.find(&KUBERNETES, "kube-proxy").await?,
-            kubelet: finder.find(&KUBERNETES, "kubelet").await?,
+            kubelet: match kubelet {
+                Kubelet::Stock => finder.find(&KUBERNETES, "kubelet").await?,
+                Kubelet::Patched => go_build::build(session, &PATCHED_KUBELET).await?.join("kubelet"),
+            },
             kubectl: finder.find(&KUBERNETES, "kubectl").await?,
         })
     }

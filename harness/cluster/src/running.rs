@@ -12,6 +12,7 @@ use super::node::Node;
 use super::node_spec::DataDisk;
 use super::parts::Parts;
 use super::spec::ClusterSpec;
+use super::variant::NodeVariant;
 
 /// The interval at which a cluster that is only kept running is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -51,6 +52,12 @@ impl Cluster {
     /// Returns the control plane.
     pub fn control_plane(&self) -> &ControlPlane {
         &self.control_plane
+    }
+
+    /// Returns the variant of the nodes.
+    #[must_use]
+    pub fn variant(&self) -> NodeVariant {
+        self.parts.node.variant
     }
 
     /// Returns a client with the administrator's rights.

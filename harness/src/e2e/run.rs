@@ -17,6 +17,7 @@ use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{scenarios, self_check, state_dump};
+use crate::node_options::NodeOptions;
 use crate::nodes;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
@@ -30,7 +31,7 @@ const NAMESPACE: &str = "loopfs-e2e";
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image"])]
     kubeconfig: Option<PathBuf>,
 
     /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
@@ -52,6 +53,9 @@ pub struct Args {
     /// Then inject each fault in turn, and pass only if each failure names its fault.
     #[arg(long, conflicts_with = "broken")]
     self_check: bool,
+
+    #[command(flatten)]
+    nodes: NodeOptions,
 }
 
 impl Args {
@@ -75,10 +79,29 @@ impl Args {
         self.kubernetes_bin.as_deref()
     }
 
+    /// Refuses options that cannot work together.
+    fn check(&self) -> Result<()> {
+        self.nodes.check()?;
+        let on_node = [
+            self.self_check.then_some("--self-check"),
+            self.broken.map(|_| "--break"),
+            self.scenarios.is_empty().then_some("no --story"),
+        ];
+        if let Some(option) = on_node.into_iter().flatten().next().filter(|_| !self.nodes.has_tools()) {
+            anyhow::bail!(
+                "--node-image no-tools with {option}: faults and some stories run mount and umount on the node; add \
+                 {}",
+                catalogue::OF_THE_NODE.map(|name| format!("--story {name:?}")).join(" ")
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the command line of the same run.
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
+        line.extend(self.nodes.words().map(OsString::from));
         line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
@@ -95,11 +118,14 @@ impl Args {
 /// The manifests cannot be read, or the background process cannot be started. Failed steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
+    args.check()?;
     match &args.kubeconfig {
         Some(kubeconfig) => {
             against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.scenarios)).await
         }
-        None if !args.keep => against_its_own(session, manifests, &args).await,
+        None if !args.keep => {
+            against_its_own(session, manifests, &args, &session.workspace.reports(RUN)).await
+        }
         None if background::is_background(session) => against_one_that_stays(session, manifests, &args).await,
         None => {
             let cases: Vec<scenario::HandedOver> = background::run_again(session, args.again()).await?;
@@ -108,15 +134,37 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     }
 }
 
+/// Runs the scenarios that depend on the kubelet and the programs of the node, on a cluster with such nodes. The logs
+/// and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_on_nodes(
+    session: &Session,
+    nodes: NodeOptions,
+    kubernetes_bin: Option<&Path>,
+    reports: &Path,
+) -> Result<Report> {
+    let scenarios = catalogue::OF_THE_NODE.map(str::to_owned).into();
+    let args =
+        Args { nodes, scenarios, kubernetes_bin: kubernetes_bin.map(Path::to_owned), ..Args::default() };
+    args.check()?;
+    against_its_own(session, Manifests::of_driver(session)?, &args, reports).await
+}
+
 /// Runs on a cluster that is created for the run and deleted after it.
-async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
+async fn against_its_own(
+    session: &Session,
+    manifests: Manifests,
+    args: &Args,
+    reports: &Path,
+) -> Result<Report> {
     let mut report = Report::new();
-    let reports = session.workspace.reports(RUN);
     let dir = session.workspace.target().join("e2e-cluster");
     let Ok(cluster) = start(session, &mut report, args, dir, reports.join("logs")).await else {
         return Ok(report);
     };
-    test(session, &mut report, manifests, &cluster, args, &reports).await?;
+    test(session, &mut report, manifests, &cluster, args, reports).await?;
     let started = Instant::now();
     // The cluster is stopped after Ctrl-C too, when no further step begins.
     let stopped = cluster.stop().await;
@@ -149,7 +197,7 @@ async fn start(
     logs: PathBuf,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &[]);
+    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, &[]);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
@@ -165,7 +213,7 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    runner::run_all(session, report, &env, Selection::new(&args.scenarios), args.broken).await;
+    runner::run_all(session, report, &env, &args.nodes, Selection::new(&args.scenarios), args.broken).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;
@@ -194,7 +242,8 @@ async fn against_any_cluster(
     let env = TestEnv::new(manifests, client, None, NAMESPACE)?;
     let installed = scenarios::install::is_installed(&env).await?;
     let mut report = Report::new();
-    runner::run_all(session, &mut report, &env, selection, None).await;
+    let nodes = NodeOptions::default();
+    runner::run_all(session, &mut report, &env, &nodes, selection, None).await;
     state_dump::write(&env, &session.workspace.reports(RUN)).await;
     let started = Instant::now();
     // The removal also runs if a scenario failed or was stopped.
@@ -226,7 +275,18 @@ mod tests {
         let again = Line::parse_from(words).args.again();
         assert_eq!(again, words);
         assert_eq!(Line::parse_from(again).args.broken, Some(Fault::NoDisk));
-        let words = ["e2e", "--keep", "--story", "second node", "--story", "clones"];
+        let words = [
+            "e2e",
+            "--keep",
+            "--kubelet",
+            "patched",
+            "--losetup",
+            "drop-in",
+            "--story",
+            "second node",
+            "--story",
+            "clones",
+        ];
         assert_eq!(Line::parse_from(words).args.again(), words);
     }
 }

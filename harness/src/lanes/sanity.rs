@@ -30,6 +30,7 @@ const CSI_TEST: GoModule = GoModule {
     version_variables: &[VersionVariable { variable: "main.VERSION", value: |v| v.to_string() }],
     renamed: &[],
     without_go: None,
+    overlay: None,
 };
 
 /// The specs that this driver can never support. All others must run.

@@ -21,6 +21,25 @@ pub struct GoModule {
     pub renamed: &'static [(&'static str, &'static str)],
     /// The remedy for a user without Go.
     pub without_go: Option<&'static str>,
+    /// The changes of its sources, if it is not built as it is.
+    pub overlay: Option<Overlay>,
+}
+
+/// Changes of the sources of Go modules, for `go build -overlay`. A Go program writes the changed copies when they
+/// are needed, so that no source of others is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Overlay {
+    /// The name of the artifact in the cache.
+    pub artifact: &'static str,
+    /// The directory of the program, in the directory of the module. The program is a Go module of its own.
+    /// Called in the directory of `go.mod` as `PROGRAM OUTPUT MODULE=DIRECTORY..`, it writes the copies,
+    /// `overlay.json`, and a `go.mod` for `-modfile` into the directory OUTPUT. It fails if a source is not as it
+    /// expects.
+    pub rewriter: &'static str,
+    /// The modules that it changes.
+    pub modules: &'static [&'static str],
+    /// The packages to build, rather than the `tool` lines.
+    pub packages: &'static [&'static str],
 }
 
 /// A string variable of the linked program, and the part of the version that it is set to.
@@ -72,22 +91,35 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.name)
     })?;
     let linker_flags = linker_flags(module, &version);
-    let recipe = Recipe::new(module.name, 1)
+    let name = module.overlay.map_or(module.name, |overlay| overlay.artifact);
+    let mut recipe = Recipe::new(name, 1)
         .with("go.mod", &text)
         .with_file("go.sum", &source.join("go.sum"))?
         .with("toolchain", &toolchain)
         .with("target", std::env::consts::ARCH)
         .with("linker flags", &linker_flags);
+    if let Some(overlay) = &module.overlay {
+        recipe = recipe.with("packages", overlay.packages.join(" "));
+        recipe = with_directory(recipe, &source.join(overlay.rewriter))?;
+    }
     session
         .cache
         .artifact(&recipe, async |out: &Path| {
-            let step = session.progress.step(format!("build {} {version} ({toolchain})", module.name));
+            let step = session.progress.step(format!("build {name} {version} ({toolchain})"));
             let notes = step.notes();
+            let scratch = tempfile::tempdir().context("create a temporary directory")?;
+            let mut build =
+                go(&source).args(["build", "-v", "-trimpath", "-ldflags", &linker_flags, "-o"]).arg(out);
+            build = match &module.overlay {
+                Some(overlay) => {
+                    let written = write_overlay(&source, overlay, scratch.path()).await?;
+                    let build = build.arg("-modfile").arg(written.join("go.mod"));
+                    build.arg("-overlay").arg(written.join("overlay.json")).args(overlay.packages)
+                }
+                None => build.arg("tool"),
+            };
             let mut packages = 0;
-            go(&source)
-                .args(["build", "-v", "-trimpath", "-ldflags", &linker_flags, "-o"])
-                .arg(out)
-                .arg("tool")
+            build
                 .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
                     Some(module) => notes.note(format!("fetching {module}")),
                     None => {
@@ -105,6 +137,54 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
             Ok(())
         })
         .await
+}
+
+/// Runs the rewriter of `overlay` for the modules that `source/go.mod` requires, and returns its output directory in
+/// `scratch`.
+async fn write_overlay(source: &Path, overlay: &Overlay, scratch: &Path) -> Result<PathBuf> {
+    let program = scratch.join("rewriter");
+    go(&source.join(overlay.rewriter))
+        .args(["build", "-trimpath", "-o"])
+        .arg(&program)
+        .arg(".")
+        .run()
+        .await?;
+    let mut modules = Vec::new();
+    for module in overlay.modules {
+        let listed = go(source).args(["list", "-m", "-f", "{{.Dir}}", module]).run().await?.stdout;
+        let directory = listed.trim();
+        anyhow::ensure!(!directory.is_empty(), "go.mod of {} requires no {module}", source.display());
+        modules.push(format!("{module}={directory}"));
+    }
+    rewrite(source, &program, scratch.join("overlay"), &modules).await
+}
+
+/// Runs a compiled rewriter. Its message is the error: it names the file, the function and what it expected there.
+async fn rewrite(source: &Path, program: &Path, out: PathBuf, modules: &[String]) -> Result<PathBuf> {
+    let rewriter = in_module(Program::new(program), source);
+    let finished = rewriter.arg(&out).args(modules).finish().await?;
+    anyhow::ensure!(
+        finished.status.success(),
+        "change the sources of {}, so nothing was built: {}",
+        modules.join(" and "),
+        finished.stderr.trim()
+    );
+    Ok(out)
+}
+
+/// Adds the name and the content of every file below a directory.
+fn with_directory(mut recipe: Recipe, directory: &Path) -> Result<Recipe> {
+    let entries = std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    paths.sort();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        recipe = match path.is_dir() {
+            true => with_directory(recipe.with("directory", name), &path)?.with("end of directory", name),
+            false => recipe.with("file", name).with_file("content", &path)?,
+        };
+    }
+    Ok(recipe)
 }
 
 /// Returns the version of a module that `go.mod` requires.
@@ -136,7 +216,11 @@ async fn toolchain(source: &Path, go_mod: &str) -> Result<String> {
 
 /// Returns the go command for this machine, without settings of the user's environment for other work.
 fn go(source: &Path) -> Program {
-    Program::new("go")
+    in_module(Program::new("go"), source)
+}
+
+fn in_module(program: Program, source: &Path) -> Program {
+    program
         .current_dir(source)
         .env("CGO_ENABLED", "0")
         .env("GOFLAGS", "-mod=readonly")
@@ -186,8 +270,43 @@ mod tests {
             version_variables: &[VersionVariable { variable: "a.b", value: |v| v.to_string() }],
             renamed: &[],
             without_go: None,
+            overlay: None,
         };
         let version = Version { major: 1, minor: 2, patch: 3 };
         assert_eq!(linker_flags(&module, &version), "-s -w -X a.b=v1.2.3");
+    }
+
+    #[tokio::test]
+    async fn the_message_of_a_rewriter_that_fails_is_the_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("rewriter");
+        let script = "#!/bin/sh\necho 'overlay: a.go: function Map: expected one call of Attach, and found none' >&2\nexit 1\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let modules = ["example.org/m=/mod/m".to_owned()];
+        let error = rewrite(dir.path(), &program, dir.path().join("out"), &modules).await.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "change the sources of example.org/m=/mod/m, so nothing was built: overlay: a.go: function Map: expected \
+             one call of Attach, and found none"
+        );
+    }
+
+    #[test]
+    fn the_key_depends_on_every_file_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = || with_directory(Recipe::new("x", 1), dir.path()).unwrap().key();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        std::fs::create_dir(dir.path().join("added")).unwrap();
+        let mut keys = vec![key()];
+        for (name, text) in
+            [("main.go", "1"), ("main.go", "2"), ("added/new.go", "1"), ("added/new.go", "2"), ("b", "")]
+        {
+            write(name, text);
+            keys.push(key());
+            assert_eq!(key(), keys[keys.len() - 1]);
+        }
+        let distinct: std::collections::BTreeSet<&String> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len());
     }
 }

@@ -24,6 +24,7 @@ const SIDECARS: GoModule = GoModule {
     version_variables: &[],
     renamed: &[],
     without_go: None,
+    overlay: None,
 };
 
 /// The names of the peer's programs in the node's directory of tools.

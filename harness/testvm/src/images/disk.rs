@@ -59,6 +59,49 @@ pub(super) async fn ext4(path: &Path, size_mib: u64, content: &Path, features: &
     Ok(())
 }
 
+/// A change of an ext4 image.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Edit<'a> {
+    /// Removes a file.
+    Remove { path: &'a str },
+    /// Creates a symbolic link at `path`, in an existing directory.
+    Link { path: &'a str, target: &'a str },
+}
+
+impl Edit<'_> {
+    /// Returns the command of debugfs(8). It has no quotes in its command files, so it takes no other characters
+    /// than those of ordinary paths.
+    fn command(&self) -> Result<String> {
+        let plain =
+            |path: &str| path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte));
+        let (command, paths) = match *self {
+            Edit::Remove { path } => ("rm", vec![path]),
+            Edit::Link { path, target } => ("symlink", vec![path, target]),
+        };
+        for path in &paths {
+            anyhow::ensure!(plain(path), "{path:?} has characters that debugfs does not take");
+        }
+        Ok(format!("{command} {}\n", paths.join(" ")))
+    }
+}
+
+/// Changes an ext4 image that is not mounted.
+///
+/// # Errors
+/// A file to remove is missing, a link or its directory cannot be created, or the image cannot be written.
+pub async fn edit_ext4(image: &Path, edits: &[Edit<'_>]) -> Result<()> {
+    if edits.is_empty() {
+        return Ok(());
+    }
+    let commands = edits.iter().map(Edit::command).collect::<Result<String>>()?;
+    let finished =
+        Program::new("debugfs").args(["-w", "-f", "/dev/stdin"]).arg(image).input(commands).run().await?;
+    // debugfs exits with 0 after a command that failed. It writes its version and each error to standard error.
+    let errors: Vec<&str> = finished.stderr.lines().filter(|line| !line.starts_with("debugfs ")).collect();
+    anyhow::ensure!(errors.is_empty(), "change {}: {}", image.display(), errors.join("; "));
+    Ok(())
+}
+
 fn sparse(path: &Path, size_mib: u64) -> Result<()> {
     File::create(path)
         .and_then(|file| file.set_len(size_mib << 20))
@@ -123,6 +166,29 @@ mod tests {
         copy(&image, &target).unwrap();
         assert!(fs::read(&image).unwrap() == fs::read(&target).unwrap());
         assert!(fs::metadata(&target).unwrap().blocks() * 512 < 1 << 20);
+    }
+
+    #[tokio::test]
+    async fn an_ext4_image_is_changed_and_a_failed_change_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let content = dir.path().join("content");
+        fs::create_dir_all(content.join("bin")).unwrap();
+        fs::write(content.join("bin/mount"), "program").unwrap();
+        let image = dir.path().join("image");
+        ext4(&image, 8, &content, &[]).await.unwrap();
+
+        let link = Edit::Link { path: "/bin/losetup", target: "/opt/loopfs" };
+        edit_ext4(&image, &[Edit::Remove { path: "/bin/mount" }, link]).await.unwrap();
+        let listing =
+            Program::new("debugfs").args(["-R", "ls -p /bin"]).arg(&image).run().await.unwrap().stdout;
+        assert!(!listing.contains("/mount/") && listing.contains("/losetup/"), "{listing}");
+        Program::new("e2fsck").args(["-f", "-n"]).arg(&image).run().await.unwrap();
+
+        let error = edit_ext4(&image, &[Edit::Remove { path: "/bin/mount" }]).await.unwrap_err().to_string();
+        assert!(error.contains("rm: File not found"), "{error}");
+        let error = edit_ext4(&image, &[link]).await.unwrap_err().to_string();
+        assert!(error.contains("symlink: "), "{error}");
+        assert!(edit_ext4(&image, &[Edit::Remove { path: "/bin/a b" }]).await.is_err());
     }
 
     #[test]

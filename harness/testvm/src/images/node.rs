@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::debian::{Bootstrap, as_root};
+use super::disk::{self, Edit};
 use super::kernel::Kernel;
 use crate::cache::Recipe;
 use crate::go_build::{self, GoModule, VersionVariable};
@@ -24,7 +25,10 @@ const CONTAINERD: GoModule = GoModule {
     }],
     renamed: &[],
     without_go: None,
+    overlay: None,
 };
+/// The file of the image in its artifact.
+const ROOT_FILE: &str = "root.ext4";
 const CONTAINERD_PROGRAMS: [&str; 3] = ["containerd", "containerd-shim-runc-v2", "ctr"];
 
 #[derive(Debug, Deserialize)]
@@ -34,14 +38,42 @@ struct Description {
     packages: Vec<String>,
     exclude: Vec<String>,
     size_mib: u64,
+    no_tools: NoTools,
 }
 
-/// Returns an ext4 image of a node's root with the modules of `kernel`. Runs share it: boot it as a scratch
-/// disk, or copy it first.
+/// The difference between [`RootImage::NoTools`] and the default image.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoTools {
+    remove: Vec<String>,
+}
+
+/// A root file system of nodes.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum RootImage {
+    /// All packages of `node/node.toml`.
+    #[default]
+    Default,
+    /// The same without the programs of `no_tools.remove` there, such as mount and losetup.
+    NoTools,
+}
+
+/// The ext4 images of a node's root. Runs share them: boot one as a scratch disk, or copy it first.
+#[derive(Clone, Debug)]
+pub struct RootImages {
+    /// The root file system.
+    pub root: PathBuf,
+    /// For [`RootImage::NoTools`], the default image, so that tests can inspect the node with the programs that
+    /// `root` lacks.
+    pub inspection: Option<PathBuf>,
+}
+
+/// Returns the images of a node's root with the modules of `kernel`.
 ///
 /// # Errors
-/// The description cannot be read, a package cannot be fetched, or containerd cannot be built.
-pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
+/// The description cannot be read, a package cannot be fetched, containerd cannot be built, or a program to
+/// remove is not in the image.
+pub async fn prepare(session: &Session, kernel: &Kernel, image: RootImage) -> Result<RootImages> {
     let path = session.workspace.definitions().join("node/node.toml");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let description: Description =
@@ -63,7 +95,31 @@ pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
             Ok(())
         })
         .await?;
-    Ok(artifact.join("root.ext4"))
+    let root = artifact.join(ROOT_FILE);
+    match image {
+        RootImage::Default => Ok(RootImages { root, inspection: None }),
+        RootImage::NoTools => {
+            let without = without_tools(session, &artifact, &description.no_tools.remove).await?;
+            Ok(RootImages { root: without, inspection: Some(root) })
+        }
+    }
+}
+
+/// Returns a copy of the default image without these files.
+async fn without_tools(session: &Session, default: &Path, removed: &[String]) -> Result<PathBuf> {
+    let recipe = Recipe::new("node-root-no-tools", 1)
+        .with_artifact("root", default)
+        .with("removed", removed.join(","));
+    let artifact = session
+        .cache
+        .artifact(&recipe, async |directory: &Path| {
+            let image = directory.join(ROOT_FILE);
+            disk::copy(&default.join(ROOT_FILE), &image)?;
+            let edits: Vec<_> = removed.iter().map(|path| Edit::Remove { path }).collect();
+            disk::edit_ext4(&image, &edits).await
+        })
+        .await?;
+    Ok(artifact.join(ROOT_FILE))
 }
 
 async fn build(

@@ -1,0 +1,27 @@
+//! The properties in which the nodes of a cluster can differ from the default ones.
+
+use testvm::images::node::RootImage;
+
+/// A variant of the nodes of a cluster. All nodes of a cluster have the same. The default is a stock Kubernetes
+/// node.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct NodeVariant {
+    /// The build of the kubelet.
+    pub kubelet: Kubelet,
+    /// The root file system.
+    pub root: RootImage,
+}
+
+/// A build of the kubelet.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Kubelet {
+    /// The sources of the pinned module.
+    #[default]
+    Stock,
+    /// The same sources, with the changes of `kubernetes/overlay` of the definitions. Its version ends in
+    /// [`PATCHED_SUFFIX`].
+    Patched,
+}
+
+/// The end of the version that a patched kubelet reports: build metadata, which no comparison of versions reads.
+pub const PATCHED_SUFFIX: &str = "+loopfs";

@@ -1,0 +1,165 @@
+//! The options of commands that start a cluster: which kubelet and which losetup its nodes have.
+
+use anyhow::Result;
+use clap::ValueEnum;
+use testvm::images::node::RootImage;
+use testvm_cluster::{Kubelet, NodeVariant};
+
+/// The nodes of a cluster of the harness's own.
+#[derive(Clone, Debug, Default, Eq, PartialEq, clap::Args)]
+#[command(next_help_heading = "Nodes")]
+pub(crate) struct NodeOptions {
+    /// Run this kubelet. `patched` is built from the same module with the changes of vm-images/kubernetes/overlay:
+    /// no second loop device for a block volume, and no programs to mount and unmount volumes.
+    #[arg(long, value_enum, default_value_t, value_name = "BUILD")]
+    kubelet: KubeletBuild,
+
+    /// Give the nodes this losetup. `drop-in` is the tool of loopfs, by a link in the first directory of the PATH.
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    losetup: Option<Losetup>,
+
+    /// Boot this root file system. `no-tools` has no mount, umount, losetup and what else a stock kubelet runs for
+    /// volumes; it needs `--kubelet patched`.
+    #[arg(long, value_enum, default_value_t, value_name = "IMAGE")]
+    node_image: NodeImage,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
+enum KubeletBuild {
+    #[default]
+    Stock,
+    Patched,
+}
+
+/// The losetup that a node finds first.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Losetup {
+    UtilLinux,
+    DropIn,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
+enum NodeImage {
+    #[default]
+    Default,
+    NoTools,
+}
+
+impl NodeOptions {
+    /// Refuses options that cannot work together.
+    ///
+    /// # Errors
+    /// The message names both options and the remedy.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.node_image == NodeImage::NoTools {
+            anyhow::ensure!(
+                self.kubelet == KubeletBuild::Patched,
+                "--node-image no-tools with --kubelet stock: a stock kubelet runs mount, umount and losetup, which \
+                 this image lacks; add --kubelet patched"
+            );
+            anyhow::ensure!(
+                self.losetup.is_none(),
+                "--node-image no-tools with --losetup: this image has no losetup; leave --losetup out"
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the variant of the nodes, without the programs of loopfs.
+    pub(crate) fn variant(&self) -> NodeVariant {
+        NodeVariant {
+            kubelet: match self.kubelet {
+                KubeletBuild::Stock => Kubelet::Stock,
+                KubeletBuild::Patched => Kubelet::Patched,
+            },
+            root: match self.node_image {
+                NodeImage::Default => RootImage::Default,
+                NodeImage::NoTools => RootImage::NoTools,
+            },
+        }
+    }
+
+    /// Returns the losetup of the nodes. That of util-linux is in the default root file system.
+    pub(crate) fn losetup(&self) -> Losetup {
+        self.losetup.unwrap_or(Losetup::UtilLinux)
+    }
+
+    /// Returns `true` if the node has the programs that a stock kubelet starts for volumes.
+    pub(crate) fn has_tools(&self) -> bool {
+        self.node_image == NodeImage::Default
+    }
+
+    /// Returns every combination, with a name that can be the name of a directory.
+    pub(crate) fn combinations() -> [(&'static str, NodeOptions); 5] {
+        let nodes = |kubelet, losetup, node_image| NodeOptions { kubelet, losetup, node_image };
+        let (util_linux, drop_in) = (Some(Losetup::UtilLinux), Some(Losetup::DropIn));
+        let (stock, patched) = (KubeletBuild::Stock, KubeletBuild::Patched);
+        [
+            ("stock-util-linux", nodes(stock, util_linux, NodeImage::Default)),
+            ("stock-drop-in", nodes(stock, drop_in, NodeImage::Default)),
+            ("patched-util-linux", nodes(patched, util_linux, NodeImage::Default)),
+            ("patched-drop-in", nodes(patched, drop_in, NodeImage::Default)),
+            ("patched-no-tools", nodes(patched, None, NodeImage::NoTools)),
+        ]
+    }
+
+    /// Returns the words of the command line that select the same nodes.
+    pub(crate) fn words(&self) -> impl Iterator<Item = String> + use<> {
+        let default = NodeOptions::default();
+        let options = [
+            ("--kubelet", (self.kubelet != default.kubelet).then(|| name(self.kubelet))),
+            ("--losetup", self.losetup.map(name)),
+            ("--node-image", (self.node_image != default.node_image).then(|| name(self.node_image))),
+        ];
+        options.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten()
+    }
+}
+
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        nodes: NodeOptions,
+    }
+
+    fn parse(words: &str) -> NodeOptions {
+        Line::parse_from(std::iter::once("x").chain(words.split_whitespace())).nodes
+    }
+
+    #[rstest]
+    #[case::default("")]
+    #[case::patched("--kubelet patched")]
+    #[case::both("--kubelet patched --losetup drop-in")]
+    #[case::without_tools("--kubelet patched --node-image no-tools")]
+    fn options_that_work_together_are_accepted_and_repeated(#[case] words: &str) {
+        let options = parse(words);
+        options.check().unwrap();
+        assert_eq!(options.words().collect::<Vec<_>>().join(" "), words);
+    }
+
+    #[test]
+    fn every_combination_can_work() {
+        for (name, options) in NodeOptions::combinations() {
+            options.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[rstest]
+    #[case("--node-image no-tools", "add --kubelet patched")]
+    #[case("--node-image no-tools --kubelet patched --losetup drop-in", "leave --losetup out")]
+    #[case("--node-image no-tools --kubelet patched --losetup util-linux", "leave --losetup out")]
+    fn options_that_cannot_work_are_refused_with_the_remedy(#[case] words: &str, #[case] remedy: &str) {
+        let error = parse(words).check().unwrap_err().to_string();
+        assert!(error.contains(remedy) && !error.contains('\n'), "{error}");
+    }
+}
