@@ -38,6 +38,8 @@ mod error;
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub mod fault_injection;
+#[cfg(feature = "volume-store")]
+mod filesystem_uuid;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod flock;
 #[cfg(feature = "loop-device")]
@@ -59,6 +61,8 @@ mod units;
 pub mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "volume-store")]
+pub use filesystem_uuid::FilesystemUuid;
 pub use units::{Bytes, DeviceNumber, Inodes};
 
 /// The README's example compiles.
