@@ -9,6 +9,7 @@
 //! | `project-quota` | [`project_tree`] | puts an existing directory tree into a project, compares a tree with its project, and clones a tree with shared blocks and all attributes |
 //! | `mount` | [`mount`] | bind mounts that are never visible without their flags, and the mount table |
 //! | `data-disk` | [`data_disk`] | checks and mounts the disk of the volumes, expands its file system, and claims an empty disk for mkfs.xfs |
+//! | `node-identity` | [`node_identity`] | node name, machine id and name of the operating system in the forms that Kubernetes accepts |
 //! | `volume-store` (default, enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //!
 //! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts no thread except
@@ -49,6 +50,8 @@ mod flock;
 pub mod loop_device;
 #[cfg(feature = "mount")]
 pub mod mount;
+#[cfg(feature = "node-identity")]
+pub mod node_identity;
 #[cfg(feature = "project-quota")]
 pub mod project_quota;
 #[cfg(feature = "project-quota")]

@@ -46,6 +46,7 @@ fn an_invalid_command_line_exits_with_2(#[case] args: &[&str], #[case] says: &st
 #[case::no_disk(&["data-dir", "check", "/proc"], "volumes need XFS on a disk")]
 #[case::no_label(&["data-dir", "mount", "LABEL=no-such-disk", "/proc"], "no block device of this machine")]
 #[case::no_mount_point(&["data-dir", "mount", "/dev/null", "/no/such"], "create the directory with `mkdir`")]
+#[case::no_identity(&["node-identity", "--root", "/proc/self/fd"], "name the node")]
 #[case::no_store(&["store", "list", "/proc/sys"], "open the data directory /proc/sys")]
 fn a_failed_operation_names_the_object_and_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
     for json in [&[][..], &["--json"]] {
@@ -72,6 +73,7 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
         (&["data-dir", "check"], "unused_bytes"),
         (&["data-dir", "mount"], "log_replayed"),
         (&["data-dir", "format"], "mkfs.xfs"),
+        (&["node-identity"], "machine_id"),
     ] {
         let help = text(&loopfs(&[command, &["--help"]].concat()).stdout);
         assert!(help.contains(fields), "{fields} is missing in {help}");

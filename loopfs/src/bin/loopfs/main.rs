@@ -4,6 +4,7 @@
 mod data_dir;
 mod devices;
 mod losetup;
+mod node_identity;
 mod output;
 mod project;
 mod quota;
@@ -70,6 +71,7 @@ enum Command {
     /// Check, mount and format the disk of the volumes
     #[command(subcommand)]
     DataDir(data_dir::DataDirCommand),
+    NodeIdentity(node_identity::NodeIdentity),
     /// Set up loop devices with the options and output of losetup(8)
     #[command(disable_help_flag = true)]
     Losetup {
@@ -122,6 +124,7 @@ fn run(command: &Command) -> anyhow::Result<Output> {
         Command::Quota(command) => command.run(),
         Command::Store(command) => command.run(),
         Command::DataDir(command) => command.run(),
+        Command::NodeIdentity(command) => command.run(),
         Command::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
     }
 }
