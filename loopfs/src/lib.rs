@@ -8,7 +8,9 @@
 //! | `project-quota` | [`project_quota`] | limits the bytes and inodes of a directory tree, and allocates the project ids for it |
 //! | `project-quota` | [`project_tree`] | puts an existing directory tree into a project, compares a tree with its project, and clones a tree with shared blocks and all attributes |
 //! | `mount` | [`mount`] | bind mounts that are never visible without their flags, and the mount table |
-//! | `volume-store` (default, enables the others) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
+//! | `data-disk` | [`data_disk`] | checks and mounts the disk of the volumes, expands its file system, and claims an empty disk for mkfs.xfs |
+//! | `node-identity` | [`node_identity`] | node name, machine id and name of the operating system in the forms that Kubernetes accepts |
+//! | `volume-store` (default, enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //!
 //! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts no thread except
 //! one that removes surplus idle loop devices. The caller decides what to do with an [`Error`], which names the operation,
@@ -32,18 +34,24 @@
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod baseline;
+#[cfg(feature = "data-disk")]
+pub mod data_disk;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod descriptor;
 mod error;
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub mod fault_injection;
+#[cfg(any(feature = "data-disk", feature = "volume-store"))]
+mod filesystem_uuid;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod flock;
 #[cfg(feature = "loop-device")]
 pub mod loop_device;
 #[cfg(feature = "mount")]
 pub mod mount;
+#[cfg(feature = "node-identity")]
+pub mod node_identity;
 #[cfg(feature = "project-quota")]
 pub mod project_quota;
 #[cfg(feature = "project-quota")]
@@ -59,6 +67,8 @@ mod units;
 pub mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
+#[cfg(any(feature = "data-disk", feature = "volume-store"))]
+pub use filesystem_uuid::FilesystemUuid;
 pub use units::{Bytes, DeviceNumber, Inodes};
 
 /// The README's example compiles.

@@ -23,6 +23,8 @@ fn text(bytes: &[u8]) -> String {
 #[case::no_limit(&["quota", "set", "/", "--id", "7"], "required arguments were not provided")]
 #[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
 #[case::soft(&["quota", "set", "/", "--id", "7", "--bytes", "1", "--soft-bytes", "2"], "--soft-bytes needs a number")]
+#[case::unconfirmed_format(&["data-dir", "format", "/dev/null"], "--yes-format-this-disk")]
+#[case::label(&["data-dir", "format", "/dev/null", "--yes-format-this-disk", "--label", "thirteen-byte"], "write 1 to 12 letters")]
 #[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
 fn an_invalid_command_line_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
     let output = loopfs(args);
@@ -38,6 +40,13 @@ fn an_invalid_command_line_exits_with_2(#[case] args: &[&str], #[case] says: &st
 #[case::quota(&["quota", "show", "/no/such"], "open the directory /no/such: No such file or directory")]
 #[case::file(&["quota", "show", "/proc/self/exe", "--id", "7"], "Not a directory")]
 #[case::no_quotas(&["quota", "list", "/proc"], "mounted with option prjquota")]
+#[case::no_device(&["data-dir", "check", "/no/such"], "check the data disk /no/such: No such file or directory")]
+#[case::no_block_device(&["data-dir", "format", "/dev/null", "--yes-format-this-disk"], "/dev/null: it is no block device")]
+#[case::no_mount(&["data-dir", "check", "/proc/sys"], "nothing is mounted there")]
+#[case::no_disk(&["data-dir", "check", "/proc"], "volumes need XFS on a disk")]
+#[case::no_label(&["data-dir", "mount", "LABEL=no-such-disk", "/proc"], "no block device of this machine")]
+#[case::no_mount_point(&["data-dir", "mount", "/dev/null", "/no/such"], "create the directory with `mkdir`")]
+#[case::no_identity(&["node-identity", "--root", "/proc/self/fd"], "name the node")]
 #[case::no_store(&["store", "list", "/proc/sys"], "open the data directory /proc/sys")]
 fn a_failed_operation_names_the_object_and_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
     for json in [&[][..], &["--json"]] {
@@ -61,6 +70,10 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
         (&["quota", "show"], "grace_ends"),
         (&["store", "list"], "capacity_bytes"),
         (&["store", "space"], "available_bytes"),
+        (&["data-dir", "check"], "unused_bytes"),
+        (&["data-dir", "mount"], "log_replayed"),
+        (&["data-dir", "format"], "mkfs.xfs"),
+        (&["node-identity"], "machine_id"),
     ] {
         let help = text(&loopfs(&[command, &["--help"]].concat()).stdout);
         assert!(help.contains(fields), "{fields} is missing in {help}");

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-use loopfs::volume_store::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
+use loopfs::FilesystemUuid;
+use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
 use super::capability::Capability;
 use super::field::{CapacityRange, Result, not_found, parse_volume_id, require_non_empty};

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use loopfs::FilesystemUuid;
 use loopfs::loop_device::Access;
 use loopfs::mount::MountFlags;
-use loopfs::volume_store::{FilesystemUuid, VolumeId};
+use loopfs::volume_store::VolumeId;
 
 use super::capability::{AccessType, Capability};
 use super::field::{CapacityRange, Result, parse_volume_id, require_non_empty};

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use loopfs::ErrorKind;
+use loopfs::FilesystemUuid;
 use loopfs::loop_device::LoopControl;
-use loopfs::volume_store::{FilesystemUuid, StoreOptions, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;

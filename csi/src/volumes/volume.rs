@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use loopfs::loop_device::LoopControl;
 use loopfs::mount::table as mountinfo;
 use loopfs::volume_store::{
-    AbnormalReason, Condition, FilesystemUuid, OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeStats,
+    AbnormalReason, Condition, OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeStats,
 };
-use loopfs::{Bytes, ErrorKind};
+use loopfs::{Bytes, ErrorKind, FilesystemUuid};
 
 use super::block_device::BlockVolume;
 use super::directory::Directory;

@@ -11,7 +11,7 @@ use futures::{StreamExt, TryStreamExt};
 use testvm::cache;
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
-use testvm::images::util_linux;
+use testvm::images::{util_linux, xfsprogs};
 use testvm::packages;
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
@@ -73,7 +73,9 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
-    for (path, host) in util_linux::losetup(session).await? {
+    let programs = [util_linux::losetup(session).await?, xfsprogs::mkfs_xfs(session).await?].concat();
+    // Both programs bring the C library of the same suite.
+    for (path, host) in programs.into_iter().collect::<BTreeMap<_, _>>() {
         files.push(GuestFile { path: path.to_owned(), mode: 0o755, host });
     }
     let init = builds::guest_programs(session).await?.init;
@@ -177,6 +179,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         ("LOOPFS_TEST_SCRATCH", "/tmp"),
         ("LOOPFS_TEST_TOOL", TOOL_PATH),
         ("LOOPFS_TEST_LOSETUP", util_linux::LOSETUP),
+        ("LOOPFS_TEST_MKFS_XFS", xfsprogs::MKFS_XFS),
     ];
     TestsSpec {
         mounts: vec![

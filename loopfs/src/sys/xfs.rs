@@ -115,6 +115,29 @@ pub(crate) fn counts(file: impl AsFd) -> Result<Counts> {
     Errno::result(result).map(|_| counts)
 }
 
+/// `struct xfs_growfs_data`.
+#[cfg(feature = "data-disk")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GrowData {
+    pub(crate) newblocks: u64,
+    pub(crate) imaxpct: u32,
+}
+
+#[cfg(feature = "data-disk")]
+ioctl!(write xfs_ioc_fsgrowfsdata with b'X', 110; GrowData);
+
+/// `XFS_IOC_FSGROWFSDATA`: expands the data section to `blocks` blocks, or to fewer if the last allocation group would be
+/// too small. `imaxpct` is the share of the space for inodes, which the call sets as well.
+#[cfg(feature = "data-disk")]
+pub(crate) fn grow_data(file: impl AsFd, blocks: u64, imaxpct: u32) -> Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    let grow = GrowData { newblocks: blocks, imaxpct };
+    // SAFETY: XFS_IOC_FSGROWFSDATA reads one `struct xfs_growfs_data`.
+    let result = unsafe { xfs_ioc_fsgrowfsdata(fd, &grow) };
+    Errno::result(result).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,6 +152,8 @@ mod tests {
         assert_eq!(std::mem::offset_of!(EofBlocks, min_file_size), 24);
         // _IOR('X', 125, __uint32_t): XFS_IOC_GOINGDOWN.
         assert_eq!(ioctl_sys::ior!(b'X', 125, size_of::<u32>()), 0x8004_587d);
+        #[cfg(feature = "data-disk")]
+        assert_eq!(ioctl_sys::iow!(b'X', 110, size_of::<GrowData>()), 0x4010_586e);
         assert_eq!(size_of::<Counts>(), 32);
         assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<Counts>()), 0x8020_5871);
     }

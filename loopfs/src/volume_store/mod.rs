@@ -27,7 +27,7 @@ pub use condition::{AbnormalReason, Condition};
 pub use device_size::{Changes, VolumeWatch};
 pub use foreign::{ChargedTo, ForeignEvidence, ForeignFiles};
 pub use id::{SnapshotId, VolumeId};
-pub use on_disk::{FilesystemUuid, Image};
+pub use on_disk::Image;
 pub use recover::Recovered;
 pub use settings::{Setting, SettingError};
 pub use snapshot::Snapshot;

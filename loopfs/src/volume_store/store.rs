@@ -6,12 +6,13 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 
 use super::id::VolumeId;
-use super::on_disk::{DataFilesystem, FilesystemUuid, Layout, classify_missing, layout};
+use super::on_disk::{DataFilesystem, Layout, classify_missing, layout};
 use super::source::ContentSource;
 use super::space::{Space, SpaceBook};
 use super::spec::{StoreCounts, StoreOptions, VolumeKind};
 use super::volume::{Volume, VolumeStats};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::filesystem_uuid::FilesystemUuid;
 use crate::flock;
 use crate::loop_device::BackingFile;
 use crate::project_quota::ProjectIds;

@@ -9,6 +9,7 @@ mod attachments;
 mod clones;
 mod command_line;
 mod conditions;
+mod data_disk;
 mod directory_copies;
 mod environment;
 mod foreign_files;

@@ -12,5 +12,6 @@ pub mod qemu;
 pub mod shell;
 pub mod util_linux;
 pub mod write_log;
+pub mod xfsprogs;
 
 mod debian;

@@ -1,8 +1,10 @@
 //! `loopfs`: a command-line tool for loop devices, project quotas and volumes. It contains no functions that the library
 //! does not have.
 
+mod data_dir;
 mod devices;
 mod losetup;
+mod node_identity;
 mod output;
 mod project;
 mod quota;
@@ -24,7 +26,7 @@ Sizes are bytes, or a number with KiB, MiB, GiB, TiB, PiB or EiB (powers of 1024
 Exit codes:
   0  success
   1  the command failed, with the cause on standard error; or `detach` found the device in use, `quota audit` found
-     inodes outside the project, or `quota tag` skipped entries
+     inodes outside the project, `quota tag` skipped entries, or `data-dir check` found a problem
   2  the command line is invalid
 
 With --json, standard output is one JSON document: sizes in bytes, times in seconds since 1970, null for none. Field
@@ -40,7 +42,9 @@ Examples:
   loopfs quota tag /srv/data/alice --id 7       # applies the limits above to existing and new files
   loopfs quota show /srv/data/alice
   loopfs quota audit /srv/data/alice || echo 'project ids were changed'
-  loopfs --json store list /var/lib/loopfs/data";
+  loopfs --json store list /var/lib/loopfs/data
+  loopfs data-dir format /dev/vdb --yes-format-this-disk
+  loopfs data-dir mount LABEL=loopfs /var/lib/loopfs/data";
 
 /// Loop devices, XFS project quotas and volume stores
 #[derive(Debug, Parser)]
@@ -64,6 +68,10 @@ enum Command {
     /// Show the volumes of a store, without changing it
     #[command(subcommand)]
     Store(store::StoreCommand),
+    /// Check, mount and format the disk of the volumes
+    #[command(subcommand)]
+    DataDir(data_dir::DataDirCommand),
+    NodeIdentity(node_identity::NodeIdentity),
     /// Set up loop devices with the options and output of losetup(8)
     #[command(disable_help_flag = true)]
     Losetup {
@@ -115,6 +123,8 @@ fn run(command: &Command) -> anyhow::Result<Output> {
         Command::Device(command) => command.run(),
         Command::Quota(command) => command.run(),
         Command::Store(command) => command.run(),
+        Command::DataDir(command) => command.run(),
+        Command::NodeIdentity(command) => command.run(),
         Command::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
     }
 }
@@ -126,5 +136,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_example_of_a_systemd_unit_has_a_valid_command_line() {
+        let unit = include_str!("../../../examples/systemd/loopfs-data.service");
+        let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        let args = Args::try_parse_from(command.split(' ')).unwrap();
+        assert!(matches!(args.command, Command::DataDir(data_dir::DataDirCommand::Mount(_))));
     }
 }

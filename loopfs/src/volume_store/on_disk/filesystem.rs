@@ -4,7 +4,6 @@
 //! `NAME.filesystem-uuid` records which file system was mounted there when the store was initialised. The store therefore
 //! distinguishes a missing mount and another disk from a new one, and never writes below a mount point without its mount.
 
-use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,42 +13,10 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::filesystem_uuid::FilesystemUuid;
 use crate::mount::table as mountinfo;
 use crate::project_quota::ProjectQuota;
 use crate::sys::{statx, xfs};
-
-/// UUID of an XFS file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FilesystemUuid([u8; 16]);
-
-impl fmt::Display for FilesystemUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (position, byte) in self.0.iter().enumerate() {
-            if matches!(position, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::str::FromStr for FilesystemUuid {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let wrong = || {
-            Error::new(ErrorKind::InvalidInput, "read file system UUID", format!("{text:?}"), "not a UUID")
-        };
-        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-        if text.len() != 36 || digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(wrong());
-        }
-        let value = u128::from_str_radix(&String::from_utf8_lossy(&digits), 16).or(Err(wrong()))?;
-        let uuid = Self(value.to_be_bytes());
-        if uuid.to_string() == text.to_ascii_lowercase() { Ok(uuid) } else { Err(wrong()) }
-    }
-}
 
 /// The root of a mounted XFS with project quotas, held open.
 #[derive(Debug)]
@@ -258,25 +225,8 @@ fn mount_of(directory: &OwnedFd, path: &Path) -> Result<(String, String, PathBuf
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::volume_store::{StoreOptions, VolumeStore};
-
-    proptest! {
-        #[test]
-        fn a_uuid_reads_back_as_printed(bytes in any::<[u8; 16]>()) {
-            let uuid = FilesystemUuid(bytes);
-            prop_assert_eq!(uuid.to_string().parse::<FilesystemUuid>().unwrap(), uuid);
-        }
-
-        #[test]
-        fn any_text_is_a_uuid_or_an_error(text in "\\PC{0,40}") {
-            if let Ok(uuid) = text.parse::<FilesystemUuid>() {
-                prop_assert_eq!(uuid.to_string(), text.to_ascii_lowercase());
-            }
-        }
-    }
 
     #[test]
     fn the_record_lies_beside_the_mount_point_and_not_below_it() {

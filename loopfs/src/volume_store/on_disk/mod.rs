@@ -21,5 +21,4 @@ pub(crate) use foreign_record::{ForeignFinding, ForeignRecord};
 pub(crate) use layout::Layout;
 pub(crate) use taken::{Taken, is_snapshot};
 
-pub use filesystem::FilesystemUuid;
 pub use image::Image;

@@ -1,0 +1,213 @@
+//! An empty disk, kept by one process until mkfs.xfs opens it.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::Flock;
+
+use super::block_device::{BlockDevice, partitions};
+use super::check::erase_command;
+use super::signature::{EDGE, Edges, Signature};
+use super::superblock::Superblock;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
+use crate::units::Bytes;
+
+const OPERATION: &str = "claim the disk";
+
+/// The smallest disk that mkfs.xfs formats.
+pub const MIN_SIZE: Bytes = Bytes(300 << 20);
+
+/// udev holds the lock of a device only while it reads what is on it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A disk without any content that a program would miss, which no other program can mount or claim.
+///
+/// Its first and its last 4 MiB have zeros only. The signatures of file systems, partition tables and volume managers lie in
+/// these two ranges.
+#[derive(Debug)]
+pub struct BlankDisk {
+    device: BlockDevice,
+    lock: FormatLock,
+}
+
+/// The lock on a disk that is being formatted (flock(2)).
+///
+/// While it is held, no other call of [`BlankDisk::claim`] succeeds, and udev does not read the device (see "Locking Block
+/// Device Access" of systemd). When it is dropped, udev notices that, reads the device, and creates its links by label.
+#[derive(Debug)]
+pub struct FormatLock {
+    _lock: Flock<OwnedFd>,
+}
+
+impl BlankDisk {
+    /// Opens a disk exclusively (`O_EXCL`) and checks that it is empty. Symbolic links are followed. Nothing is written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: there is something on the disk; the error names each signature with its offset, or the
+    /// first byte that is not zero, and the command that erases it. [`ErrorKind::Busy`]: the disk or one of its partitions
+    /// is mounted, in use as swap or part of another device, or another program formats it. [`ErrorKind::InvalidInput`]: no
+    /// block device, or smaller than [`MIN_SIZE`]. [`ErrorKind::ReadOnly`]: the disk is read-only.
+    pub fn claim(path: &Path) -> Result<Self> {
+        let (path, lock) = FormatLock::acquire(path)?;
+        let device = open_exclusively(&path)?;
+        let shown = device.path.display().to_string();
+        let refuse = |kind, detail: String| Err(Error::new(kind, OPERATION, &shown, detail));
+        if device.read_only {
+            return refuse(
+                ErrorKind::ReadOnly,
+                "it is read-only; make it writable with `blockdev --setrw`".to_owned(),
+            );
+        }
+        if device.size < MIN_SIZE {
+            let detail =
+                format!("it has {}, and XFS needs at least {MIN_SIZE}; give a larger disk", device.size);
+            return refuse(ErrorKind::InvalidInput, detail);
+        }
+        let edges = Edges::read(&device.file, device.size.0).context(OPERATION, &shown)?;
+        let superblock = device.superblock().context(OPERATION, &shown)?;
+        let content = content(&device.path, device.size, &edges, superblock.as_ref());
+        if let Some(content) = content {
+            return refuse(ErrorKind::AlreadyExists, content);
+        }
+        let partitions: Vec<String> = partitions(device.number).into_iter().map(|(_, name)| name).collect();
+        if !partitions.is_empty() {
+            let detail = format!(
+                "the kernel still has its partitions {}, although there is no partition table; remove them with \
+                 `partx --delete {shown}`",
+                partitions.join(", ")
+            );
+            return refuse(ErrorKind::Busy, detail);
+        }
+        Ok(Self { device, lock })
+    }
+
+    /// Returns the path of the device, without symbolic links.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.device.path
+    }
+
+    /// Returns the size of the device.
+    #[must_use]
+    pub fn size(&self) -> Bytes {
+        self.device.size
+    }
+
+    /// Gives up the exclusive claim, because mkfs.xfs claims the device itself. Start mkfs.xfs immediately and without `-f`:
+    /// it then refuses a device on which another program has created something in the meantime.
+    #[must_use]
+    pub fn release(self) -> (PathBuf, FormatLock) {
+        (self.device.path, self.lock)
+    }
+}
+
+impl FormatLock {
+    /// Locks a device. Returns its path without symbolic links as well.
+    fn acquire(path: &Path) -> Result<(PathBuf, Self)> {
+        // The descriptor must be writable: udev reads the device again when a writer closes it.
+        let mut options = OpenOptions::new();
+        let device = BlockDevice::open_with(path, options.read(true).write(true), 0, OPERATION)?;
+        let lock =
+            flock::exclusive(device.file, LOCK_TIMEOUT, OPERATION).map_err(|error| match error.kind() {
+                ErrorKind::Busy => {
+                    error.explain("another program holds the lock of the device, and may be formatting it")
+                }
+                _ => error,
+            })?;
+        Ok((device.path, Self { _lock: lock }))
+    }
+}
+
+fn open_exclusively(path: &Path) -> Result<BlockDevice> {
+    let mut options = OpenOptions::new();
+    let opened = BlockDevice::open_with(path, options.read(true).write(true), libc::O_EXCL, OPERATION);
+    opened.map_err(|error| {
+        if error.errno() != Some(Errno::EBUSY as i32) {
+            return error;
+        }
+        let users = BlockDevice::open(path, OPERATION).ok().and_then(|device| device.users());
+        let users = users.unwrap_or("in use by another program".to_owned());
+        error.explain(format!("the disk, or a partition of it, is {users}; give another disk"))
+    })
+}
+
+/// Returns what is on a disk, and how to go on, or `None` if the disk is empty.
+fn content(device: &Path, size: Bytes, edges: &Edges, superblock: Option<&Superblock>) -> Option<String> {
+    let first = edges.first_data()?;
+    let begin = if first < EDGE { 0 } else { size.0 - EDGE };
+    let erase = erase_command(device, begin);
+    let found: Vec<String> = edges.signatures().iter().map(Signature::to_string).collect();
+    if superblock.is_some_and(|superblock| superblock.in_progress) {
+        return Some(format!(
+            "mkfs.xfs was started on it and has not completed, so it has no file system; if mkfs.xfs no longer runs, erase \
+             what it wrote with `{erase}`, and try again"
+        ));
+    }
+    Some(match found.is_empty() {
+        true => format!(
+            "it is not empty: byte {first} is not zero; if the disk has nothing that is needed, erase that with `{erase}`, \
+             and try again"
+        ),
+        false => format!(
+            "it has {}; if nothing on the disk is needed, erase the signatures with `wipefs --all {}` and `{erase}`, and \
+             try again",
+            found.join(", "),
+            device.display()
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::data_disk::superblock::tests::SECTOR;
+
+    fn content_of(start: &[u8]) -> Option<String> {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
+        std::fs::write(&image, start).unwrap();
+        File::options().write(true).open(&image).unwrap().set_len(MIN_SIZE.0).unwrap();
+        let file = File::open(&image).unwrap();
+        let edges = Edges::read(&file, MIN_SIZE.0).unwrap();
+        let superblock = Superblock::read(&file, MIN_SIZE.0).unwrap();
+        content(Path::new("/dev/vdb"), MIN_SIZE, &edges, superblock.as_ref())
+    }
+
+    #[test]
+    fn zeros_are_no_content() {
+        assert_eq!(content_of(&[]), None);
+    }
+
+    #[test]
+    fn a_signature_is_named_with_its_offset_and_the_commands_that_erase_it() {
+        let content = content_of(SECTOR).unwrap();
+        assert!(
+            content.contains("it has XFS (at byte 0)") && content.contains("wipefs --all /dev/vdb"),
+            "{content}"
+        );
+        assert!(
+            content.contains("blkdiscard --force --zeroout --offset 0 --length 4194304 /dev/vdb"),
+            "{content}"
+        );
+    }
+
+    #[test]
+    fn a_byte_without_a_signature_is_content_too() {
+        let content = content_of(&[&[0; 700][..], b"x"].concat()).unwrap();
+        assert!(content.contains("byte 700 is not zero"), "{content}");
+    }
+
+    #[test]
+    fn an_incomplete_mkfs_is_named_with_the_command_that_erases_it() {
+        let mut sector = *SECTOR;
+        sector[126] = 1;
+        let content = content_of(&sector).unwrap();
+        assert!(content.contains("has not completed") && content.contains("blkdiscard"), "{content}");
+    }
+}

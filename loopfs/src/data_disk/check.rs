@@ -1,0 +1,420 @@
+//! The check of a data disk: the facts, and the problems that follow from them.
+
+use std::fmt;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use super::block_device::{BlockDevice, size_of};
+use super::log::LogState;
+use super::signature::{Edges, Signature};
+use super::source::DiskSource;
+use super::superblock::{Features, Superblock};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::filesystem_uuid::FilesystemUuid;
+use crate::mount::table::{self as mountinfo, Mount};
+use crate::project_quota::{Enforcement, ProjectQuota};
+use crate::sys::{statx, xfs};
+use crate::units::{Bytes, DeviceNumber};
+
+const OPERATION: &str = "check the data disk";
+
+/// The flags of the mount of a data disk, in this order in messages.
+pub(crate) const MOUNT_FLAGS: [&str; 3] = ["nodev", "nosuid", "noexec"];
+
+/// XFS does not grow by an allocation group of fewer blocks than this.
+const MIN_GROWTH_BLOCKS: u64 = 64;
+
+/// A data disk: a device, what is on it, and where that is mounted.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DataDisk {
+    /// The path of the device, without symbolic links.
+    pub device: PathBuf,
+    /// The number of the device.
+    pub number: DeviceNumber,
+    /// The size of the device.
+    pub size: Bytes,
+    /// The device takes no writes.
+    pub read_only: bool,
+    /// The signatures of file systems, partition tables and volume managers.
+    pub signatures: Vec<Signature>,
+    /// The XFS on it, or `None` if it has none.
+    pub filesystem: Option<DataFilesystemInfo>,
+    /// Where the root of the XFS is mounted in the mount namespace of this process.
+    pub mounts: Vec<DataMount>,
+}
+
+/// The XFS on a data disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DataFilesystemInfo {
+    /// The UUID.
+    pub uuid: FilesystemUuid,
+    /// The label, which may be empty. Any program with access to the device can choose it.
+    pub label: String,
+    /// The size.
+    pub size: Bytes,
+    /// The size of its blocks.
+    pub block_size: u32,
+    /// Its features.
+    pub features: Features,
+    /// The state of its log.
+    pub log: LogState,
+    /// mkfs.xfs has not completed.
+    pub incomplete: bool,
+    /// The checksum of the superblock is wrong, or xfs_repair was not completed.
+    pub damaged: bool,
+}
+
+/// A mount of a data disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DataMount {
+    /// The mount point.
+    pub directory: PathBuf,
+    /// The options of the mount and of the file system, as in `/proc/self/mountinfo`.
+    pub options: Vec<String>,
+    /// How the kernel treats project limits, as quotactl_fd(2) returns it. `None` if the mount point cannot be opened, or
+    /// another mount covers it.
+    pub quota: Option<Enforcement>,
+}
+
+/// A reason why a disk cannot be used for volumes, or not for all of their features.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.problem, self.remedy)
+    }
+}
+
+impl DataDisk {
+    /// Reads what is on a disk and where it is mounted. Changes nothing, and does not replay the log.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: no such device, label or UUID. [`ErrorKind::InvalidInput`]: no block device. EACCES: no
+    /// permission to read it. EIO: it cannot be read.
+    pub fn check(source: &DiskSource) -> Result<Self> {
+        Self::of_device(&source.open(OPERATION)?)
+    }
+
+    /// Reads what is mounted at a directory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotMounted`]: nothing is mounted there. [`ErrorKind::WrongFilesystem`]: a file system is mounted there
+    /// that has no block device, such as tmpfs. Otherwise as [`check`](Self::check).
+    pub fn check_mounted(directory: &Path) -> Result<Self> {
+        let shown = directory.display();
+        let root = File::open(directory).context(OPERATION, &shown)?;
+        let id = statx::mount_id(&root).context(OPERATION, &shown)?;
+        let mounts = mountinfo::read()?;
+        let mount = mounts.iter().find(|mount| Some(mount.id) == id);
+        let mount = mount.filter(|_| statx::is_mount_root(&root).unwrap_or_default()).ok_or_else(|| {
+            let detail =
+                "nothing is mounted there; mount the disk with `loopfs data-dir mount`, or give its device";
+            Error::new(ErrorKind::NotMounted, OPERATION, &shown, detail)
+        })?;
+        if mount.device.major == 0 {
+            let detail = format!(
+                "the file system there is {} without a block device of its own; volumes need XFS on a disk",
+                mount.fs_type
+            );
+            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+        }
+        Self::of_device(&BlockDevice::of_number(mount.device, OPERATION)?)
+    }
+
+    pub(crate) fn of_device(device: &BlockDevice) -> Result<Self> {
+        let shown = device.path.display();
+        let edges = Edges::read(&device.file, device.size.0).context(OPERATION, &shown)?;
+        let superblock = device.superblock().context(OPERATION, &shown)?;
+        let mounts: Vec<DataMount> = mountinfo::read()?
+            .iter()
+            .filter(|mount| mount.device == device.number && mount.root == Path::new("/"))
+            .map(DataMount::of)
+            .collect();
+        let filesystem = match superblock {
+            Some(superblock) => Some(DataFilesystemInfo::of(device, &superblock, &mounts)?),
+            None => None,
+        };
+        Ok(Self {
+            device: device.path.clone(),
+            number: device.number,
+            size: device.size,
+            read_only: device.read_only,
+            signatures: edges.signatures(),
+            filesystem,
+            mounts,
+        })
+    }
+
+    /// Returns the bytes by which the file system is smaller than its device: the disk has grown, and the next mount by
+    /// [`mount`](super::mount) expands the file system.
+    #[must_use]
+    pub fn unused(&self) -> Bytes {
+        self.filesystem.as_ref().map_or(Bytes(0), |filesystem| {
+            let unused = self.size.saturating_sub(filesystem.size);
+            let least = MIN_GROWTH_BLOCKS * u64::from(filesystem.block_size);
+            if unused.0 >= least { unused } else { Bytes(0) }
+        })
+    }
+
+    /// Returns every problem of the disk and of its mounts, each with its remedy.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = self.device_problems();
+        if let Some(filesystem) = &self.filesystem {
+            problems.extend(filesystem.feature_problems());
+        }
+        problems.extend(self.mounts.iter().flat_map(|mount| mount.problems(&self.device)));
+        problems
+    }
+
+    /// Returns the problems because of which the disk is not mounted.
+    pub(crate) fn device_problems(&self) -> Vec<Problem> {
+        let device = self.device.display();
+        let mut problems = Vec::new();
+        let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
+        if self.read_only {
+            add(
+                format!("{device} is read-only"),
+                "make it writable (`blockdev --setrw`), unless the disk itself is write-protected".to_owned(),
+            );
+        }
+        let Some(filesystem) = &self.filesystem else {
+            let found: Vec<String> = self.signatures.iter().map(Signature::to_string).collect();
+            let (found, remedy) = match found.is_empty() {
+                true => (
+                    "and no known signature".to_owned(),
+                    "if the disk is empty, format it with `loopfs data-dir format`",
+                ),
+                false => (format!("but {}", found.join(", ")), "give another disk, or a partition with XFS"),
+            };
+            add(format!("{device} has no XFS, {found}"), remedy.to_owned());
+            return problems;
+        };
+        if filesystem.incomplete {
+            add(
+                format!("mkfs.xfs has not completed on {device}, so it has no file system yet"),
+                format!(
+                    "wait if mkfs.xfs still runs; otherwise erase what it wrote with `{}`, and format it again",
+                    erase_command(&self.device, 0)
+                ),
+            );
+        } else if filesystem.damaged {
+            add(
+                format!(
+                    "the XFS on {device} is damaged: its superblock has a wrong checksum or requires a repair"
+                ),
+                format!("unmount it and run `xfs_repair {device}`"),
+            );
+        }
+        if filesystem.size > self.size {
+            add(
+                format!("the XFS has {} and {device} only {}", filesystem.size, self.size),
+                "give the disk its former size again; the kernel mounts no XFS that is larger than its disk"
+                    .to_owned(),
+            );
+        }
+        problems
+    }
+}
+
+/// Returns the command that erases the edge of a device in which a byte is not zero.
+pub(crate) fn erase_command(device: &Path, offset: u64) -> String {
+    let length = super::signature::EDGE;
+    format!("blkdiscard --force --zeroout --offset {offset} --length {length} {}", device.display())
+}
+
+impl DataFilesystemInfo {
+    fn of(device: &BlockDevice, superblock: &Superblock, mounts: &[DataMount]) -> Result<Self> {
+        // While the file system is mounted, a new size may be in its log only.
+        let mounted = mounts.iter().find_map(|mount| {
+            let geometry = xfs::geometry(File::open(&mount.directory).ok()?).ok()?;
+            let same = geometry.uuid == superblock.uuid.0;
+            same.then(|| Bytes(geometry.datablocks.saturating_mul(geometry.blocksize.into())))
+        });
+        let log = match mounts.is_empty() {
+            true => device.log_state(superblock).context(OPERATION, device.path.display())?,
+            false => LogState::InUse,
+        };
+        Ok(Self {
+            uuid: superblock.uuid,
+            label: superblock.label.clone(),
+            size: mounted.unwrap_or(superblock.size()),
+            block_size: superblock.block_size,
+            features: superblock.features,
+            log,
+            incomplete: superblock.in_progress,
+            damaged: superblock.needs_repair || !superblock.checksum_valid,
+        })
+    }
+
+    /// Returns the features that volumes need and the file system lacks.
+    fn feature_problems(&self) -> Vec<Problem> {
+        let Features { crc, reflink, ftype, bigtime: _ } = self.features;
+        let needed = [
+            (crc, "XFS version 5 (crc=1)", "kernels will drop version 4"),
+            (reflink, "reflink", "volumes cannot be cloned and have no snapshots"),
+            (ftype, "ftype", "containers cannot use it for overlayfs"),
+        ];
+        let lacking = needed.into_iter().filter(|(has, ..)| !has);
+        lacking
+            .map(|(_, name, effect)| Problem {
+                problem: format!("the XFS lacks {name}, so {effect}"),
+                remedy: "move the data to a disk formatted with `loopfs data-dir format`".to_owned(),
+            })
+            .collect()
+    }
+}
+
+impl DataMount {
+    fn of(mount: &Mount) -> Self {
+        // Another mount can cover the mount point.
+        let opened = File::open(&mount.mount_point).ok();
+        let root = opened.filter(|root| statx::mount_id(root) == Ok(Some(mount.id)));
+        let quota = root.and_then(|root| ProjectQuota::of(root.as_fd()).enforcement().ok());
+        let mut options = mount.options.clone();
+        let further = mount.super_options.iter().filter(|option| !mount.options.contains(option));
+        options.extend(further.cloned());
+        Self { directory: mount.mount_point.clone(), options, quota }
+    }
+
+    /// Returns the flags of [`MOUNT_FLAGS`] that the mount lacks.
+    pub(crate) fn missing_flags(&self) -> Vec<&'static str> {
+        let has = |flag: &str| self.options.iter().any(|option| option == flag);
+        MOUNT_FLAGS.into_iter().filter(|flag| !has(flag)).collect()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.options.iter().any(|option| option == "ro")
+    }
+
+    /// Returns the problems of a mount of `device`.
+    pub(crate) fn problems(&self, device: &Path) -> Vec<Problem> {
+        let directory = self.directory.display();
+        let mut problems = Vec::new();
+        let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
+        let again =
+            format!("run `umount {directory}` and `loopfs data-dir mount {} {directory}`", device.display());
+        let missing = self.missing_flags().join(",");
+        if !missing.is_empty() {
+            add(
+                format!("{directory} is mounted without {missing}"),
+                format!("run `mount -o remount,bind,{} {directory}`", MOUNT_FLAGS.join(",")),
+            );
+        }
+        if self.is_read_only() {
+            add(
+                format!("{directory} is mounted read-only"),
+                format!("look for I/O errors in the kernel log; {again}"),
+            );
+        }
+        match self.quota.map(Enforcement::problem) {
+            Some(None) => {}
+            Some(Some((_, remedy))) => {
+                add(format!("project limits are not enforced at {directory}"), format!("{remedy}; {again}"));
+            }
+            None => add(
+                format!("the quotas of {directory} cannot be read"),
+                "unmount what covers the mount point, or run this as root".to_owned(),
+            ),
+        }
+        problems
+    }
+}
+
+/// Returns the size that the file system on a device can have.
+pub(crate) fn device_blocks(number: DeviceNumber, block_size: u32) -> Result<u64> {
+    Ok(size_of(number)?.0 / u64::from(block_size.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn disk() -> DataDisk {
+        DataDisk {
+            device: "/dev/vdb".into(),
+            number: DeviceNumber { major: 254, minor: 16 },
+            size: Bytes::GIB,
+            read_only: false,
+            signatures: vec![Signature { name: "XFS", offset: 0 }],
+            filesystem: Some(DataFilesystemInfo {
+                uuid: FilesystemUuid([7; 16]),
+                label: "loopfs".into(),
+                size: Bytes::GIB,
+                block_size: 4096,
+                features: Features { crc: true, reflink: true, ftype: true, bigtime: false },
+                log: LogState::Clean,
+                incomplete: false,
+                damaged: false,
+            }),
+            mounts: vec![DataMount {
+                directory: "/data".into(),
+                options: ["rw", "nosuid", "nodev", "noexec", "prjquota"].map(str::to_owned).into(),
+                quota: Some(Enforcement::Enforcing),
+            }],
+        }
+    }
+
+    fn filesystem(disk: &mut DataDisk) -> &mut DataFilesystemInfo {
+        disk.filesystem.as_mut().unwrap()
+    }
+
+    #[test]
+    fn a_disk_with_all_that_volumes_need_has_no_problem() {
+        assert_eq!(disk().problems(), []);
+    }
+
+    #[rstest]
+    #[case::read_only(|disk: &mut DataDisk| disk.read_only = true, "blockdev --setrw")]
+    #[case::no_xfs(|disk: &mut DataDisk| disk.filesystem = None, "another disk")]
+    #[case::incomplete(|disk: &mut DataDisk| filesystem(disk).incomplete = true, "blkdiscard")]
+    #[case::damaged(|disk: &mut DataDisk| filesystem(disk).damaged = true, "xfs_repair /dev/vdb")]
+    #[case::larger(|disk: &mut DataDisk| filesystem(disk).size = Bytes(Bytes::GIB.0 + 4096), "its former size")]
+    #[case::no_crc(|disk: &mut DataDisk| filesystem(disk).features.crc = false, "version 5")]
+    #[case::no_reflink(|disk: &mut DataDisk| filesystem(disk).features.reflink = false, "cannot be cloned")]
+    #[case::no_ftype(|disk: &mut DataDisk| filesystem(disk).features.ftype = false, "overlayfs")]
+    #[case::no_nodev(|disk: &mut DataDisk| disk.mounts[0].options.retain(|o| o != "nodev"), "without nodev")]
+    #[case::no_nosuid(|disk: &mut DataDisk| disk.mounts[0].options.retain(|o| o != "nosuid"), "remount")]
+    #[case::no_noexec(|disk: &mut DataDisk| disk.mounts[0].options.retain(|o| o != "noexec"), "remount")]
+    #[case::mounted_read_only(|disk: &mut DataDisk| disk.mounts[0].options.push("ro".into()), "umount /data")]
+    #[case::no_quota(|disk: &mut DataDisk| disk.mounts[0].quota = Some(Enforcement::NoQuota), "prjquota")]
+    #[case::quota_only_counted(|disk: &mut DataDisk| disk.mounts[0].quota = Some(Enforcement::AccountingOnly), "pqnoenforce")]
+    #[case::quota_unknown(|disk: &mut DataDisk| disk.mounts[0].quota = None, "cannot be read")]
+    fn each_problem_is_one_line_with_its_remedy(#[case] change: fn(&mut DataDisk), #[case] says: &str) {
+        let mut disk = disk();
+        change(&mut disk);
+        let problems: Vec<String> = disk.problems().iter().map(Problem::to_string).collect();
+        let [line] = &problems[..] else { panic!("{problems:?}") };
+        assert!(line.contains(says) && !line.contains('\n'), "{line}");
+    }
+
+    #[test]
+    fn another_file_system_is_named_with_its_offset() {
+        let signatures = vec![Signature { name: "ext2, ext3 or ext4", offset: 1080 }];
+        let disk = DataDisk { filesystem: None, mounts: Vec::new(), signatures, ..disk() };
+        assert!(disk.problems()[0].to_string().contains("ext2, ext3 or ext4 (at byte 1080)"));
+    }
+
+    #[test]
+    fn unused_bytes_are_those_that_the_file_system_can_grow_by() {
+        let mut disk = disk();
+        assert_eq!(disk.unused(), Bytes(0));
+        disk.size = Bytes(Bytes::GIB.0 + 63 * 4096);
+        assert_eq!(disk.unused(), Bytes(0));
+        disk.size = Bytes(Bytes::GIB.0 + 64 * 4096);
+        assert_eq!(disk.unused(), Bytes(64 * 4096));
+    }
+}

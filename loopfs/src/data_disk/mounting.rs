@@ -1,0 +1,273 @@
+//! Mounting of a data disk, and the expansion of its file system to the size of the disk.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use super::block_device::BlockDevice;
+use super::check::{DataDisk, DataFilesystemInfo, device_blocks};
+use super::log::LogState;
+use super::source::DiskSource;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::filesystem_uuid::FilesystemUuid;
+use crate::flock;
+use crate::mount::table as mountinfo;
+use crate::project_quota::ProjectQuota;
+use crate::sys::{mount as sys, xfs};
+use crate::units::{Bytes, DeviceNumber};
+
+const OPERATION: &str = "mount the data disk";
+const GROW: &str = "expand the XFS at";
+
+/// A data disk that is mounted.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Mounted {
+    /// The path of the device, without symbolic links.
+    pub device: PathBuf,
+    /// The mount point, without symbolic links.
+    pub directory: PathBuf,
+    /// The UUID of the file system.
+    pub uuid: FilesystemUuid,
+    /// The disk was mounted there before the call, with the right options.
+    pub already_mounted: bool,
+    /// The kernel replayed the log, because the file system had not been unmounted.
+    pub recovered: bool,
+    /// The expansion of the file system, or `None` if the disk had not grown.
+    pub growth: Option<Growth>,
+}
+
+/// The sizes of a file system before and after its expansion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Growth {
+    /// The size before.
+    pub from: Bytes,
+    /// The size after.
+    pub to: Bytes,
+}
+
+/// Mounts the XFS of a disk at `directory` with project quotas, `nodev`, `nosuid` and `noexec`, and expands it if the disk has
+/// grown. It never formats a disk. The new mount API (`fsopen(2)` and others, Linux 5.2) keeps the mount detached until the
+/// kernel confirms that it enforces project limits.
+///
+/// The call can be repeated: if the disk is already mounted there with these options, it only expands the file system.
+/// Concurrent calls for one directory wait for each other, up to a minute.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`]: no such disk or directory. [`ErrorKind::WrongFilesystem`]: the disk has no XFS, or another file
+/// system is mounted there. [`ErrorKind::ReadOnly`]: the disk is read-only. [`ErrorKind::Damaged`]: the file system needs
+/// xfs_repair. [`ErrorKind::NotEnforced`]: the kernel does not enforce project limits. [`ErrorKind::AlreadyExists`]: the disk
+/// is mounted there with other options. [`ErrorKind::PermissionDenied`]: no `CAP_SYS_ADMIN`. If the expansion fails, the
+/// file system stays mounted, and a repeated call tries it again.
+#[doc(alias = "fsopen")]
+#[doc(alias = "fsmount")]
+#[doc(alias = "XFS_IOC_FSGROWFSDATA")]
+pub fn mount(source: &DiskSource, directory: &Path) -> Result<Mounted> {
+    let directory = fs::canonicalize(directory).map_err(|error| {
+        let error = Err::<(), _>(error).context(OPERATION, directory.display()).unwrap_err();
+        match error.kind() {
+            ErrorKind::NotFound => error.explain("create the directory with `mkdir`"),
+            _ => error,
+        }
+    })?;
+    let opened = File::open(&directory).context(OPERATION, directory.display())?;
+    if !opened.metadata().context(OPERATION, directory.display())?.is_dir() {
+        return Err(Error::sys(OPERATION, directory.display(), Errno::ENOTDIR));
+    }
+    // The lock is on the directory below the mount point, or on the root of the file system if that is already mounted.
+    let _lock = flock::exclusive(opened, flock::DEFAULT_TIMEOUT, OPERATION)?;
+    let device = source.open(OPERATION)?;
+    let disk = DataDisk::of_device(&device)?;
+    let filesystem = require_usable(&disk)?;
+    let already_mounted = is_mounted(&disk, &directory)?;
+    if !already_mounted {
+        attach(&disk, filesystem, &directory)?;
+    }
+    Ok(Mounted {
+        growth: grow(&directory, device.number)?,
+        uuid: filesystem.uuid,
+        already_mounted,
+        recovered: !already_mounted && filesystem.log == LogState::NeedsRecovery,
+        device: device.path,
+        directory,
+    })
+}
+
+/// Returns the file system of a disk that can be mounted.
+fn require_usable(disk: &DataDisk) -> Result<&DataFilesystemInfo> {
+    let kind = match &disk.filesystem {
+        _ if disk.read_only => ErrorKind::ReadOnly,
+        None => ErrorKind::WrongFilesystem,
+        Some(_) => ErrorKind::Damaged,
+    };
+    let problem = disk.device_problems().into_iter().next();
+    match (problem, &disk.filesystem) {
+        (None, Some(filesystem)) => Ok(filesystem),
+        (problem, _) => {
+            let problem = problem.map(|problem| problem.to_string()).unwrap_or_default();
+            Err(Error::new(kind, OPERATION, disk.device.display(), problem))
+        }
+    }
+}
+
+/// Returns `true` if the disk is mounted at `directory` with the right options, and `false` if nothing is mounted there.
+fn is_mounted(disk: &DataDisk, directory: &Path) -> Result<bool> {
+    let mounts = mountinfo::read()?;
+    let Some(found) = mountinfo::at(&mounts, directory) else { return Ok(false) };
+    let shown = directory.display();
+    if found.device != disk.number || found.root != Path::new("/") {
+        let detail = format!(
+            "{} ({}) is mounted there, and not {}; unmount it (`umount {shown}`) or give another directory",
+            found.source.display(),
+            found.fs_type,
+            disk.device.display()
+        );
+        return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+    }
+    let problems = disk.mounts.iter().filter(|mount| mount.directory == directory);
+    match problems.flat_map(|mount| mount.problems(&disk.device)).next() {
+        None => Ok(true),
+        Some(problem) => {
+            let detail = format!("the disk is already mounted, but {problem}");
+            Err(Error::new(ErrorKind::AlreadyExists, OPERATION, shown, detail))
+        }
+    }
+}
+
+/// Mounts the disk at a directory. The mount becomes visible only if the kernel enforces project limits on it.
+fn attach(disk: &DataDisk, filesystem: &DataFilesystemInfo, directory: &Path) -> Result<()> {
+    let (device, target) = (c_string(&disk.device)?, c_string(directory)?);
+    let shown = disk.device.display();
+    let context = sys::xfs_context(&device).map_err(|errno| explain_context(errno, disk))?;
+    sys::create_filesystem(&context).map_err(|errno| explain_creation(errno, disk, &messages(&context)))?;
+    let tree = sys::hardened_mount(&context).context(OPERATION, &shown)?;
+    require_same(&tree, filesystem, disk)?;
+    if let Some((kind, remedy)) = ProjectQuota::of(tree.as_fd()).enforcement()?.problem() {
+        let elsewhere = disk.mounts.first().map(|mount| {
+            format!(
+                "the disk is mounted at {} without enforced project limits; unmount it there first; ",
+                mount.directory.display()
+            )
+        });
+        let detail = format!("{}{remedy}", elsewhere.unwrap_or_default());
+        return Err(Error::new(kind, OPERATION, shown, detail));
+    }
+    sys::attach_tree(&tree, &target).context(OPERATION, directory.display())
+}
+
+/// Checks that the mount has the file system that was checked: another disk can have got the path in the meantime.
+fn require_same(tree: &OwnedFd, filesystem: &DataFilesystemInfo, disk: &DataDisk) -> Result<()> {
+    let geometry = xfs::geometry(tree).context(OPERATION, disk.device.display())?;
+    let found = FilesystemUuid(geometry.uuid);
+    if found == filesystem.uuid {
+        return Ok(());
+    }
+    let detail = format!("the file system {found} was mounted instead of {}; try again", filesystem.uuid);
+    Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, disk.device.display(), detail))
+}
+
+fn c_string(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|nul| Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), nul))
+}
+
+fn explain_context(errno: Errno, disk: &DataDisk) -> Error {
+    let error = Error::sys(OPERATION, disk.device.display(), errno);
+    match errno {
+        Errno::ENODEV => error
+            .with_kind(ErrorKind::Unsupported)
+            .explain("the kernel has no XFS; load its module (`modprobe xfs`)"),
+        Errno::EINVAL => error
+            .with_kind(ErrorKind::Unsupported)
+            .explain("the kernel's XFS has no option prjquota; it needs CONFIG_XFS_QUOTA"),
+        Errno::EPERM => error.explain("run this as root (CAP_SYS_ADMIN)"),
+        _ => error,
+    }
+}
+
+fn explain_creation(errno: Errno, disk: &DataDisk, messages: &str) -> Error {
+    let device = disk.device.display();
+    let error = Error::sys(OPERATION, &device, errno);
+    let (kind, remedy) = match errno {
+        // XFS returns EFSCORRUPTED and EFSBADCRC under these names.
+        Errno::EUCLEAN | Errno::EBADMSG => (
+            ErrorKind::Damaged,
+            format!(
+                "the kernel refuses the file system as damaged, and the kernel log has the details; run \
+                 `xfs_repair {device}` (with -L only if the log cannot be replayed: that loses the last changes)"
+            ),
+        ),
+        Errno::EINVAL => (
+            ErrorKind::Unsupported,
+            "the kernel does not support a feature of this XFS, or was built without CONFIG_XFS_QUOTA; the kernel log \
+             has the details"
+                .to_owned(),
+        ),
+        Errno::EBUSY => {
+            let users = BlockDevice::open(&disk.device, OPERATION).ok().and_then(|device| device.users());
+            let users = users.unwrap_or("in use by another program".to_owned());
+            (ErrorKind::Busy, format!("the device is {users}; end that first"))
+        }
+        Errno::EIO => (error.kind(), "the disk cannot be read or written; the kernel log has the details".to_owned()),
+        _ => (error.kind(), String::new()),
+    };
+    let detail =
+        [messages, &remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
+    error.with_kind(kind).explain(detail)
+}
+
+/// Returns the messages that the kernel left in a context of the mount API, without the letter that is their level.
+fn messages(context: &OwnedFd) -> String {
+    let mut messages = Vec::new();
+    let mut buffer = [0; 1024];
+    // The context keeps at most eight messages.
+    for _ in 0..8 {
+        let Ok(length) = sys::read_message(context, &mut buffer) else { break };
+        let text = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()).into_owned();
+        messages.push(text.split_once(' ').map_or(text.as_str(), |(_, message)| message).trim().to_owned());
+    }
+    messages.join("; ")
+}
+
+/// Expands the file system mounted at `directory` to the size of its device.
+fn grow(directory: &Path, device: DeviceNumber) -> Result<Option<Growth>> {
+    let shown = directory.display();
+    let root = File::open(directory).context(GROW, &shown)?;
+    let geometry = xfs::geometry(&root).context(GROW, &shown)?;
+    let blocks = device_blocks(device, geometry.blocksize)?;
+    if blocks <= geometry.datablocks {
+        return Ok(None);
+    }
+    xfs::grow_data(&root, blocks, geometry.imaxpct).map_err(|errno| {
+        Error::sys(GROW, &shown, errno)
+            .explain("it stays mounted with its former size; look into the kernel log, and try again")
+    })?;
+    let size = |blocks: u64| Bytes(blocks.saturating_mul(geometry.blocksize.into()));
+    let after = xfs::geometry(&root).context(GROW, &shown)?.datablocks;
+    let grown = after > geometry.datablocks;
+    Ok(grown.then(|| Growth { from: size(geometry.datablocks), to: size(after) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_directory_and_a_file_are_errors_with_a_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = DiskSource::Path("/dev/null".into());
+        let error = mount(&source, &directory.path().join("absent")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert!(error.to_string().contains("mkdir"), "{error}");
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(mount(&source, &file).unwrap_err().errno(), Some(libc::ENOTDIR));
+        let error = mount(&source, directory.path()).unwrap_err();
+        assert!(error.to_string().contains("/dev/null: it is no block device"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The name of a data disk: a path, or the label or UUID of its file system.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::block_device::{BlockDevice, holders};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::filesystem_uuid::FilesystemUuid;
+
+const OPERATION: &str = "find the data disk";
+const CLASS: &str = "/sys/class/block";
+
+/// A device, by its path or by the XFS on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiskSource {
+    /// A device node, or a symbolic link to one.
+    Path(PathBuf),
+    /// The label of an XFS.
+    Label(String),
+    /// The UUID of an XFS.
+    Uuid(FilesystemUuid),
+}
+
+impl DiskSource {
+    /// Parses `LABEL=...` and `UUID=...`, as in fstab(5). Anything else is a path.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: the label is one that XFS cannot have, or the UUID is none.
+    pub fn parse(text: &OsStr) -> Result<Self> {
+        if let Some(label) = text.as_bytes().strip_prefix(b"LABEL=") {
+            let label = std::str::from_utf8(label).ok().filter(|label| (1..=12).contains(&label.len()));
+            let wrong = || {
+                let detail = "a label of XFS has 1 to 12 bytes";
+                Error::new(ErrorKind::InvalidInput, OPERATION, text.display(), detail)
+            };
+            return Ok(Self::Label(label.ok_or_else(wrong)?.to_owned()));
+        }
+        if let Some(uuid) = text.as_bytes().strip_prefix(b"UUID=") {
+            return String::from_utf8_lossy(uuid).parse().map(Self::Uuid);
+        }
+        Ok(Self::Path(text.into()))
+    }
+
+    /// Opens the device.
+    ///
+    /// A label or UUID is searched on all devices that sysfs lists, so it needs no udev. The search skips loop devices,
+    /// because their users can give them any label, and devices that others are built on, such as the disks of a RAID.
+    pub(crate) fn open(&self, operation: &'static str) -> Result<BlockDevice> {
+        if let Self::Path(path) = self {
+            return BlockDevice::open(path, operation);
+        }
+        let mut found = Vec::new();
+        for entry in fs::read_dir(CLASS).context(OPERATION, CLASS)? {
+            let path = entry.context(OPERATION, CLASS)?.path();
+            found.extend(candidate(&path).filter(|device| self.is_on(device)));
+        }
+        self.only(found)
+    }
+
+    fn is_on(&self, device: &BlockDevice) -> bool {
+        let Ok(Some(superblock)) = device.superblock() else { return false };
+        match self {
+            Self::Path(_) => false,
+            Self::Label(label) => superblock.label == *label,
+            Self::Uuid(uuid) => superblock.uuid == *uuid,
+        }
+    }
+
+    /// Returns the only device that was found.
+    fn only(&self, mut found: Vec<BlockDevice>) -> Result<BlockDevice> {
+        let paths: Vec<String> = found.iter().map(|device| device.path.display().to_string()).collect();
+        match (found.pop(), paths.len()) {
+            (Some(device), 1) => Ok(device),
+            (None, _) => {
+                let detail = "no block device of this machine has such an XFS; see `blkid`, or give the path of the device";
+                Err(Error::new(ErrorKind::NotFound, OPERATION, self, detail))
+            }
+            _ => {
+                let detail = format!("{} have it; give the path of the right one", paths.join(" and "));
+                Err(Error::new(ErrorKind::AlreadyExists, OPERATION, self, detail))
+            }
+        }
+    }
+}
+
+/// Opens the device of an entry of sysfs if a data disk may be on it. Devices that cannot be opened, such as drives without
+/// a medium, have no data disk.
+fn candidate(entry: &Path) -> Option<BlockDevice> {
+    let target = fs::read_link(entry).ok()?;
+    if is_loop_device(&target) {
+        return None;
+    }
+    let number = fs::read_to_string(entry.join("dev")).ok()?.trim().parse().ok()?;
+    if !holders(number).is_empty() {
+        return None;
+    }
+    BlockDevice::of_number(number, OPERATION).ok()
+}
+
+/// Returns `true` if a path in sysfs is a loop device or a partition of one: `.../block/loop0/loop0p1`.
+fn is_loop_device(target: &Path) -> bool {
+    let names: Vec<&[u8]> = target.iter().map(OsStr::as_bytes).collect();
+    names.windows(2).any(|pair| {
+        pair[0] == b"block"
+            && pair[1].strip_prefix(b"loop").is_some_and(|number| number.iter().all(u8::is_ascii_digit))
+    })
+}
+
+impl fmt::Display for DiskSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Label(label) => write!(f, "LABEL={label}"),
+            Self::Uuid(uuid) => write!(f, "UUID={uuid}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::path("/dev/vdb", DiskSource::Path("/dev/vdb".into()))]
+    #[case::path_with_equals_sign("./LABEL=x", DiskSource::Path("./LABEL=x".into()))]
+    #[case::label("LABEL=loopfs", DiskSource::Label("loopfs".into()))]
+    fn sources_are_parsed(#[case] text: &str, #[case] expected: DiskSource) {
+        assert_eq!(DiskSource::parse(OsStr::new(text)).unwrap(), expected);
+        assert_eq!(expected.to_string(), text);
+    }
+
+    #[rstest]
+    #[case::empty_label(b"LABEL=")]
+    #[case::long_label(b"LABEL=thirteenbytes")]
+    #[case::no_text(b"LABEL=\xff")]
+    #[case::no_uuid(b"UUID=1234")]
+    fn impossible_labels_and_uuids_are_refused(#[case] text: &[u8]) {
+        let error = DiskSource::parse(OsStr::from_bytes(text)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+
+    #[rstest]
+    #[case("../../devices/virtual/block/loop0", true)]
+    #[case("../../devices/virtual/block/loop65536/loop65536p1", true)]
+    #[case("../../devices/pci0000:00/0000:00:02.0/virtio0/block/vdb", false)]
+    #[case("../../devices/virtual/block/dm-0", false)]
+    #[case("../../devices/virtual/block/loopy", false)]
+    fn a_path_in_sysfs_shows_if_a_device_is_a_loop_device(#[case] target: &str, #[case] expected: bool) {
+        assert_eq!(is_loop_device(Path::new(target)), expected);
+    }
+
+    #[test]
+    fn a_label_that_no_device_has_is_an_error_that_names_it() {
+        let error = DiskSource::Label("no such one".into()).only(Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert!(error.to_string().contains("LABEL=no such one"), "{error}");
+    }
+}

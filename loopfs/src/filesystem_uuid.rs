@@ -1,0 +1,60 @@
+//! The UUID of a file system, in the form that blkid(8) prints.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// UUID of an XFS file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FilesystemUuid(pub(crate) [u8; 16]);
+
+impl fmt::Display for FilesystemUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, byte) in self.0.iter().enumerate() {
+            if matches!(position, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for FilesystemUuid {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || {
+            Error::new(ErrorKind::InvalidInput, "read file system UUID", format!("{text:?}"), "not a UUID")
+        };
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+        if text.len() != 36 || digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(wrong());
+        }
+        let value = u128::from_str_radix(&String::from_utf8_lossy(&digits), 16).or(Err(wrong()))?;
+        let uuid = Self(value.to_be_bytes());
+        if uuid.to_string() == text.to_ascii_lowercase() { Ok(uuid) } else { Err(wrong()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_uuid_reads_back_as_printed(bytes in any::<[u8; 16]>()) {
+            let uuid = FilesystemUuid(bytes);
+            prop_assert_eq!(uuid.to_string().parse::<FilesystemUuid>().unwrap(), uuid);
+        }
+
+        #[test]
+        fn any_text_is_a_uuid_or_an_error(text in "\\PC{0,40}") {
+            if let Ok(uuid) = text.parse::<FilesystemUuid>() {
+                prop_assert_eq!(uuid.to_string(), text.to_ascii_lowercase());
+            }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The identity of a node, in the forms that the kubelet and Kubernetes accept.
+//!
+//! A kubelet registers its node under a name, which must be a DNS subdomain (RFC 1123), and reports the machine id and the
+//! name of the operating system in `status.nodeInfo`. The functions here read the same files as systemd does, also below
+//! another root directory, such as the root of the host in a container. They need no capability.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+
+/// Files of an identity are small. A larger one is a mistake or an attack, and is not read.
+const LARGEST_FILE: u64 = 64 << 10;
+const MACHINE_ID: &str = "etc/machine-id";
+const OS_RELEASE: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
+const HOSTNAME: &str = "proc/sys/kernel/hostname";
+/// os-release(5): the name if `PRETTY_NAME` is not set.
+const UNNAMED_SYSTEM: &str = "Linux";
+/// Names that machines without a name of their own have.
+const UNNAMED_HOSTS: [&str; 3] = ["localhost", "localhost.localdomain", "(none)"];
+const LONGEST_NAME: usize = 253;
+const LONGEST_LABEL: usize = 63;
+
+/// The id of a machine: 128 bits, printed as 32 lowercase hexadecimal digits (machine-id(5)). Kubernetes shows it as
+/// `status.nodeInfo.machineID`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MachineId(u128);
+
+impl fmt::Display for MachineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for MachineId {
+    type Err = Error;
+
+    /// Parses 32 lowercase hexadecimal digits with at most one newline at the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: other characters, another length, zeros only, or `uninitialized`, which images have
+    /// before their first boot.
+    fn from_str(text: &str) -> Result<Self> {
+        let digits = text.strip_suffix('\n').unwrap_or(text);
+        let wrong = |detail: &str| {
+            Error::new(ErrorKind::InvalidInput, "read the machine id", format!("{digits:.40?}"), detail)
+        };
+        if digits.is_empty() || digits == "uninitialized" {
+            return Err(wrong("the machine has no id yet; run `systemd-machine-id-setup`"));
+        }
+        if digits.len() != 32 || !digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+            return Err(wrong("it must be 32 lowercase hexadecimal digits (machine-id(5))"));
+        }
+        match u128::from_str_radix(digits, 16) {
+            Ok(id) if id != 0 => Ok(Self(id)),
+            _ => Err(wrong("an id of zeros identifies no machine; run `systemd-machine-id-setup`")),
+        }
+    }
+}
+
+/// Reads `/etc/machine-id` below `root`.
+///
+/// # Errors
+/// ENOENT: there is no such file. [`ErrorKind::InvalidInput`]: it is too large, or has no machine id.
+pub fn machine_id(root: &Path) -> Result<MachineId> {
+    let path = root.join(MACHINE_ID);
+    let text = read(&path)?;
+    text.parse().map_err(|error| named(error, &path))
+}
+
+/// Returns `PRETTY_NAME` of `/etc/os-release` or else of `/usr/lib/os-release` below `root`, such as `Debian GNU/Linux 13
+/// (trixie)`, and `Linux` if the file does not set it (os-release(5)). Kubernetes shows it as `status.nodeInfo.osImage`.
+///
+/// # Errors
+/// ENOENT: there is neither file. [`ErrorKind::InvalidInput`]: the file is too large, is not UTF-8, or its `PRETTY_NAME`
+/// has unbalanced quotes or control characters.
+pub fn os_name(root: &Path) -> Result<String> {
+    let [first, second] = OS_RELEASE.map(|path| root.join(path));
+    let (path, text) = match read(&first) {
+        Err(error) if error.kind() == ErrorKind::NotFound => (&second, read(&second)?),
+        read => (&first, read?),
+    };
+    let name = os_release_value(&text, "PRETTY_NAME").map_err(|error| named(error, path))?;
+    Ok(name.filter(|name| !name.is_empty()).unwrap_or_else(|| UNNAMED_SYSTEM.to_owned()))
+}
+
+/// Returns the value of a variable of os-release(5), unquoted as by a shell. The last assignment counts. Returns `None` if
+/// there is none.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`]: the value has unbalanced quotes, more than one word, or control characters.
+pub fn os_release_value(text: &str, variable: &str) -> Result<Option<String>> {
+    let mut assignments = text.lines().filter_map(|line| line.trim().split_once('='));
+    let Some((_, value)) = assignments.rfind(|(name, _)| *name == variable) else {
+        return Ok(None);
+    };
+    match unquote(value) {
+        Some(value) if !value.chars().any(char::is_control) => Ok(Some(value)),
+        _ => {
+            let detail =
+                format!("{value:.80?} is not one word with balanced quotes and without control characters");
+            Err(Error::new(ErrorKind::InvalidInput, "read os-release", variable, detail))
+        }
+    }
+}
+
+/// Removes the quotes of one shell word. Nothing is expanded. Returns `None` if the value is not one word.
+fn unquote(value: &str) -> Option<String> {
+    let mut word = String::new();
+    let mut rest = value.chars();
+    while let Some(character) = rest.next() {
+        match character {
+            '\'' => loop {
+                match rest.next()? {
+                    '\'' => break,
+                    inner => word.push(inner),
+                }
+            },
+            '"' => loop {
+                match rest.next()? {
+                    '"' => break,
+                    '\\' => match rest.next()? {
+                        escaped @ ('"' | '\\' | '$' | '`') => word.push(escaped),
+                        other => word.extend(['\\', other]),
+                    },
+                    inner => word.push(inner),
+                }
+            },
+            '\\' => word.push(rest.next()?),
+            // The rest would be another command to a shell.
+            ' ' | '\t' | ';' | '&' | '|' | '<' | '>' | '(' | ')' => return None,
+            plain => word.push(plain),
+        }
+    }
+    Some(word)
+}
+
+/// Returns the name under which the kubelet registers a node if it is given none: the host name in lowercase, without white
+/// space around it. If the machine has no host name, or one that is not a DNS subdomain, it returns the machine id: its 32
+/// hexadecimal digits are a valid name, and stay the same.
+///
+/// # Errors
+/// The host name cannot be used, and the machine id cannot be read; the error says why of both.
+pub fn node_name(root: &Path) -> Result<String> {
+    let host = read(&root.join(HOSTNAME)).and_then(|text| name_from_host(&text));
+    host.or_else(|error| match machine_id(root) {
+        Ok(id) => Ok(id.to_string()),
+        Err(no_id) => {
+            let detail = format!("{error}, and instead of it {no_id}");
+            Err(Error::new(ErrorKind::InvalidInput, "name the node", "after its host", detail))
+        }
+    })
+}
+
+/// Returns the node name that follows from a host name.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`]: the result is not a DNS subdomain, or it is a name that machines without a name have.
+pub fn name_from_host(host: &str) -> Result<String> {
+    let name = host.trim().to_lowercase();
+    let wrong = |detail: &str| {
+        Error::new(ErrorKind::InvalidInput, "use the host name", format!("{:.80?}", host.trim()), detail)
+    };
+    if UNNAMED_HOSTS.contains(&name.as_str()) {
+        return Err(wrong("the machine has no name of its own; set one with `hostnamectl hostname`"));
+    }
+    if !is_dns_subdomain(&name) {
+        return Err(wrong(
+            "a node name is a DNS subdomain of at most 253 letters, digits, `-` and `.`, each part of at most 63 beginning \
+             and ending with a letter or digit (RFC 1123)",
+        ));
+    }
+    Ok(name)
+}
+
+/// Returns `true` if Kubernetes accepts `name` as the name of a node and as the value of the label
+/// `kubernetes.io/hostname`, whose parts it limits to 63 characters.
+#[must_use]
+pub fn is_dns_subdomain(name: &str) -> bool {
+    let label = |label: &str| {
+        let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (1..=LONGEST_LABEL).contains(&label.len())
+            && label.bytes().all(allowed)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= LONGEST_NAME && name.split('.').all(label)
+}
+
+/// Reads a small text file.
+fn read(path: &Path) -> Result<String> {
+    const OPERATION: &str = "read";
+    let file = File::open(path).context(OPERATION, path.display())?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).context(OPERATION, path.display())?;
+    let refuse = |detail: String| Err(Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), detail));
+    if bytes.len() as u64 > LARGEST_FILE {
+        return refuse(format!("the file has more than {LARGEST_FILE} bytes"));
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) if text.contains('\0') => refuse("the file has a NUL byte".to_owned()),
+        Ok(text) => Ok(text),
+        Err(error) => refuse(error.utf8_error().to_string()),
+    }
+}
+
+/// Adds the path of the file to an error about its content.
+fn named(error: Error, path: &Path) -> Error {
+    Error::new(error.kind(), "use", path.display(), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    /// A root directory with these files.
+    fn root(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        root
+    }
+
+    #[rstest]
+    #[case::with_newline("0123456789abcdef0123456789abcdef\n", true)]
+    #[case::without_newline(ID, true)]
+    #[case::upper_case("0123456789ABCDEF0123456789abcdef", false)]
+    #[case::a_uuid("01234567-89ab-cdef-0123-456789abcdef", false)]
+    #[case::short("0123456789abcdef0123456789abcde", false)]
+    #[case::sign("+123456789abcdef0123456789abcdef", false)]
+    #[case::zeros("00000000000000000000000000000000", false)]
+    #[case::before_the_first_boot("uninitialized\n", false)]
+    #[case::empty("", false)]
+    #[case::second_line("0123456789abcdef0123456789abcdef\n\n", false)]
+    fn machine_ids_are_parsed_or_rejected(#[case] text: &str, #[case] good: bool) {
+        let root = root(&[(MACHINE_ID, text.as_bytes())]);
+        match machine_id(root.path()) {
+            Ok(id) => assert!(good && id.to_string() == ID),
+            Err(error) => assert!(!good && error.to_string().contains(MACHINE_ID), "{error}"),
+        }
+    }
+
+    #[rstest]
+    #[case::double("PRETTY_NAME=\"Debian GNU/Linux 13 (trixie)\"\n", "Debian GNU/Linux 13 (trixie)")]
+    #[case::single("PRETTY_NAME='a \"b\" \\c'", "a \"b\" \\c")]
+    #[case::plain("NAME=x\nPRETTY_NAME=Alpine\nID=alpine", "Alpine")]
+    #[case::escapes("PRETTY_NAME=\"\\$5 \\`x\\` \\\"q\\\" \\\\ \\n\"", "$5 `x` \"q\" \\ \\n")]
+    #[case::mixed("PRETTY_NAME=a\"b c\"'d'\\ e", "ab cd e")]
+    #[case::last_counts("PRETTY_NAME=a\nPRETTY_NAME=b", "b")]
+    #[case::comment("# PRETTY_NAME=a\n#PRETTY_NAME=b\n", "Linux")]
+    #[case::other_variable("X_PRETTY_NAME=a\n", "Linux")]
+    #[case::empty("PRETTY_NAME=\"\"\n", "Linux")]
+    #[case::carriage_return("PRETTY_NAME=\"a\"\r\nID=b\r\n", "a")]
+    #[case::not_expanded("PRETTY_NAME=\"$HOME `id`\"", "$HOME `id`")]
+    fn the_name_of_the_system_is_unquoted_as_by_a_shell(#[case] text: &str, #[case] expected: &str) {
+        let root = root(&[(OS_RELEASE[0], text.as_bytes())]);
+        assert_eq!(os_name(root.path()).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case::open_quote(b"PRETTY_NAME=\"a\n")]
+    #[case::open_single_quote(b"PRETTY_NAME='a")]
+    #[case::escape_at_the_end(b"PRETTY_NAME=a\\")]
+    #[case::two_words(b"PRETTY_NAME=a b")]
+    #[case::command(b"PRETTY_NAME=a;id")]
+    #[case::control_character(b"PRETTY_NAME=\"a\x1b[2J\"")]
+    #[case::nul(b"PRETTY_NAME=a\0")]
+    #[case::not_utf8(b"PRETTY_NAME=\xff")]
+    fn a_damaged_os_release_is_an_error_that_names_the_file(#[case] content: &[u8]) {
+        let root = root(&[(OS_RELEASE[0], content)]);
+        let error = os_name(root.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("etc/os-release"), "{error}");
+    }
+
+    #[test]
+    fn the_second_os_release_counts_only_if_the_first_is_missing() {
+        let second = (OS_RELEASE[1], &b"PRETTY_NAME=second"[..]);
+        assert_eq!(os_name(root(&[second]).path()).unwrap(), "second");
+        assert_eq!(os_name(root(&[second, (OS_RELEASE[0], b"PRETTY_NAME=first")]).path()).unwrap(), "first");
+        assert!(os_name(root(&[second, (OS_RELEASE[0], b"\xff")]).path()).is_err());
+        assert_eq!(os_name(root(&[]).path()).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_used() {
+        let large = vec![b'\n'; LARGEST_FILE as usize + 1];
+        let root = root(&[(OS_RELEASE[0], &large), (MACHINE_ID, &large)]);
+        assert!(os_name(root.path()).unwrap_err().to_string().contains("more than 65536 bytes"));
+        assert!(machine_id(root.path()).unwrap_err().to_string().contains("more than 65536 bytes"));
+    }
+
+    #[rstest]
+    #[case::as_it_is("node-1", "node-1")]
+    #[case::newline("node-1\n", "node-1")]
+    #[case::upper_case(" Node1.Example.COM ", "node1.example.com")]
+    #[case::no_name("localhost\n", ID)]
+    #[case::unset("(none)", ID)]
+    #[case::empty("\n", ID)]
+    #[case::underscore("node_1", ID)]
+    #[case::hyphen_at_the_end("node-", ID)]
+    #[case::two_dots("a..b", ID)]
+    #[case::two_lines("a\nb", ID)]
+    #[case::not_ascii("knöten", ID)]
+    #[case::becomes_ascii_in_lower_case("\u{212a}ubelet", "kubelet")]
+    fn a_node_is_named_after_its_host_or_its_machine_id(#[case] host: &str, #[case] expected: &str) {
+        let root = root(&[(HOSTNAME, host.as_bytes()), (MACHINE_ID, ID.as_bytes())]);
+        assert_eq!(node_name(root.path()).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_node_without_host_name_and_machine_id_is_an_error_that_names_both() {
+        let root = root(&[(HOSTNAME, b"localhost")]);
+        let error = node_name(root.path()).unwrap_err().to_string();
+        assert!(error.contains("localhost") && error.contains(MACHINE_ID), "{error}");
+    }
+
+    #[test]
+    fn lengths_of_names_and_of_their_parts_are_limited() {
+        let part = "a".repeat(63);
+        assert!(is_dns_subdomain(&part) && !is_dns_subdomain(&"a".repeat(64)));
+        let longest = format!("{part}.{part}.{part}.{}", "a".repeat(61));
+        assert!(is_dns_subdomain(&longest) && !is_dns_subdomain(&format!("{longest}a")));
+    }
+
+    proptest! {
+        #[test]
+        fn any_host_name_is_a_valid_node_name_or_an_error(host in "\\PC{0,80}") {
+            if let Ok(name) = name_from_host(&host) {
+                prop_assert!(is_dns_subdomain(&name) && name_from_host(&name).unwrap() == name);
+            }
+        }
+
+        #[test]
+        fn a_quoted_value_is_read_back(value in "[^\\x00-\\x1f\\x7f-\\u{9f}]{0,40}") {
+            let escaped: String = value
+                .chars()
+                .flat_map(|character| {
+                    let escape = matches!(character, '"' | '\\' | '$' | '`').then_some('\\');
+                    escape.into_iter().chain([character])
+                })
+                .collect();
+            let found = os_release_value(&format!("A=\"{escaped}\""), "A").unwrap();
+            // `lines` and `trim` treat a few more characters as white space, but none of them within quotes.
+            prop_assert_eq!(found.unwrap(), value);
+        }
+    }
+}
