@@ -43,6 +43,8 @@ pub(super) enum Bench {
     Growth,
     /// Bulk deletion of volumes with many files on a real cluster, while others are provisioned; and of volumes in memory.
     Deletion,
+    /// The tools and the kubelet of a node: `losetup -j` of util-linux and of this project.
+    Node,
 }
 
 impl Args {

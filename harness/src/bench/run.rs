@@ -6,7 +6,7 @@ use anyhow::Result;
 use testvm::session::Session;
 
 use super::outcome::{Args, Bench, directory};
-use super::{clones, deletion, growth, loop_devices, plot, provision, table, volume_stats};
+use super::{clones, deletion, growth, loop_devices, node, plot, provision, table, volume_stats};
 
 /// Runs a benchmark, prints its tables and writes its files.
 ///
@@ -20,6 +20,7 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
         Bench::Provision => provision::run(session, args).await?,
         Bench::Growth => growth::run(session, args).await?,
         Bench::Deletion => deletion::run(session, args).await?,
+        Bench::Node => node::run(session, args).await?,
     };
     let directory = directory(session)?;
     let name = args.bench.name();

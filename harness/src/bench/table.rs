@@ -40,8 +40,16 @@ pub(super) fn thresholds(all: &[Threshold]) -> String {
     text
 }
 
-/// Returns the last line of a run: how many thresholds are not met, because a run without `--check` succeeds either way.
+/// Returns the last line of a run: how many thresholds are not met, because a run without `--check` succeeds either way, and
+/// the known causes.
 pub(super) fn verdict(all: &[Threshold]) -> String {
+    let missed = all.iter().filter(|threshold| threshold.is_met == Some(false));
+    let causes: Vec<&str> = missed.filter_map(|threshold| threshold.cause).collect();
+    let causes = if causes.is_empty() { String::new() } else { format!(": {}", causes.join("; ")) };
+    format!("{}{causes}", counts(all))
+}
+
+fn counts(all: &[Threshold]) -> String {
     let count = |verdict| all.iter().filter(|threshold| threshold.is_met == verdict).count();
     match (count(Some(false)), count(None)) {
         (0, 0) => format!("all {} thresholds are met", all.len()),
@@ -67,8 +75,21 @@ mod tests {
     #[case(&[Some(true), Some(false), Some(true)], "of 3 thresholds 1 is not met and 0 were not measured")]
     #[case(&[Some(false), Some(false), None], "of 3 thresholds 2 are not met and 1 was not measured")]
     fn the_verdict_counts_thresholds_that_are_not_met(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
-        let threshold =
-            |is_met: &Option<bool>| Threshold { text: String::new(), is_met: *is_met, values: String::new() };
-        assert_eq!(verdict(&verdicts.iter().map(threshold).collect::<Vec<_>>()), line);
+        assert_eq!(verdict(&verdicts.iter().copied().map(threshold).collect::<Vec<_>>()), line);
+    }
+
+    fn threshold(is_met: Option<bool>) -> Threshold {
+        Threshold { text: String::new(), is_met, values: String::new(), cause: None }
+    }
+
+    #[test]
+    fn the_verdict_has_the_causes_of_thresholds_that_are_not_met() {
+        let thresholds = [Some(true), Some(false), Some(false)].map(threshold);
+        let [met, missed, other] = thresholds;
+        let all = [met.with_cause("not shown"), missed.with_cause("the kernel has no such call"), other];
+        assert_eq!(
+            verdict(&all),
+            "of 3 thresholds 2 are not met and 0 were not measured: the kernel has no such call"
+        );
     }
 }

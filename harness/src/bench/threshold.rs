@@ -10,6 +10,16 @@ pub(super) struct Threshold {
     pub(super) is_met: Option<bool>,
     /// The values that decided it.
     pub(super) values: String,
+    /// The known cause if the threshold is not met. The last line of the run has it.
+    pub(super) cause: Option<&'static str>,
+}
+
+impl Threshold {
+    /// Adds the known cause for the case that the threshold is not met.
+    #[must_use]
+    pub(super) fn with_cause(self, cause: &'static str) -> Threshold {
+        Threshold { cause: Some(cause), ..self }
+    }
 }
 
 /// The name of a row and its count `n`.
@@ -65,7 +75,7 @@ pub(super) fn no_more(all: &Measurements, text: &str, ours: RowKey, bound: f64) 
         }
         None => (None, format!("{name} was not measured with {n}")),
     };
-    Threshold { text: text.to_owned(), is_met, values }
+    Threshold { text: text.to_owned(), is_met, values, cause: None }
 }
 
 /// Requires that `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
@@ -77,7 +87,12 @@ pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> T
         (Some(slowest), Some(fastest)) if medians().count() > 1 => {
             at_most(all, text, (name, slowest.0), factor, (name, fastest.0))
         }
-        _ => Threshold { text: text.to_owned(), is_met: None, values: format!("{name} was not measured") },
+        _ => Threshold {
+            text: text.to_owned(),
+            is_met: None,
+            values: format!("{name} was not measured"),
+            cause: None,
+        },
     }
 }
 
@@ -97,9 +112,11 @@ fn compare(
             let (is_met, verdict) = judge(our_value / other_value);
             let text_of = |(name, n): RowKey, value: f64| format!("{name}({n}) {value:.1}");
             let values = format!("{}, {}: {verdict}", text_of(ours, our_value), text_of(other, other_value));
-            Threshold { text, is_met: Some(is_met), values }
+            Threshold { text, is_met: Some(is_met), values, cause: None }
         }
-        (Err(missing), _) | (_, Err(missing)) => Threshold { text, is_met: None, values: missing },
+        (Err(missing), _) | (_, Err(missing)) => {
+            Threshold { text, is_met: None, values: missing, cause: None }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) enum Size {
 /// The name of a measurement and the function that runs it in a directory.
 pub(crate) type Subject = (&'static str, fn(&Path, Size) -> Result<()>);
 
-pub(crate) fn run(subjects: [Subject; 2]) -> ExitCode {
+pub(crate) fn run<const N: usize>(subjects: [Subject; N]) -> ExitCode {
     // Cargo itself adds `--bench`.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let size = if args.iter().any(|arg| arg == "--quick") { Size::Quick } else { Size::Full };

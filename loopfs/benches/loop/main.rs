@@ -1,15 +1,17 @@
-//! Measures attaching, finding, detaching and removing loop devices, and allocating project ids. Each is compared with the
+//! Measures attaching, finding, detaching and removing loop devices, losetup(8), and allocating project ids. Each is compared with the
 //! bare system calls and with the methods of other programs. `cargo harness bench loop` runs this program and creates tables
 //! and a plot from its output: one JSON object per line, the description of the machine first.
 //!
 //! ```console
 //! # cargo bench -p loopfs --features bench --bench loop -- devices /var/tmp
+//! # LOOPFS_BENCH_DROP_IN=/usr/local/sbin/losetup cargo bench -p loopfs --features bench --bench loop -- losetup /var/tmp
 //! # cargo bench -p loopfs --features bench --bench loop -- ids /mnt/xfs-with-prjquota
 //! ```
 
 mod command;
 mod devices;
 mod ids;
+mod losetup;
 mod machine;
 mod population;
 mod samples;
@@ -20,5 +22,5 @@ use std::process::ExitCode;
 use command::{Result, Size};
 
 fn main() -> ExitCode {
-    command::run([("devices", devices::run), ("ids", ids::run)])
+    command::run([("devices", devices::run), ("ids", ids::run), ("losetup", losetup::run)])
 }

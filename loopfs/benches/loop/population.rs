@@ -109,6 +109,12 @@ impl Population {
         Ok(())
     }
 
+    /// Closes the files; their devices stay attached. Starting a process takes longer for each file that this one has open.
+    pub(crate) fn close_files(&mut self) {
+        self.attached.clear();
+        self.spare.clear();
+    }
+
     /// Detaches each file as a caller does, and waits until the devices are removed. Returns the number of removed devices.
     pub(crate) fn remove(&mut self) -> Result<usize> {
         let count = pool()?;

@@ -59,6 +59,23 @@ impl Samples {
         result
     }
 
+    /// Returns empty samples of the same measurement, for a run that may not count.
+    #[allow(
+        dead_code,
+        reason = "of the benchmarks that include this file, only benches/loop has runs that do not count"
+    )]
+    pub(crate) fn like(&self) -> Self {
+        Self { microseconds: Vec::new(), ..*self }
+    }
+
+    #[allow(
+        dead_code,
+        reason = "of the benchmarks that include this file, only benches/loop has runs that do not count"
+    )]
+    pub(crate) fn append(&mut self, other: Self) {
+        self.microseconds.extend(other.microseconds);
+    }
+
     pub(crate) fn push(&mut self, time: Duration) {
         self.microseconds.push(time.as_secs_f64() * 1e6);
     }

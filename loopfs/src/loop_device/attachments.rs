@@ -11,7 +11,7 @@
 //! `LOOP_CHANGE_FD` gives a device another file without either. It needs a read-only device, so those are always asked. A device is
 //! returned only after it was asked, too.
 //!
-//! `docs/decisions/0041-remembered-attachments.md` gives the reasons.
+//! `docs/decisions/0041-remembered-attachments.md` and `docs/decisions/0044-no-probe-for-changed-attachments.md` give the reasons.
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -51,10 +51,12 @@ pub(crate) struct Request {
 }
 
 /// Options that exclude each other. The order is that of the message.
-const EXCLUSIVE: [&[Id]; 3] = [
+const EXCLUSIVE: [&[Id]; 4] = [
     &[Id::DetachAll, Id::All, Id::SetCapacity, Id::Detach, Id::Find, Id::Associated],
     &[Id::DetachAll, Id::SetCapacity, Id::Detach, Id::Find, Id::List],
     &[Id::Json, Id::Raw],
+    // util-linux 2.42 has `--remove` in the first two groups, whose messages are those of 2.41.
+    &[Id::DetachAll, Id::All, Id::SetCapacity, Id::Detach, Id::Find, Id::Associated, Id::List, Id::Remove],
 ];
 
 const DEFAULT_COLUMNS: [Column; 8] = [
@@ -96,13 +98,14 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Request,
     let args: Vec<OsString> = args.into_iter().collect();
     let count = args.len();
     let mut parser = Parser::from_args(args);
+    // getopt reads `-o=5` as the value `=5`.
+    parser.set_short_equals(false);
     let mut given = Given::default();
     loop {
         let argument = match parser.next() {
             Ok(None) => break,
             Ok(Some(argument)) => argument,
-            // The value of the previous short option, as in `-a=3`. Long ones are checked below.
-            Err(_) => return Err(Failure::usage("invalid option -- '='")),
+            Err(error) => return Err(Failure::usage(error.to_string())),
         };
         let (option, long) = match argument {
             Arg::Value(operand) => {
@@ -169,7 +172,11 @@ fn by_prefix(name: &str) -> Result<&'static Opt, Failure> {
     if let Some(option) = UNSUPPORTED.iter().find(|option| option.long == Some(name)) {
         return Err(unsupported(&format!("--{name}"), option.version, option.remedy));
     }
-    let matching: Vec<&Opt> = OPTIONS.iter().filter(|option| option.long.starts_with(name)).collect();
+    let mut matching: Vec<&Opt> = OPTIONS.iter().filter(|option| option.long.starts_with(name)).collect();
+    // `--re` is `--read-only` in util-linux up to 2.41, which has no `--remove`.
+    if matching.len() > 1 {
+        matching.retain(|option| option.id != Id::Remove);
+    }
     match matching[..] {
         [] => Err(Failure::usage(format!("unrecognized option '--{name}'"))),
         [option] => Ok(option),
@@ -188,8 +195,13 @@ fn missing_value(option: &Opt, long: bool) -> Failure {
 }
 
 fn check_exclusive(seen: &[Id], id: Id) -> Result<(), Failure> {
-    let conflicts =
-        |row: &&&[Id]| row.contains(&id) && row.iter().any(|other| *other != id && seen.contains(other));
+    let excludes = |row: &[Id], other: &Id| match row.contains(&Id::Remove) {
+        true => *other != id && (id == Id::Remove || *other == Id::Remove),
+        false => *other != id,
+    };
+    let conflicts = |row: &&&[Id]| {
+        row.contains(&id) && row.iter().any(|other| excludes(row, other) && seen.contains(other))
+    };
     let Some(row) = EXCLUSIVE.iter().find(conflicts) else { return Ok(()) };
     let long = |id: &Id| OPTIONS.iter().find(|option| option.id == *id).map(|option| option.long);
     let names: String = row.iter().filter_map(long).map(|long| format!(" --{long}")).collect();
@@ -265,7 +277,6 @@ impl Given {
     fn action(&mut self, count: usize, list: &mut bool) -> Result<Action, Failure> {
         let mut operands = std::mem::take(&mut self.operands).into_iter();
         let no_device = || Failure::message("no loop device specified");
-        // Of `--remove` and another action, the last one counts.
         let acts = |id: &&Id| {
             matches!(
                 id,
@@ -382,6 +393,8 @@ mod tests {
     #[case::direct_io(&["--direct-io", "a"], Action::SetDirectIo("a".into(), true))]
     #[case::no_direct_io(&["--direct-io=off", "a"], Action::SetDirectIo("a".into(), false))]
     #[case::block_size(&["-b", "4K", "a"], Action::SetBlockSize("a".into(), 4096))]
+    #[case::prefix_of_2_41(&["--re", "-f", "f"], Action::Create { device: None, file: "f".into() })]
+    #[case::remove_shortened(&["--rem", "a"], Action::Remove(vec!["a".into()]))]
     #[case::remove(&["--remove", "a", "b"], Action::Remove(vec!["a".into(), "b".into()]))]
     #[case::version(&["-V", "--bogus"], Action::Version)]
     fn the_arguments_select_the_action(#[case] args: &[&str], #[case] expected: Action) {
@@ -405,6 +418,8 @@ mod tests {
     #[case(&["-f", "-D"], "mutually exclusive arguments: --detach-all --all --set-capacity --detach --find --associated")]
     #[case(&["-n"], "no loop device specified")]
     #[case(&["--remove"], "no loop device specified")]
+    #[case(&["-d", "a", "--remove"], "mutually exclusive arguments: --detach-all --all --set-capacity --detach --find --associated --list --remove")]
+    #[case(&["--remove", "-l", "a"], "mutually exclusive arguments: --detach-all --all --set-capacity --detach --find --associated --list --remove")]
     #[case(&["-f", "a", "b"], "unexpected arguments")]
     #[case(&["-O", "FOO"], "unknown column: FOO")]
     #[case(&["-r", "-a"], "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only")]
@@ -433,6 +448,10 @@ mod tests {
         assert_eq!(
             parsed(&["-o", "x", "-f", "f"]),
             Err(Failure::os("failed to parse offset: 'x'", libc_errno::EINVAL))
+        );
+        assert_eq!(
+            parsed(&["-o=5", "-f", "f"]),
+            Err(Failure::os("failed to parse offset: '=5'", libc_errno::EINVAL))
         );
         assert_eq!(
             parsed(&["--sizelimit", "16E", "-f", "f"]),

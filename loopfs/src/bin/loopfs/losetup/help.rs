@@ -23,7 +23,7 @@ const NOTES: &str = "
 SIZE is a number of bytes, or a number with K, M, G, T, P, E (or KiB, ...: powers of 1024) or KB, MB, ... (powers of
 1000). DEVICE is a path, or a name in /dev. Long options can be shortened as long as they are unique.
 
-Exit codes: 0 success, 1 failure with the cause on standard error.
+Exit codes: 0 success, 1 failure with the cause on standard error. Binding a file needs Linux 5.8.
 
 -j asks the kernel only for devices that were bound since the last call. It stores what it knows in
 /run/loopfs/attachments, which can be deleted at any time.
