@@ -4,10 +4,10 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::NOT_MET;
 use super::args::{ConditionArgs, ConditionCommand, Connection};
 use super::connect::Client;
 use super::escape::escape;
+use super::exit_code::NOT_MET;
 use crate::proto as wire;
 
 pub(super) async fn run(connection: &Connection, args: ConditionArgs) -> anyhow::Result<ExitCode> {

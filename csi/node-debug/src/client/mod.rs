@@ -5,6 +5,7 @@ mod bundle;
 mod condition;
 mod connect;
 mod escape;
+mod exit_code;
 mod kubectl;
 mod logs;
 mod redact;
@@ -13,11 +14,6 @@ use std::io;
 use std::process::ExitCode;
 
 pub use args::{Command, DbgArgs};
-
-/// A condition is not met.
-const NOT_MET: u8 = 1;
-/// The service could not be reached or refused the request, or a file could not be written. clap uses 2.
-const FAILED: u8 = 3;
 
 /// Runs one command. Errors are one line on standard error.
 pub async fn dbg(args: DbgArgs) -> ExitCode {
@@ -34,7 +30,7 @@ pub async fn dbg(args: DbgArgs) -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("dbg: {}", escape::escape(format!("{error:#}").as_bytes()));
-            ExitCode::from(FAILED)
+            ExitCode::from(exit_code::FAILED)
         }
     }
 }

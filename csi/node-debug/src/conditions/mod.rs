@@ -1,5 +1,6 @@
 //! Named conditions of the node, which clients evaluate and wait for.
 
+mod evaluation;
 mod node;
 mod plugin;
 mod storage;
@@ -16,6 +17,8 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, NodeObject};
 use crate::inotify::{Watch, existing_ancestor};
+
+pub(crate) use evaluation::Evaluation;
 
 /// The longest time for one evaluation, which may read from a disk, a socket or the API server.
 const EVALUATION_TIMEOUT: Duration = Duration::from_secs(15);
@@ -74,24 +77,6 @@ impl Condition {
             .into_iter()
             .find(|condition| condition.name() == name)
             .ok_or_else(|| ConditionError::Unknown { name: name.to_owned() })
-    }
-}
-
-/// The result of an evaluation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Evaluation {
-    pub(crate) met: bool,
-    /// One line.
-    pub(crate) detail: String,
-}
-
-impl Evaluation {
-    fn met(detail: impl Into<String>) -> Self {
-        Self { met: true, detail: detail.into() }
-    }
-
-    fn not_met(detail: impl Into<String>) -> Self {
-        Self { met: false, detail: detail.into() }
     }
 }
 

@@ -4,7 +4,7 @@ use csi::DriverName;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 
-use super::Evaluation;
+use super::evaluation::Evaluation;
 use crate::cluster::Cluster;
 
 /// A query about this node.

@@ -9,7 +9,7 @@ use csi::proto::registration::InfoRequest;
 use csi::proto::registration::registration_client::RegistrationClient;
 use tonic::transport::Endpoint;
 
-use super::Evaluation;
+use super::evaluation::Evaluation;
 
 /// The longest time for one call of the driver.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);

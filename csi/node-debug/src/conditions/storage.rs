@@ -13,7 +13,7 @@ use loopfs::project_quota::ProjectQuota;
 use loopfs::volume_store::VolumeId;
 use nix::fcntl::OFlag;
 
-use super::Evaluation;
+use super::evaluation::Evaluation;
 
 /// Evaluates whether the data directory is a mount point with enforced project quotas.
 pub(super) fn quota_enforced(data_dir: &Path) -> anyhow::Result<Evaluation> {
