@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 mod args;
-mod async_fd;
+pub mod async_fd;
 mod audit;
 mod backoff;
 mod blocking;
@@ -43,6 +43,7 @@ mod driver;
 mod error;
 mod http;
 mod metrics;
+pub mod mount_watch;
 mod object;
 pub mod proto;
 mod request;
@@ -56,6 +57,7 @@ mod volumes;
 pub use args::{Args, LogArgs, LogFormat};
 pub use driver::DriverName;
 pub use monitoring::HttpAddress;
+pub use transport::socket;
 
 use audit::Audit;
 use metrics::{Calls, Metered};
@@ -68,7 +70,6 @@ use services::{ControllerService, IdentityService, NodeService, Registrar};
 use storage::{Probe, StorageMonitor, TrashCleanup};
 use target::PublishRoot;
 use topology::ThisNode;
-use transport::socket;
 use volumes::{VolumeOperations, Volumes};
 
 /// The maximum time that running calls may take to finish after the shutdown was requested. The kubelet kills a pod

@@ -2,26 +2,21 @@
 //!
 //! `docs/decisions/0030-unpublishing-needs-no-disk.md` gives the reasons.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use loopfs::ErrorKind;
 use loopfs::FilesystemUuid;
 use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::async_fd;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::mount_watch::MountWatch;
 use crate::target::PublishRoot;
 
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
@@ -317,25 +312,6 @@ impl Drop for ProbeInProgress {
 
 fn unavailable(error: loopfs::Error) -> Error {
     Error::StorageUnavailable(error.to_string())
-}
-
-/// Reports when a file system is mounted or unmounted in this process's mount namespace. The kernel then makes
-/// `/proc/self/mountinfo` readable with priority (proc(5)).
-struct MountWatch(AsyncFd<OwnedFd>);
-
-impl MountWatch {
-    fn new() -> anyhow::Result<Self> {
-        const TABLE: &str = "/proc/self/mountinfo";
-        let table = File::open(TABLE).with_context(|| format!("open {TABLE}"))?;
-        Ok(Self(
-            async_fd::register(table.into(), Interest::PRIORITY).with_context(|| format!("watch {TABLE}"))?,
-        ))
-    }
-
-    async fn changed(&self) -> anyhow::Result<()> {
-        self.0.ready(Interest::PRIORITY).await?.clear_ready();
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -3,4 +3,4 @@
 pub(crate) mod connection;
 #[cfg(test)]
 pub(crate) mod raw_client;
-pub(crate) mod socket;
+pub mod socket;

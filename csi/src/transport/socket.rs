@@ -10,7 +10,7 @@ use tokio::net::UnixListener;
 
 /// A socket's name in the file system. Dropping it removes the name, if the name still refers to this socket.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
 }
@@ -19,7 +19,10 @@ pub(crate) struct SocketFile {
 /// has a mode that permits other users to connect.
 ///
 /// The kubelet ignores hidden names, so it does not see the socket before it is ready.
-pub(crate) fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+///
+/// # Errors
+/// Another kind of file exists there, or the directory does not exist or cannot be written.
+pub fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     let context = || format!("listen on {}", path.display());
     if let Some(file) = metadata(path).with_context(context)? {
         ensure!(
@@ -44,7 +47,10 @@ pub(crate) fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> 
 }
 
 /// Removes a socket that an earlier process left, so that no client waits for a response from it.
-pub(crate) fn remove_stale(path: &Path) -> anyhow::Result<()> {
+///
+/// # Errors
+/// The socket cannot be removed.
+pub fn remove_stale(path: &Path) -> anyhow::Result<()> {
     match metadata(path).with_context(|| format!("stat {}", path.display()))? {
         Some(file) if file.file_type().is_socket() => {
             fs::remove_file(path).with_context(|| format!("remove {}", path.display()))
@@ -63,7 +69,8 @@ fn metadata(path: &Path) -> io::Result<Option<fs::Metadata>> {
 
 impl SocketFile {
     /// Returns `true` if the name still refers to this socket.
-    pub(crate) fn is_in_place(&self) -> bool {
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
         metadata(&self.path).ok().flatten().is_some_and(|file| (file.dev(), file.ino()) == self.identity)
     }
 }

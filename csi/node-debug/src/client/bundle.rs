@@ -1,0 +1,200 @@
+//! `dbg bundle`: one archive of all that a bug report needs, without secrets.
+
+use std::fmt::Write as _;
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use jiff::Timestamp;
+use tempfile::NamedTempFile;
+
+use super::args::{BundleArgs, Connection};
+use super::connect::Client;
+use super::escape::escape;
+use super::logs::{note, prefix};
+use super::redact::Redactor;
+use crate::proto as wire;
+
+/// The largest text of one file. The service sends less; another program in its place might not.
+const MAX_FILE_BYTES: usize = 1 << 30;
+
+pub(super) async fn run(connection: &Connection, args: BundleArgs) -> anyhow::Result<ExitCode> {
+    let now = Timestamp::now();
+    let output = args.output.unwrap_or_else(|| default_name(now));
+    // The file is created first: a missing directory or a full disk is no reason to collect everything in vain.
+    let mut archive = Archive::create(&output, now)?;
+    let mut client = Client::connect(connection).await?;
+    let described = client.service.describe(wire::DescribeRequest {}).await;
+    let described = described.map_err(|status| client.explain(status))?.into_inner();
+
+    archive.add("node-debug.txt", &summary(&described, now))?;
+    for component in &described.components {
+        let log = log(&mut client, &component.name).await?;
+        archive.add(&format!("logs/{}.log", file_name(&component.name)), &log)?;
+    }
+    archive.add("conditions.txt", &conditions(&mut client, &described.conditions).await?)?;
+    for (name, content) in state(&mut client).await? {
+        archive.add(&format!("state/{}", file_name(&name)), &Redactor::text(&content))?;
+    }
+    archive.finish(&output)?;
+    writeln!(io::stdout(), "{}", output.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn default_name(now: Timestamp) -> PathBuf {
+    PathBuf::from(format!("node-debug-{}.tar", now.strftime("%Y%m%dT%H%M%SZ")))
+}
+
+/// Returns a name that is a single component of a path, whatever the service sent.
+fn file_name(name: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = name.chars().take(100).map(safe).collect();
+    if name.starts_with(|c: char| c.is_ascii_alphanumeric()) { name } else { format!("_{name}") }
+}
+
+fn summary(described: &wire::DescribeResponse, now: Timestamp) -> String {
+    let mut text = format!(
+        "collected {now} by dbg {}\nnode-debug {}\n\n",
+        env!("CARGO_PKG_VERSION"),
+        escape(described.version.as_bytes())
+    );
+    for component in &described.components {
+        let line = format!(
+            "component {}: {} lines, {} bytes, {} dropped, from {} {}",
+            component.name,
+            component.lines,
+            component.bytes,
+            component.dropped_lines,
+            component.source,
+            component.problem
+        );
+        text.push_str(escape(line.as_bytes()).trim_end());
+        text.push('\n');
+    }
+    Redactor::text(&text)
+}
+
+async fn log(client: &mut Client, component: &str) -> anyhow::Result<String> {
+    let request = wire::LogsRequest { component: component.to_owned(), ..wire::LogsRequest::default() };
+    let batches = client.service.logs(request).await;
+    let mut batches = batches.map_err(|status| client.explain(status))?.into_inner();
+    let mut redactor = Redactor::default();
+    let mut text = String::new();
+    while let Some(batch) = batches.message().await.map_err(|status| client.explain(status))? {
+        for line in &batch.lines {
+            // The text is redacted before it is escaped: an escape character could hide the form of a secret.
+            let raw = String::from_utf8_lossy(&line.text);
+            let redacted = redactor.line(&raw);
+            let note = note(line).unwrap_or_default();
+            writeln!(text, "{} {}{note}", prefix(line), escape(redacted.as_bytes()))?;
+        }
+        anyhow::ensure!(
+            text.len() <= MAX_FILE_BYTES,
+            "the log of {component} is larger than {MAX_FILE_BYTES} bytes"
+        );
+    }
+    Ok(text)
+}
+
+async fn conditions(client: &mut Client, known: &[wire::KnownCondition]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for condition in known.iter().filter(|condition| condition.argument.is_empty()) {
+        let request = wire::ConditionRequest { name: condition.name.clone(), arguments: Vec::new() };
+        let result = match client.service.condition(request).await.map(tonic::Response::into_inner) {
+            Ok(wire::ConditionResponse { met: true, detail }) => format!("met: {detail}"),
+            Ok(wire::ConditionResponse { met: false, detail }) => format!("not met: {detail}"),
+            Err(status) => format!("not evaluated: {:#}", client.explain(status)),
+        };
+        let line = format!("{}: {result}", condition.name);
+        writeln!(text, "{}", escape(Redactor::default().line(&line).as_bytes()))?;
+    }
+    Ok(text)
+}
+
+async fn state(client: &mut Client) -> anyhow::Result<Vec<(String, String)>> {
+    let parts = client.service.state(wire::StateRequest {}).await;
+    let mut parts = parts.map_err(|status| client.explain(status))?.into_inner();
+    let mut files: Vec<(String, Vec<u8>)> = Vec::new();
+    let mut bytes = 0;
+    while let Some(part) = parts.message().await.map_err(|status| client.explain(status))? {
+        bytes += part.content.len();
+        anyhow::ensure!(
+            bytes <= MAX_FILE_BYTES,
+            "the state of the node is larger than {MAX_FILE_BYTES} bytes"
+        );
+        match files.last_mut() {
+            Some((name, content)) if *name == part.name => content.extend(part.content),
+            _ => files.push((part.name, part.content)),
+        }
+    }
+    let text = |(name, content): (String, Vec<u8>)| (name, String::from_utf8_lossy(&content).into_owned());
+    Ok(files.into_iter().map(text).collect())
+}
+
+/// An archive that gets its name when it is complete.
+struct Archive {
+    tar: tar::Builder<NamedTempFile>,
+    time: u64,
+}
+
+impl Archive {
+    fn create(output: &Path, now: Timestamp) -> anyhow::Result<Self> {
+        let context = || format!("write {}", output.display());
+        if output.symlink_metadata().is_ok() {
+            let error = io::Error::from(io::ErrorKind::AlreadyExists);
+            return Err(error).with_context(|| format!("{}; choose another --output", context()));
+        }
+        let directory = output.parent().filter(|directory| !directory.as_os_str().is_empty());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".node-debug-").permissions(Permissions::from_mode(0o600));
+        let file = builder.tempfile_in(directory.unwrap_or(Path::new("."))).with_context(context)?;
+        Ok(Self { tar: tar::Builder::new(file), time: u64::try_from(now.as_second()).unwrap_or(0) })
+    }
+
+    fn add(&mut self, name: &str, content: &str) -> anyhow::Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o600);
+        header.set_mtime(self.time);
+        header.set_size(content.len() as u64);
+        self.tar
+            .append_data(&mut header, format!("node-debug/{name}"), content.as_bytes())
+            .with_context(|| format!("add {name} to the archive"))
+    }
+
+    fn finish(self, output: &Path) -> anyhow::Result<File> {
+        let context = || format!("write {}", output.display());
+        let file = self.tar.into_inner().with_context(context)?;
+        file.as_file().sync_all().with_context(context)?;
+        file.persist_noclobber(output).with_context(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::plain("kubelet", "kubelet")]
+    #[case::path("../../etc/passwd", "_.._.._etc_passwd")]
+    #[case::absolute("/etc/passwd", "__etc_passwd")]
+    #[case::empty("", "_")]
+    fn a_name_of_the_service_never_leads_out_of_the_archive(#[case] name: &str, #[case] expected: &str) {
+        assert_eq!(file_name(name), expected);
+    }
+
+    #[test]
+    fn an_existing_file_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("report.tar");
+        std::fs::write(&path, "precious").unwrap();
+        let error = Archive::create(&path, Timestamp::now()).err().unwrap();
+        assert!(format!("{error:#}").contains("choose another --output"), "{error:#}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}

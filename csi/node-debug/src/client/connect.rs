@@ -1,0 +1,110 @@
+//! The connection to the service, and the explanation of its failures.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+
+use super::args::Connection;
+use crate::proto::node_debug_client::NodeDebugClient;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The interval at which a client that follows a log checks that the service still exists.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The connected service.
+pub(super) struct Client {
+    pub(super) service: NodeDebugClient<Channel>,
+    address: String,
+}
+
+impl Client {
+    pub(super) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
+        let address = connection.address.clone();
+        let endpoint = endpoint(connection)?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL);
+        let channel = endpoint.connect().await.map_err(|error| {
+            anyhow!("connect to node-debug at {address}: {}; {}", root_cause(&error), remedy(&error))
+        })?;
+        Ok(Self { service: NodeDebugClient::new(channel), address })
+    }
+
+    /// Explains a failed call in one line.
+    pub(super) fn explain(&self, status: Status) -> anyhow::Error {
+        match status.source() {
+            // The transport failed, not the service.
+            Some(source) => {
+                anyhow!("call node-debug at {}: {}; {}", self.address, root_cause(source), remedy(source))
+            }
+            None if status.code() == Code::Unknown || status.code() == Code::Internal => {
+                anyhow!(
+                    "call node-debug at {}: {}; see the log of node-debug",
+                    self.address,
+                    status.message()
+                )
+            }
+            None => anyhow!("{}", status.message()),
+        }
+    }
+}
+
+fn endpoint(connection: &Connection) -> anyhow::Result<Endpoint> {
+    let Connection { address, tls_cert, tls_key, server_ca } = connection;
+    let endpoint =
+        || Endpoint::from_shared(address.clone()).with_context(|| format!("use address {address:?}"));
+    if address.starts_with("unix:///") {
+        return endpoint();
+    }
+    if !address.starts_with("https://") {
+        return Err(anyhow!("address {address:?} (--address) must be unix:///PATH or https://HOST:PORT"));
+    }
+    let (Some(certificate), Some(key), Some(authority)) = (tls_cert, tls_key, server_ca) else {
+        return Err(anyhow!("address {address} needs --tls-cert, --tls-key and --server-ca"));
+    };
+    let identity = Identity::from_pem(read(certificate, "--tls-cert")?, read(key, "--tls-key")?);
+    let authority = Certificate::from_pem(read(authority, "--server-ca")?);
+    let tls = ClientTlsConfig::new().identity(identity).ca_certificate(authority);
+    endpoint()?.tls_config(tls).context("use the certificates (--tls-cert, --tls-key, --server-ca)")
+}
+
+fn read(path: &Path, flag: &str) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("read {} ({flag})", path.display()))
+}
+
+/// Returns the innermost cause: the outer ones only say "transport error".
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    causes(error).last().map(ToString::to_string).unwrap_or_default()
+}
+
+/// Returns the error and its causes, the innermost last.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> Vec<&'a (dyn Error + 'static)> {
+    let mut causes = vec![error];
+    let mut next = error.source();
+    while let Some(cause) = next {
+        causes.push(cause);
+        next = cause.source();
+    }
+    causes
+}
+
+fn remedy(error: &(dyn Error + 'static)) -> &'static str {
+    let kinds = || {
+        causes(error).into_iter().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind)
+    };
+    let texts = || causes(error).into_iter().map(ToString::to_string);
+    if texts().any(|text| text.contains("alert") || text.contains("certificate")) {
+        return "--tls-cert must be from the authority that node-debug has as --client-ca, and the certificate of node-debug \
+                from --server-ca";
+    }
+    if kinds().any(|kind| kind == io::ErrorKind::PermissionDenied) {
+        return "run dbg as root, or as the user of node-debug";
+    }
+    "start node-debug on the node, or give its address with --address"
+}

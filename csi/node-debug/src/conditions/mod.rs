@@ -1,0 +1,330 @@
+//! Named conditions of the node, which clients evaluate and wait for.
+
+mod evaluation;
+mod node;
+mod plugin;
+mod storage;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi::DriverName;
+use csi::mount_watch::MountWatch;
+use futures::stream::{self, BoxStream, StreamExt};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, NodeObject};
+use crate::inotify::{Watch, existing_ancestor};
+
+pub(crate) use evaluation::Evaluation;
+
+/// The longest time for one evaluation, which may read from a disk, a socket or the API server.
+const EVALUATION_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Checks of the disk that may run concurrently. A check of a disk that hangs never ends.
+const MAX_DISK_CHECKS: usize = 4;
+
+/// A condition that the service knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    PluginServing,
+    PluginRegistered,
+    QuotaEnforced,
+    NodeReady,
+    VolumePublished,
+}
+
+impl Condition {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::PluginServing,
+        Self::PluginRegistered,
+        Self::QuotaEnforced,
+        Self::NodeReady,
+        Self::VolumePublished,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PluginServing => "plugin-serving",
+            Self::PluginRegistered => "plugin-registered",
+            Self::QuotaEnforced => "quota-enforced",
+            Self::NodeReady => "node-ready",
+            Self::VolumePublished => "volume-published",
+        }
+    }
+
+    pub(crate) fn description(self) -> &'static str {
+        match self {
+            Self::PluginServing => "the CSI driver serves its registration socket",
+            Self::PluginRegistered => {
+                "the same, and the kubelet has entered the driver in the CSINode of this node"
+            }
+            Self::QuotaEnforced => "the data directory is mounted, and its project quotas are enforced",
+            Self::NodeReady => "the Node of this node is Ready",
+            Self::VolumePublished => "the volume is mounted outside of the data directory",
+        }
+    }
+
+    /// Returns the name of the argument, or an empty string if there is none.
+    pub(crate) fn argument(self) -> &'static str {
+        if self == Self::VolumePublished { "VOLUME" } else { "" }
+    }
+
+    fn named(name: &str) -> Result<Self, ConditionError> {
+        Self::ALL
+            .into_iter()
+            .find(|condition| condition.name() == name)
+            .ok_or_else(|| ConditionError::Unknown { name: name.to_owned() })
+    }
+}
+
+/// A request that cannot be evaluated, whatever the state of the node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ConditionError {
+    Unknown {
+        name: String,
+    },
+    Arguments {
+        message: String,
+    },
+    /// The service has not been given an option that the condition needs.
+    NotConfigured {
+        condition: &'static str,
+        option: &'static str,
+    },
+}
+
+impl std::fmt::Display for ConditionError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unknown { name } => {
+                let known = Condition::ALL.map(Condition::name).join(", ");
+                write!(f, "there is no condition {name:?}; the conditions are {known}")
+            }
+            Self::Arguments { message } => f.write_str(message),
+            Self::NotConfigured { condition, option } => {
+                write!(
+                    f,
+                    "condition {condition} needs option {option} of node-debug; start node-debug with it"
+                )
+            }
+        }
+    }
+}
+
+/// What the conditions are about.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Subject {
+    pub(crate) driver_name: Option<DriverName>,
+    pub(crate) registration_dir: PathBuf,
+    pub(crate) data_dir: Option<PathBuf>,
+    pub(crate) node_name: Option<String>,
+    pub(crate) cluster: Option<Cluster>,
+}
+
+/// Evaluates conditions.
+#[derive(Clone, Debug)]
+pub(crate) struct Conditions {
+    subject: Arc<Subject>,
+    disk_checks: Arc<Semaphore>,
+}
+
+/// A valid request for a condition.
+#[derive(Clone, Debug)]
+enum Query {
+    PluginServing(plugin::Registration),
+    PluginRegistered(plugin::Registration, node::NodeQuery),
+    QuotaEnforced(PathBuf),
+    NodeReady(node::NodeQuery),
+    VolumePublished(storage::PublishedQuery),
+}
+
+impl Conditions {
+    pub(crate) fn new(subject: Subject) -> Self {
+        Self { subject: Arc::new(subject), disk_checks: Arc::new(Semaphore::new(MAX_DISK_CHECKS)) }
+    }
+
+    /// Evaluates a condition once.
+    pub(crate) async fn evaluate(
+        &self,
+        name: &str,
+        arguments: &[String],
+    ) -> Result<Evaluation, ConditionError> {
+        let query = self.query(name, arguments)?;
+        Ok(self.evaluate_query(&query).await)
+    }
+
+    /// Waits until the condition is met or until the deadline. Returns the last evaluation.
+    pub(crate) async fn wait(
+        &self,
+        name: &str,
+        arguments: &[String],
+        deadline: Instant,
+    ) -> Result<Evaluation, ConditionError> {
+        let query = self.query(name, arguments)?;
+        // The watch begins before the first evaluation, so that no change is missed.
+        let mut changes = changes(&query);
+        loop {
+            let evaluation = self.evaluate_query(&query).await;
+            if evaluation.met {
+                return Ok(evaluation);
+            }
+            if tokio::time::timeout_at(deadline, changes.next()).await.is_err() {
+                return Ok(evaluation);
+            }
+        }
+    }
+
+    /// Reads the request: decides without I/O whether it can be evaluated.
+    fn query(&self, name: &str, arguments: &[String]) -> Result<Query, ConditionError> {
+        let condition = Condition::named(name)?;
+        let argument = match (condition.argument(), arguments) {
+            ("", []) => None,
+            ("", _) => {
+                let message = format!("condition {name} takes no argument");
+                return Err(ConditionError::Arguments { message });
+            }
+            (_, [argument]) => Some(argument),
+            (argument, _) => {
+                let message = format!("condition {name} takes one argument, {argument}");
+                return Err(ConditionError::Arguments { message });
+            }
+        };
+        let needs = |option| ConditionError::NotConfigured { condition: condition.name(), option };
+        let subject = &self.subject;
+        let registration = || {
+            let driver = subject.driver_name.clone().ok_or(needs("--driver-name"))?;
+            Ok(plugin::Registration { driver, directory: subject.registration_dir.clone() })
+        };
+        let node = || {
+            let cluster = subject.cluster.clone().ok_or(needs("--kubeconfig"))?;
+            Ok(node::NodeQuery { cluster, name: subject.node_name.clone().ok_or(needs("--node-name"))? })
+        };
+        let data_dir = || subject.data_dir.clone().ok_or(needs("--data-dir"));
+        Ok(match condition {
+            Condition::PluginServing => Query::PluginServing(registration()?),
+            Condition::PluginRegistered => Query::PluginRegistered(registration()?, node()?),
+            Condition::QuotaEnforced => Query::QuotaEnforced(data_dir()?),
+            Condition::NodeReady => Query::NodeReady(node()?),
+            Condition::VolumePublished => {
+                let volume = argument.map(String::as_str).unwrap_or_default();
+                let volume = volume.parse().map_err(|error: loopfs::Error| ConditionError::Arguments {
+                    message: error.to_string(),
+                })?;
+                Query::VolumePublished(storage::PublishedQuery { data_dir: data_dir()?, volume })
+            }
+        })
+    }
+
+    /// A failure to find out is an evaluation that is not met: the node may be starting, and a wait continues.
+    async fn evaluate_query(&self, query: &Query) -> Evaluation {
+        let evaluate = async {
+            match query {
+                Query::PluginServing(registration) => registration.serving().await,
+                Query::PluginRegistered(registration, node) => {
+                    let serving = registration.serving().await?;
+                    if !serving.met {
+                        return Ok(serving);
+                    }
+                    node.has_driver(&registration.driver).await
+                }
+                Query::QuotaEnforced(data_dir) => {
+                    let data_dir = data_dir.clone();
+                    self.check_disk(move || storage::quota_enforced(&data_dir)).await
+                }
+                Query::NodeReady(node) => node.ready().await,
+                Query::VolumePublished(query) => {
+                    let query = query.clone();
+                    self.check_disk(move || query.published()).await
+                }
+            }
+        };
+        match tokio::time::timeout(EVALUATION_TIMEOUT, evaluate).await {
+            Ok(Ok(evaluation)) => evaluation,
+            Ok(Err(error)) => Evaluation::not_met(format!("{error:#}")),
+            Err(_elapsed) => Evaluation::not_met(format!("no result within {EVALUATION_TIMEOUT:?}")),
+        }
+    }
+
+    /// Runs a check that may block on the disk.
+    async fn check_disk(
+        &self,
+        check: impl FnOnce() -> anyhow::Result<Evaluation> + Send + 'static,
+    ) -> anyhow::Result<Evaluation> {
+        let Ok(permit) = Arc::clone(&self.disk_checks).try_acquire_owned() else {
+            anyhow::bail!("{MAX_DISK_CHECKS} checks of the disk have not ended; the disk may hang");
+        };
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            check()
+        })
+        .await?
+    }
+}
+
+/// Notifies of everything that can change the result.
+fn changes(query: &Query) -> BoxStream<'static, ()> {
+    match query {
+        Query::PluginServing(registration) => socket_changes(registration.socket()),
+        Query::PluginRegistered(registration, node) => stream::select(
+            socket_changes(registration.socket()),
+            node.cluster.changes(NodeObject::CsiNode, &node.name),
+        )
+        .boxed(),
+        Query::NodeReady(node) => node.cluster.changes(NodeObject::Node, &node.name),
+        Query::QuotaEnforced(_) | Query::VolumePublished(_) => mount_changes(),
+    }
+}
+
+/// The wait after a watch could not be set up, before the condition is evaluated again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+fn mount_changes() -> BoxStream<'static, ()> {
+    let watch = MountWatch::new().ok();
+    stream::unfold(watch, |watch| async {
+        match &watch {
+            Some(watch) if watch.changed().await.is_ok() => {}
+            _ => tokio::time::sleep(RETRY_INTERVAL).await,
+        }
+        Some(((), watch))
+    })
+    .boxed()
+}
+
+/// Notifies of changes in the directory of a socket, also if the directory does not exist yet.
+fn socket_changes(path: PathBuf) -> BoxStream<'static, ()> {
+    let watch = watch_directory(&path);
+    stream::unfold((path, watch), |(path, watch)| async {
+        match watch {
+            Some((directory, watch)) if watch.changed().await.is_ok() => {
+                let kept = existing_ancestor(&path) == directory;
+                let watch = if kept { Some((directory, watch)) } else { watch_directory(&path) };
+                Some(((), (path, watch)))
+            }
+            _ => {
+                tokio::time::sleep(RETRY_INTERVAL).await;
+                let watch = watch_directory(&path);
+                Some(((), (path, watch)))
+            }
+        }
+    })
+    .boxed()
+}
+
+fn watch_directory(path: &std::path::Path) -> Option<(PathBuf, Watch)> {
+    let watch = Watch::new().ok()?;
+    // A directory that appears after this look is found by the second one.
+    for _ in 0..2 {
+        let directory = existing_ancestor(path).to_owned();
+        watch.add_directory(&directory).ok()?;
+        if existing_ancestor(path) == directory {
+            return Some((directory, watch));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

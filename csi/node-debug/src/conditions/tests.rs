@@ -1,0 +1,116 @@
+//! Tests of requests for conditions, and of the wait for a driver that starts.
+
+use csi::proto::registration as wire;
+use csi::proto::registration::registration_server::{Registration, RegistrationServer};
+use csi::socket;
+use rstest::rstest;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, async_trait};
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn subject(registration_dir: &std::path::Path) -> Subject {
+    Subject {
+        driver_name: Some("a.b".parse().unwrap()),
+        registration_dir: registration_dir.to_owned(),
+        data_dir: Some("/nonexistent/data".into()),
+        ..Subject::default()
+    }
+}
+
+async fn evaluate(subject: Subject, name: &str, arguments: &[&str]) -> Result<Evaluation, String> {
+    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    Conditions::new(subject).evaluate(name, &arguments).await.map_err(|error| error.to_string())
+}
+
+#[rstest]
+#[case::unknown("plugin", &[], "there is no condition \"plugin\"; the conditions are plugin-serving, plugin-registered, quota-enforced, node-ready, volume-published")]
+#[case::too_many("plugin-serving", &["x"], "takes no argument")]
+#[case::too_few("volume-published", &[], "takes one argument, VOLUME")]
+#[case::bad_volume("volume-published", &["../x"], "../x")]
+#[case::not_configured("node-ready", &[], "condition node-ready needs option --kubeconfig of node-debug")]
+#[tokio::test]
+async fn a_request_that_cannot_be_evaluated_is_refused_in_one_line(
+    #[case] name: &str,
+    #[case] arguments: &[&str],
+    #[case] message: &str,
+) {
+    let error = evaluate(subject("/nonexistent".as_ref()), name, arguments).await.unwrap_err();
+    assert!(error.contains(message) && !error.contains('\n'), "{error}");
+}
+
+#[tokio::test]
+async fn a_volume_that_does_not_exist_is_not_published() {
+    let evaluation = evaluate(subject("/nonexistent".as_ref()), "volume-published", &["v"]).await.unwrap();
+    assert!(!evaluation.met && evaluation.detail.contains("there is no volume v"), "{evaluation:?}");
+}
+
+/// A driver that registers under this name.
+struct Driver(&'static str);
+
+#[async_trait]
+impl Registration for Driver {
+    async fn get_info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::PluginInfo>, Status> {
+        let info = wire::PluginInfo {
+            name: self.0.to_owned(),
+            endpoint: "/csi.sock".to_owned(),
+            ..Default::default()
+        };
+        Ok(Response::new(info))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        _: Request<wire::RegistrationStatus>,
+    ) -> Result<Response<wire::RegistrationStatusResponse>, Status> {
+        Err(Status::unimplemented("the test is no kubelet"))
+    }
+}
+
+fn serve(driver: &'static str, directory: &std::path::Path) -> tokio::task::JoinHandle<()> {
+    let (listener, file) = socket::listen(&directory.join("a.b-reg.sock")).unwrap();
+    tokio::spawn(async move {
+        let _file = file;
+        let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(Driver(driver)));
+        server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
+    })
+}
+
+#[tokio::test]
+async fn a_wait_ends_when_the_driver_serves_its_socket() {
+    let scratch = tempfile::tempdir().unwrap();
+    // The kubelet has not created the directory yet.
+    let directory = scratch.path().join("plugins_registry");
+    let conditions = Conditions::new(subject(&directory));
+    let before = conditions.evaluate("plugin-serving", &[]).await.unwrap();
+    assert!(!before.met && before.detail.contains("does not exist"), "{before:?}");
+
+    let waiting = tokio::spawn({
+        let conditions = conditions.clone();
+        async move { conditions.wait("plugin-serving", &[], Instant::now() + HOUR).await.unwrap() }
+    });
+    tokio::task::yield_now().await;
+    std::fs::create_dir(&directory).unwrap();
+    let driver = serve("a.b", &directory);
+    let met = tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("the wait ends").unwrap();
+    assert_eq!(met, Evaluation::met("driver a.b serves /csi.sock"));
+    driver.abort();
+}
+
+#[tokio::test]
+async fn the_socket_of_another_plugin_does_not_count() {
+    let scratch = tempfile::tempdir().unwrap();
+    let driver = serve("other", scratch.path());
+    let evaluation = evaluate(subject(scratch.path()), "plugin-serving", &[]).await.unwrap();
+    assert!(!evaluation.met && evaluation.detail.contains("another plugin, \"other\""), "{evaluation:?}");
+    driver.abort();
+}
+
+#[tokio::test]
+async fn a_wait_returns_the_reason_at_its_deadline() {
+    let conditions = Conditions::new(subject("/nonexistent".as_ref()));
+    let evaluation = conditions.wait("plugin-serving", &[], Instant::now()).await.unwrap();
+    assert!(!evaluation.met && evaluation.detail.contains("a.b-reg.sock"), "{evaluation:?}");
+}

@@ -1,0 +1,72 @@
+//! Changes of files and directories (inotify(7)).
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A watch on directories and files. It reports that something changed, and the caller looks what.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    inotify: Inotify,
+    /// A duplicate of the inotify descriptor.
+    readable: AsyncFd<OwnedFd>,
+}
+
+impl Watch {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let context = "create an inotify instance; see fs.inotify.max_user_instances";
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).context(context)?;
+        let duplicate = inotify.as_fd().try_clone_to_owned().context(context)?;
+        let readable = csi::async_fd::register(duplicate, Interest::READABLE).context(context)?;
+        Ok(Self { inotify, readable })
+    }
+
+    /// Watches the names in a directory.
+    pub(crate) fn add_directory(&self, directory: &Path) -> anyhow::Result<()> {
+        let events = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVE
+            | AddWatchFlags::IN_ATTRIB
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        self.inotify
+            .add_watch(directory, events)
+            .map(drop)
+            .with_context(|| format!("watch {}; see fs.inotify.max_user_watches", directory.display()))
+    }
+
+    /// Watches the content of an open file, whatever its name is.
+    pub(crate) fn add_file(&self, file: impl AsFd) -> anyhow::Result<()> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
+        let events = AddWatchFlags::IN_MODIFY
+            | AddWatchFlags::IN_ATTRIB
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF;
+        self.inotify
+            .add_watch(&path, events)
+            .map(drop)
+            .context("watch a log file; see fs.inotify.max_user_watches")
+    }
+
+    /// Returns when something has changed since the last call.
+    pub(crate) async fn changed(&self) -> anyhow::Result<()> {
+        loop {
+            let mut ready = self.readable.readable().await?;
+            if let Ok(events) = ready.try_io(|_| Ok(self.inotify.read_events()?)) {
+                events.context("read inotify events")?;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Returns the nearest directory above `path` that exists. The creation of `path` is visible there, or below a directory
+/// whose creation is.
+pub(crate) fn existing_ancestor(path: &Path) -> &Path {
+    path.ancestors().skip(1).find(|directory| directory.is_dir()).unwrap_or(Path::new("/"))
+}

@@ -1,0 +1,206 @@
+//! A log file that is followed across rotation.
+//!
+//! A file may be rotated in two ways. If it is renamed and a new file is created, the old one is read to its end before
+//! the new one is opened. If it is copied and truncated, reading starts again at the beginning; what the component wrote
+//! between the last read and the truncation is lost, as for every program that follows such a file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use jiff::Timestamp;
+use nix::fcntl::OFlag;
+
+use super::line::LineSplitter;
+use super::ring::Ring;
+use crate::inotify::{Watch, existing_ancestor};
+
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// The bytes that are read before other tasks get the thread.
+const TURN_BYTES: usize = 1 << 20;
+
+/// The state of reading one file.
+#[derive(Debug)]
+struct Tail {
+    path: PathBuf,
+    ring: Arc<Ring>,
+    lines: LineSplitter,
+    current: Option<Current>,
+    /// `true` until a file was opened. Only of the first file is the old content skipped that the ring cannot hold.
+    is_first: bool,
+}
+
+#[derive(Debug)]
+struct Current {
+    file: File,
+    identity: (u64, u64),
+    offset: u64,
+    /// Reading began in the middle of a line, which is skipped.
+    in_partial_line: bool,
+}
+
+/// The result of one turn.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    /// There may be more to read.
+    More,
+    /// Everything was read.
+    Idle,
+    /// The file does not exist.
+    Absent,
+}
+
+/// Appends the lines of the file to `ring`. `report` receives the reason why there are none, or `None`.
+pub(super) async fn follow(
+    path: &Path,
+    ring: Arc<Ring>,
+    report: impl Fn(Option<String>),
+) -> anyhow::Result<()> {
+    let mut tail =
+        Tail { path: path.to_owned(), ring, lines: LineSplitter::default(), current: None, is_first: true };
+    let mut watched: Option<(Watched, Watch)> = None;
+    loop {
+        // Reading from a disk may block.
+        let turn;
+        (tail, turn) = tokio::task::spawn_blocking(move || {
+            let turn = tail.turn();
+            (tail, turn)
+        })
+        .await
+        .context("read a log file")?;
+        match turn? {
+            Turn::More => continue,
+            Turn::Idle => report(None),
+            Turn::Absent => report(Some(format!("{} does not exist yet", path.display()))),
+        }
+        let needed = Watched::of(&tail);
+        match &watched {
+            Some((current, watch)) if *current == needed => watch.changed().await?,
+            // The file may have changed before the watch began, so the next turn comes before the wait.
+            _ => watched = Some((needed.clone(), needed.watch(&tail)?)),
+        }
+    }
+}
+
+/// What has to be watched: directories in which the file may be replaced, and the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Watched {
+    directories: Vec<PathBuf>,
+    file: Option<(u64, u64)>,
+}
+
+impl Watched {
+    fn of(tail: &Tail) -> Self {
+        let mut directories = vec![existing_ancestor(&tail.path).to_owned()];
+        // The path may be a symbolic link to a file that is rotated in another directory.
+        if let Ok(target) = fs::canonicalize(&tail.path).or_else(|_| fs::read_link(&tail.path)) {
+            directories.push(existing_ancestor(&target).to_owned());
+        }
+        directories.dedup();
+        Self { directories, file: tail.current.as_ref().map(|current| current.identity) }
+    }
+
+    fn watch(&self, tail: &Tail) -> anyhow::Result<Watch> {
+        let watch = Watch::new()?;
+        for directory in &self.directories {
+            watch.add_directory(directory)?;
+        }
+        if let Some(current) = &tail.current {
+            watch.add_file(&current.file)?;
+        }
+        Ok(watch)
+    }
+}
+
+impl Tail {
+    fn turn(&mut self) -> anyhow::Result<Turn> {
+        if self.current.is_none() && !self.open()? {
+            return Ok(Turn::Absent);
+        }
+        let Some(current) = &mut self.current else { return Ok(Turn::Absent) };
+        // The comparison comes first: what the component wrote before it changed to a new file is read now.
+        let is_replaced = identity(&self.path)?.is_some_and(|found| found != current.identity);
+        if current.file.metadata()?.len() < current.offset {
+            current.offset = current.file.seek(SeekFrom::Start(0))?;
+            self.finish_line();
+            return Ok(Turn::More);
+        }
+        if !self.read()? {
+            return Ok(Turn::More);
+        }
+        if is_replaced {
+            self.finish_line();
+            self.current = None;
+            return Ok(Turn::More);
+        }
+        Ok(Turn::Idle)
+    }
+
+    /// Opens the file. Returns `false` if it does not exist.
+    fn open(&mut self) -> anyhow::Result<bool> {
+        // Without O_NONBLOCK, opening a named pipe of this name would wait for a writer.
+        let mut file =
+            match OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&self.path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                Err(error) => return Err(error).with_context(|| format!("open {}", self.path.display())),
+            };
+        let metadata = file.metadata()?;
+        ensure!(
+            metadata.is_file(),
+            "{} is not a regular file; use fifo: or unix: for a stream",
+            self.path.display()
+        );
+        let mut offset = 0;
+        if std::mem::take(&mut self.is_first) {
+            offset = metadata.len().saturating_sub(self.ring.max_bytes() as u64);
+            file.seek(SeekFrom::Start(offset))?;
+        }
+        let identity = (metadata.dev(), metadata.ino());
+        self.current = Some(Current { file, identity, offset, in_partial_line: offset > 0 });
+        Ok(true)
+    }
+
+    /// Reads for one turn. Returns `true` if it reached the end of the file.
+    fn read(&mut self) -> anyhow::Result<bool> {
+        let Some(current) = &mut self.current else { return Ok(true) };
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut turn = 0;
+        while turn < TURN_BYTES {
+            let length = match current.file.read(&mut chunk) {
+                Ok(0) => return Ok(true),
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error).with_context(|| format!("read {}", self.path.display())),
+            };
+            turn += length;
+            current.offset += length as u64;
+            let mut bytes = &chunk[..length];
+            if current.in_partial_line {
+                let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { continue };
+                bytes = &bytes[end + 1..];
+                current.in_partial_line = false;
+            }
+            let now = Timestamp::now();
+            self.lines.feed(bytes, |line| self.ring.push(line, now));
+        }
+        Ok(false)
+    }
+
+    fn finish_line(&mut self) {
+        let line = self.lines.finish();
+        line.into_iter().for_each(|line| self.ring.push(line, Timestamp::now()));
+    }
+}
+
+fn identity(path: &Path) -> io::Result<Option<(u64, u64)>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

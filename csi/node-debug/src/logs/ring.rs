@@ -1,0 +1,309 @@
+//! The lines of one component: a ring buffer that is bounded in bytes and lines.
+//!
+//! Readers have a position in the buffer and no queue of their own. A reader that is too slow therefore never delays the
+//! component: the lines that it has not read are dropped like all others, and it learns how many.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::level;
+use super::line::{Line, RawLine};
+use crate::proto::Level;
+
+/// The bytes that an entry counts in addition to its text: more than the buffer needs to manage it. A component that
+/// writes only newlines is therefore bounded as well.
+const OVERHEAD_BYTES: usize = 64;
+
+/// The most lines that a ring keeps.
+pub(crate) const MAX_LINES: usize = 100_000;
+
+/// The position of a line in everything that the component has written.
+pub(crate) type Position = u64;
+
+/// The buffer of one component.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    max_bytes: usize,
+    entries: Mutex<Entries>,
+    /// The position after the newest line.
+    end: watch::Sender<Position>,
+}
+
+#[derive(Debug)]
+struct Entries {
+    lines: VecDeque<Line>,
+    /// The position of the oldest line.
+    start: Position,
+    bytes: usize,
+    /// The level of the newest line, which lines without a level continue.
+    level: Level,
+}
+
+/// What a reader gets at once.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Batch {
+    /// Lines that were dropped before the reader could read them.
+    pub(crate) dropped: u64,
+    pub(crate) lines: Vec<Line>,
+    /// The position to continue at.
+    pub(crate) next: Position,
+}
+
+/// The fill level of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) lines: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dropped: u64,
+}
+
+/// The lines that a reader wants.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Selection {
+    pub(crate) since: Option<Timestamp>,
+    pub(crate) minimum_level: Option<Level>,
+}
+
+impl Selection {
+    fn includes(&self, line: &Line) -> bool {
+        self.since.is_none_or(|since| line.time >= since)
+            && (line.lost_lines > 0 || self.minimum_level.is_none_or(|minimum| line.level >= minimum))
+    }
+}
+
+impl Ring {
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        let entries = Entries { lines: VecDeque::new(), start: 0, bytes: 0, level: Level::Info };
+        Self { max_bytes, entries: Mutex::new(entries), end: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
+    /// Appends a line that arrived at `arrival`. A line that names a time keeps it, unless that is in the future.
+    ///
+    /// A line without a level, such as one of a stack trace, has the level of the line before.
+    pub(crate) fn push(&self, line: RawLine, arrival: Timestamp) {
+        let time = level::time_of(&line.text).filter(|time| *time <= arrival).unwrap_or(arrival);
+        let level = level::level_of(&line.text);
+        self.push_classified(line, time, level);
+    }
+
+    /// Appends a line whose time and level the source knows.
+    pub(crate) fn push_classified(&self, line: RawLine, time: Timestamp, level: Option<Level>) {
+        let RawLine { text, cut_bytes } = line;
+        let level = {
+            let newest = &mut self.lock().level;
+            *newest = level.unwrap_or(*newest);
+            *newest
+        };
+        self.append(Line { time, level, text, cut_bytes, lost_lines: 0 });
+    }
+
+    /// Records that the source lost lines before they arrived here.
+    pub(crate) fn push_lost(&self, lost_lines: u64, arrival: Timestamp) {
+        self.append(Line { time: arrival, level: Level::Warn, text: Vec::new(), cut_bytes: 0, lost_lines });
+    }
+
+    fn append(&self, line: Line) {
+        let mut entries = self.lock();
+        entries.bytes += cost(&line.text);
+        entries.lines.push_back(line);
+        while entries.bytes > self.max_bytes || entries.lines.len() > MAX_LINES {
+            let Some(oldest) = entries.lines.pop_front() else { break };
+            entries.bytes -= cost(&oldest.text);
+            entries.start += 1;
+        }
+        // Under the lock, so that the position never goes back if two streams write concurrently.
+        self.end.send_replace(entries.end());
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let entries = self.lock();
+        Counts { lines: entries.lines.len() as u64, bytes: entries.bytes as u64, dropped: entries.start }
+    }
+
+    /// Returns the position of the first of the newest `lines` lines of the selection, or of the oldest line.
+    pub(crate) fn tail(&self, lines: Option<u64>, selection: Selection) -> Position {
+        let entries = self.lock();
+        let Some(lines) = lines else { return entries.start };
+        let matching = entries.lines.iter().enumerate().rev().filter(|(_, line)| selection.includes(line));
+        match lines.checked_sub(1) {
+            None => entries.end(),
+            Some(before) => {
+                let before = usize::try_from(before).unwrap_or(usize::MAX);
+                let mut matching = matching;
+                matching.nth(before).map_or(entries.start, |(index, _)| entries.start + index as u64)
+            }
+        }
+    }
+
+    /// Returns the lines of the selection from `position` on, up to about `max_bytes` and before `end`.
+    pub(crate) fn read(
+        &self,
+        position: Position,
+        end: Position,
+        selection: Selection,
+        max_bytes: usize,
+    ) -> Batch {
+        let entries = self.lock();
+        let start = position.max(entries.start);
+        let mut batch = Batch { dropped: start - position, lines: Vec::new(), next: start };
+        let skip = usize::try_from(start - entries.start).unwrap_or(usize::MAX);
+        let mut bytes = 0;
+        for line in entries.lines.iter().skip(skip) {
+            if batch.next >= end || bytes >= max_bytes {
+                break;
+            }
+            batch.next += 1;
+            if selection.includes(line) {
+                bytes += cost(&line.text);
+                batch.lines.push(line.clone());
+            }
+        }
+        batch
+    }
+
+    /// Returns the position after the newest line, and notifies of its changes.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Position> {
+        self.end.subscribe()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+        // No operation panics while it holds the lock with the entries inconsistent.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    fn end(&self) -> Position {
+        self.start + self.lines.len() as u64
+    }
+}
+
+fn cost(text: &[u8]) -> usize {
+    text.len() + OVERHEAD_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ALL: Position = Position::MAX;
+
+    fn push(ring: &Ring, text: &str) {
+        let line = RawLine { text: text.as_bytes().to_vec(), cut_bytes: 0 };
+        ring.push(line, "2026-01-02T03:04:05Z".parse().unwrap());
+    }
+
+    fn texts(batch: &Batch) -> Vec<String> {
+        batch.lines.iter().map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect()
+    }
+
+    fn selection(minimum_level: Level) -> Selection {
+        Selection { since: None, minimum_level: Some(minimum_level) }
+    }
+
+    #[test]
+    fn the_oldest_lines_are_dropped_and_counted() {
+        let ring = Ring::new(3 * (1 + OVERHEAD_BYTES));
+        for text in ["a", "b", "c", "d", "e"] {
+            push(&ring, text);
+        }
+        let batch = ring.read(0, ALL, Selection::default(), usize::MAX);
+        assert_eq!(
+            (batch.dropped, texts(&batch), batch.next),
+            (2, vec!["c".into(), "d".into(), "e".into()], 5)
+        );
+        assert_eq!(ring.counts(), Counts { lines: 3, bytes: 3 * (1 + OVERHEAD_BYTES as u64), dropped: 2 });
+    }
+
+    #[test]
+    fn empty_lines_do_not_exceed_the_limit_of_lines() {
+        let ring = Ring::new(usize::MAX);
+        for _ in 0..MAX_LINES + 5 {
+            push(&ring, "");
+        }
+        assert_eq!((ring.counts().lines, ring.counts().dropped), (MAX_LINES as u64, 5));
+    }
+
+    #[test]
+    fn a_reader_gets_batches_and_continues_where_it_was() {
+        let ring = Ring::new(usize::MAX);
+        ["a", "b", "c"].into_iter().for_each(|text| push(&ring, text));
+        let first = ring.read(0, ALL, Selection::default(), 1);
+        assert_eq!((texts(&first), first.next), (vec!["a".to_owned()], 1));
+        let rest = ring.read(first.next, ALL, Selection::default(), usize::MAX);
+        assert_eq!((texts(&rest), rest.dropped), (vec!["b".to_owned(), "c".to_owned()], 0));
+        assert!(ring.read(rest.next, ALL, Selection::default(), usize::MAX).lines.is_empty());
+    }
+
+    #[test]
+    fn the_tail_counts_lines_of_the_selection() {
+        let ring = Ring::new(usize::MAX);
+        ["WARN 1", "INFO 2", "WARN 3", "INFO 4", "WARN 5"].into_iter().for_each(|text| push(&ring, text));
+        let position = ring.tail(Some(2), selection(Level::Warn));
+        assert_eq!(
+            texts(&ring.read(position, ALL, selection(Level::Warn), usize::MAX)),
+            ["WARN 3", "WARN 5"]
+        );
+        assert_eq!(ring.tail(Some(0), Selection::default()), 5);
+        assert_eq!(ring.tail(Some(99), Selection::default()), 0);
+        assert_eq!(ring.tail(None, Selection::default()), 0);
+    }
+
+    #[test]
+    fn a_line_without_a_level_continues_the_line_before() {
+        let ring = Ring::new(usize::MAX);
+        ["before", "ERROR x", "  at main", "INFO y", "  of it"]
+            .into_iter()
+            .for_each(|text| push(&ring, text));
+        let batch = ring.read(0, ALL, selection(Level::Error), usize::MAX);
+        assert_eq!(texts(&batch), ["ERROR x", "  at main"]);
+        assert_eq!(ring.read(0, ALL, Selection::default(), usize::MAX).lines[0].level, Level::Info);
+    }
+
+    #[test]
+    fn a_time_in_the_future_is_replaced_by_the_arrival() {
+        let ring = Ring::new(usize::MAX);
+        ["2999-01-01T00:00:00Z x", "2020-01-01T00:00:00Z y"].into_iter().for_each(|text| push(&ring, text));
+        let lines = ring.read(0, ALL, Selection::default(), usize::MAX).lines;
+        assert_eq!(lines[0].time, "2026-01-02T03:04:05Z".parse().unwrap());
+        assert_eq!(lines[1].time, "2020-01-01T00:00:00Z".parse().unwrap());
+        let since = Selection { since: Some("2025-01-01T00:00:00Z".parse().unwrap()), minimum_level: None };
+        assert_eq!(ring.read(0, ALL, since, usize::MAX).lines.len(), 1);
+    }
+
+    #[test]
+    fn lines_that_the_source_lost_are_reported_at_any_level() {
+        let ring = Ring::new(usize::MAX);
+        push(&ring, "a");
+        let first = ring.read(0, ALL, Selection::default(), usize::MAX);
+        ring.push_lost(7, Timestamp::UNIX_EPOCH);
+        push(&ring, "ERROR b");
+        let batch = ring.read(first.next, ALL, selection(Level::Error), usize::MAX);
+        assert_eq!(batch.lines.iter().map(|line| line.lost_lines).collect::<Vec<_>>(), [7, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_ring_never_exceeds_its_bytes_and_no_line_is_lost_uncounted(
+            sizes in proptest::collection::vec(0..200usize, 0..100),
+            max_bytes in 0..2000usize,
+        ) {
+            let ring = Ring::new(max_bytes);
+            for size in &sizes {
+                push(&ring, &"x".repeat(*size));
+                prop_assert!(ring.counts().bytes <= max_bytes as u64);
+            }
+            let batch = ring.read(0, ALL, Selection::default(), usize::MAX);
+            prop_assert_eq!(batch.dropped + batch.lines.len() as u64, sizes.len() as u64);
+        }
+    }
+}

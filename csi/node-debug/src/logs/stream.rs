@@ -1,0 +1,76 @@
+//! Streams: a named pipe that a component writes to, and a unix socket that it connects to.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use csi::socket;
+use jiff::Timestamp;
+use nix::errno::Errno;
+use nix::sys::stat::Mode;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::unix::pipe;
+use tokio::task::JoinSet;
+
+use super::line::LineSplitter;
+use super::ring::Ring;
+
+/// Connections to the socket of one component. Further ones wait.
+const MAX_CONNECTIONS: usize = 16;
+
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// Reads the named pipe, and creates it if it does not exist.
+pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> {
+    match nix::unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno).with_context(|| format!("create the named pipe {}", path.display())),
+    }
+    // Open for writing as well: the pipe then has no end when the last writer closes it.
+    let pipe = pipe::OpenOptions::new()
+        .read_write(true)
+        .open_receiver(path)
+        .with_context(|| format!("open {}, which must be a named pipe", path.display()))?;
+    read(pipe, ring).await.with_context(|| format!("read {}", path.display()))
+}
+
+/// Listens on the socket. Only root and the user of this process can connect, unless an administrator changes its mode.
+pub(super) async fn follow_socket(path: &Path, ring: Arc<Ring>) -> anyhow::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    }
+    let (listener, _removed_on_drop) = socket::listen(path)?;
+    let mut connections = JoinSet::new();
+    loop {
+        if connections.len() >= MAX_CONNECTIONS {
+            connections.join_next().await;
+        }
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted.with_context(|| format!("accept on {}", path.display()))?;
+                let ring = Arc::clone(&ring);
+                connections.spawn(async move {
+                    // A component that crashes may reset its connection. It connects again when it starts.
+                    read(stream, &ring).await.ok();
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn read(mut stream: impl AsyncRead + Unpin, ring: &Ring) -> io::Result<()> {
+    let mut lines = LineSplitter::default();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let length = stream.read(&mut chunk).await?;
+        let now = Timestamp::now();
+        lines.feed(&chunk[..length], |line| ring.push(line, now));
+        if length == 0 {
+            lines.finish().into_iter().for_each(|line| ring.push(line, now));
+            return Ok(());
+        }
+    }
+}

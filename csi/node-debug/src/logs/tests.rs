@@ -1,0 +1,204 @@
+//! Tests of the sources with real files, pipes and sockets.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// The longest time that a test waits for a line.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+const MAX_BYTES: usize = 64 << 10;
+
+struct Fixture {
+    directory: TempDir,
+    logs: Logs,
+    _following: JoinSet<()>,
+}
+
+/// Follows `SCHEME:DIRECTORY/log` after `prepare` was called with this path.
+fn follow(scheme: &str, prepare: impl FnOnce(&Path)) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    prepare(&path);
+    let source = format!("a={scheme}:{}", path.display()).parse().unwrap();
+    let logs = Logs::new(vec![source], MAX_BYTES);
+    let following = logs.follow();
+    Fixture { directory, logs, _following: following }
+}
+
+impl Fixture {
+    fn path(&self) -> std::path::PathBuf {
+        self.directory.path().join("log")
+    }
+
+    fn component(&self) -> &Component {
+        self.logs.component("a").unwrap()
+    }
+
+    fn texts(&self) -> Vec<String> {
+        let batch = self.component().ring.read(0, Position::MAX, Selection::default(), usize::MAX);
+        batch.lines.iter().map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect()
+    }
+
+    /// Waits until the newest line is `last`, and returns all lines.
+    async fn lines_until(&self, last: &str) -> Vec<String> {
+        let mut end = self.component().ring.subscribe();
+        let wait = async {
+            while self.texts().last().map(String::as_str) != Some(last) {
+                end.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(TIMEOUT, wait).await.unwrap_or_else(|_| {
+            panic!("no line {last:?}: {:?}, {:?}", self.texts(), self.component().problem())
+        });
+        self.texts()
+    }
+}
+
+fn append(path: &Path, text: &str) {
+    let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_is_read_from_its_old_content_on() {
+    let log = follow("file", |path| append(path, "old\n"));
+    log.lines_until("old").await;
+    append(&log.path(), "new");
+    append(&log.path(), " line\n");
+    assert_eq!(log.lines_until("new line").await, ["old", "new line"]);
+    assert_eq!(log.component().problem(), None);
+}
+
+#[tokio::test]
+async fn a_file_that_is_renamed_is_read_to_its_end_and_then_its_successor() {
+    let log = follow("file", |path| append(path, "one\n"));
+    log.lines_until("one").await;
+    let mut old = OpenOptions::new().append(true).open(log.path()).unwrap();
+    fs::rename(log.path(), log.directory.path().join("log.1")).unwrap();
+    old.write_all(b"two\nthree without end").unwrap();
+    append(&log.path(), "four\n");
+    assert_eq!(log.lines_until("four").await, ["one", "two", "three without end", "four"]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_truncated_is_read_from_its_beginning() {
+    let log = follow("file", |path| append(path, "a long line of the old content\n"));
+    log.lines_until("a long line of the old content").await;
+    File::create(log.path()).unwrap();
+    append(&log.path(), "new\n");
+    assert_eq!(log.lines_until("new").await, ["a long line of the old content", "new"]);
+}
+
+#[tokio::test]
+async fn a_file_is_awaited_together_with_its_directories() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pods/a/log");
+    let logs = Logs::new(vec![format!("a={}", path.display()).parse().unwrap()], MAX_BYTES);
+    let log = Fixture { _following: logs.follow(), logs, directory };
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    append(&path, "first\n");
+    assert_eq!(log.lines_until("first").await, ["first"]);
+    fs::remove_dir_all(log.directory.path().join("pods")).unwrap();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    append(&path, "second\n");
+    assert_eq!(log.lines_until("second").await, ["first", "second"]);
+}
+
+#[tokio::test]
+async fn a_symbolic_link_is_followed_across_rotation_of_its_target() {
+    let targets = tempfile::tempdir().unwrap();
+    let target = targets.path().join("0.log");
+    append(&target, "one\n");
+    let log = follow("file", |path| std::os::unix::fs::symlink(&target, path).unwrap());
+    log.lines_until("one").await;
+    fs::rename(&target, targets.path().join("0.log.old")).unwrap();
+    append(&target, "two\n");
+    assert_eq!(log.lines_until("two").await, ["one", "two"]);
+}
+
+#[tokio::test]
+async fn of_a_large_file_only_whole_lines_that_fit_are_read() {
+    let lines: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
+    let log = follow("file", |path| append(path, &lines));
+    let texts = log.lines_until("line 19999").await;
+    assert!(texts.iter().all(|text| text.starts_with("line ")));
+    // Of what does not fit, nothing is read: the dropped lines of the ring are from the overhead of its entries alone.
+    let all = texts.len() as u64 + log.component().ring.counts().dropped;
+    assert!(all < 10_000, "{all} lines were read");
+}
+
+#[tokio::test]
+async fn a_directory_in_place_of_the_file_is_a_problem_that_names_it() {
+    let log = follow("file", |path| fs::create_dir(path).unwrap());
+    let wait = async {
+        while log.component().problem().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
+    let problem = log.component().problem().unwrap();
+    assert!(problem.contains("is not a regular file") && problem.contains("/log"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_pipe_is_created_and_read_from_several_writers() {
+    let log = follow("fifo", |path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap());
+    for text in ["one", "two"] {
+        // Without O_NONBLOCK, opening waits until the pipe is open for reading.
+        let path = log.path();
+        tokio::task::spawn_blocking(move || append(&path, &format!("{text}\n"))).await.unwrap();
+        log.lines_until(text).await;
+    }
+    assert_eq!(log.texts(), ["one", "two"]);
+}
+
+#[tokio::test]
+async fn a_socket_accepts_lines_and_the_last_one_without_newline() {
+    let log = follow("unix", |_| ());
+    let connected = async {
+        loop {
+            match UnixStream::connect(log.path()) {
+                Ok(stream) => break stream,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let mut stream = tokio::time::timeout(TIMEOUT, connected).await.unwrap();
+    stream.write_all(b"one\ntwo").unwrap();
+    drop(stream);
+    assert_eq!(log.lines_until("two").await, ["one", "two"]);
+}
+
+#[tokio::test]
+async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
+    let log = follow("unix", |_| ());
+    let connected = async {
+        loop {
+            match UnixStream::connect(log.path()) {
+                Ok(stream) => break stream,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let mut stream = tokio::time::timeout(TIMEOUT, connected).await.unwrap();
+    tokio::task::spawn_blocking(move || {
+        for _ in 0..64 {
+            stream.write_all(&[0x1b; 64 << 10]).unwrap();
+        }
+        stream.write_all(b"\nend\n").unwrap();
+    })
+    .await
+    .unwrap();
+    log.lines_until("end").await;
+    let batch = log.component().ring.read(0, Position::MAX, Selection::default(), usize::MAX);
+    assert_eq!(batch.lines.len(), 2);
+    assert_eq!(batch.lines[0].cut_bytes, (64 * (64 << 10) - line::MAX_LINE_BYTES) as u64);
+    assert!(log.component().ring.counts().bytes <= MAX_BYTES as u64);
+}

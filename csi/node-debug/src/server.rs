@@ -1,0 +1,347 @@
+//! The listeners: a unix socket, and TCP with mutual TLS.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, ensure};
+use csi::socket;
+use futures::stream::{Stream, StreamExt};
+use nix::unistd::{Uid, geteuid};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::server::{Connected, UdsConnectInfo};
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::{Request, Status};
+
+use crate::args::Args;
+use crate::cluster::Cluster;
+use crate::conditions::Subject;
+use crate::logs::Logs;
+use crate::proto::node_debug_server::NodeDebugServer;
+use crate::service::Service;
+
+/// Connections that a listener keeps open. It closes further ones.
+const MAX_CONNECTIONS: usize = 32;
+
+/// Calls on one connection.
+const MAX_STREAMS: u32 = 32;
+
+/// Requests are small.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
+
+/// The longest time for the TLS handshake. A client without a certificate can keep a connection no longer.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The interval at which the service checks that a client still exists, and the time that the client has to respond.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The longest time that open calls may take after the shutdown was requested.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Runs the service until SIGTERM or SIGINT.
+///
+/// # Errors
+/// A listener could not be opened.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
+    let running = Running::start(args, stop.clone()).await?;
+    let mut finished = std::pin::pin!(running.finished());
+    tokio::select! {
+        ended = &mut finished => return ended,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("received a signal; node-debug stops");
+    stop.cancel();
+    tokio::time::timeout(SHUTDOWN_TIMEOUT, finished).await.unwrap_or(Ok(()))
+}
+
+/// The service, listening.
+#[derive(Debug)]
+pub struct Running {
+    /// The TCP address on which it listens.
+    pub address: Option<SocketAddr>,
+    servers: JoinSet<anyhow::Result<()>>,
+    _following: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Running {
+    /// Opens the listeners and reads the logs until `stop`, or until the value is dropped.
+    ///
+    /// # Errors
+    /// A listener could not be opened, or its certificates could not be used.
+    pub async fn start(args: Args, stop: CancellationToken) -> anyhow::Result<Self> {
+        let Args {
+            socket,
+            listen,
+            tls_cert,
+            tls_key,
+            client_ca,
+            logs,
+            log_bytes,
+            driver_name,
+            registration_dir,
+            data_dir,
+            node_name,
+            kubeconfig,
+            service_accounts,
+            kubeconfig_max_lifetime,
+            log: _,
+        } = args;
+        let mut names: Vec<&str> = logs.iter().map(|log| log.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(anyhow!("component {} is given twice (--log)", twice[0]));
+        }
+        let cluster = kubeconfig.map(Cluster::new);
+        let subject = Subject { driver_name, registration_dir, data_dir, node_name, cluster };
+        let lifetime = Duration::from_secs(kubeconfig_max_lifetime.into());
+        let service = Service::new(
+            Logs::new(logs, log_bytes as usize),
+            subject,
+            service_accounts,
+            lifetime,
+            stop.clone(),
+        );
+
+        // TLS comes first: nothing listens if the certificates cannot be used.
+        let tcp = match (listen, tls_cert, tls_key, client_ca) {
+            (None, ..) => None,
+            (Some(address), Some(certificate), Some(key), Some(authority)) => {
+                let tls = tls_config(&certificate, &key, &authority)?;
+                let listener = TcpListener::bind(address).await;
+                Some((listener.with_context(|| format!("listen on {address} (--listen)"))?, tls))
+            }
+            (Some(address), ..) => {
+                return Err(anyhow!(
+                    "listen on {address}: give --tls-cert, --tls-key and --client-ca as well"
+                ));
+            }
+        };
+        let address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
+
+        let mut servers = JoinSet::new();
+        let (listener, socket_file) = listen_unix(&socket)?;
+        let unix = builder().add_service(InterceptedService::new(server(&service), admit_peer));
+        let incoming = limited(UnixListenerStream::new(listener));
+        let stopped = stop.clone().cancelled_owned();
+        servers.spawn(async move {
+            let _removed_on_drop = socket_file;
+            unix.serve_with_incoming_shutdown(incoming, stopped).await.context("serve the unix socket")
+        });
+        if let Some((listener, tls)) = tcp {
+            let tcp =
+                builder().tls_config(tls).context("use the certificates")?.add_service(server(&service));
+            let incoming = limited(TcpListenerStream::new(listener));
+            let stopped = stop.clone().cancelled_owned();
+            servers.spawn(async move {
+                tcp.serve_with_incoming_shutdown(incoming, stopped).await.context("serve TCP")
+            });
+        }
+        tracing::info!(socket = %socket.display(), ?address, version = env!("CARGO_PKG_VERSION"), "serving");
+        Ok(Self { address, servers, _following: service.logs.follow(), stop })
+    }
+
+    /// Waits until the service has ended.
+    ///
+    /// # Errors
+    /// A listener failed before the shutdown was requested.
+    pub async fn finished(mut self) -> anyhow::Result<()> {
+        while let Some(ended) = self.servers.join_next().await {
+            ended.context("a task panicked").flatten()?;
+            ensure!(self.stop.is_cancelled(), "a listener ended before the shutdown");
+        }
+        Ok(())
+    }
+}
+
+fn builder() -> Server {
+    Server::builder()
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+}
+
+fn server(service: &Service) -> NodeDebugServer<Service> {
+    NodeDebugServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES)
+}
+
+fn tls_config(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<ServerTlsConfig> {
+    let read = |path: &PathBuf, flag: &str| {
+        fs::read(path).with_context(|| format!("read {} ({flag})", path.display()))
+    };
+    let identity =
+        Identity::from_pem(read(&certificate.to_owned(), "--tls-cert")?, read(&key.to_owned(), "--tls-key")?);
+    let authority_pem = read(&authority.to_owned(), "--client-ca")?;
+    // An empty list of authorities must not be taken for no requirement.
+    ensure!(
+        String::from_utf8_lossy(&authority_pem).contains("-----BEGIN CERTIFICATE-----"),
+        "read {} (--client-ca): it has no PEM certificate",
+        authority.display()
+    );
+    Ok(ServerTlsConfig::new()
+        .identity(identity)
+        .client_ca_root(Certificate::from_pem(authority_pem))
+        .client_auth_optional(false)
+        .timeout(HANDSHAKE_TIMEOUT))
+}
+
+/// Listens on a unix socket in a directory in which no other user can replace it.
+fn listen_unix(path: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket::SocketFile)> {
+    let directory =
+        path.parent().with_context(|| format!("{} has no directory (--socket)", path.display()))?;
+    let context = || format!("create {} (--socket)", directory.display());
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(context);
+        }
+        _ => {}
+    }
+    let metadata = fs::metadata(directory).with_context(context)?;
+    ensure!(
+        is_protected(metadata.mode(), metadata.uid(), geteuid().as_raw()),
+        "{}: other users can write it, and so could replace the socket; use a directory with mode 0700 (--socket)",
+        directory.display()
+    );
+    // Another process that listens there would lose its clients without notice.
+    ensure!(
+        std::os::unix::net::UnixStream::connect(path).is_err(),
+        "another process listens on {}; stop it, or choose another path (--socket)",
+        path.display()
+    );
+    socket::listen(path)
+}
+
+/// Returns `true` if only root and this user can change the entries of a directory.
+fn is_protected(mode: u32, owner: u32, this_user: u32) -> bool {
+    mode & 0o022 == 0 && (owner == 0 || owner == this_user)
+}
+
+/// Admits root and the user of the service.
+fn admit_peer(request: Request<()>) -> Result<Request<()>, Status> {
+    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    match peer {
+        Some(peer) if is_admitted(Uid::from_raw(peer.uid()), geteuid()) => Ok(request),
+        Some(peer) => Err(Status::permission_denied(format!(
+            "user {} may not use this socket; use root or the user of node-debug",
+            peer.uid()
+        ))),
+        None => Err(Status::permission_denied("the kernel does not know the user of this connection")),
+    }
+}
+
+fn is_admitted(peer: Uid, this_user: Uid) -> bool {
+    peer.is_root() || peer == this_user
+}
+
+/// Keeps [`MAX_CONNECTIONS`] open, and closes those that come in addition.
+fn limited<I>(incoming: impl Stream<Item = io::Result<I>>) -> impl Stream<Item = io::Result<Counted<I>>> {
+    let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    incoming.filter_map(move |connection| {
+        let permit = Arc::clone(&open).try_acquire_owned();
+        std::future::ready(match (connection, permit) {
+            (Ok(stream), Ok(permit)) => Some(Ok(Counted { stream, _permit: permit })),
+            (Ok(_closed), Err(_)) => {
+                tracing::warn!("closed a connection: {MAX_CONNECTIONS} are open");
+                None
+            }
+            (Err(error), _) => Some(Err(error)),
+        })
+    })
+}
+
+/// A connection that counts as open until it is dropped.
+struct Counted<I> {
+    stream: I,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<I: Connected> Connected for Counted<I> {
+    type ConnectInfo = I::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Counted<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, out)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Counted<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::own_and_private(0o700, 7, true)]
+    #[case::of_root(0o755, 0, true)]
+    #[case::writable_by_a_group(0o770, 7, false)]
+    #[case::writable_by_all(0o777, 0, false)]
+    #[case::of_another_user(0o700, 8, false)]
+    fn a_socket_needs_a_directory_that_others_cannot_write(
+        #[case] mode: u32,
+        #[case] owner: u32,
+        #[case] is_ok: bool,
+    ) {
+        assert_eq!(is_protected(mode, owner, 7), is_ok);
+    }
+
+    #[rstest]
+    #[case::root(0, true)]
+    #[case::same_user(7, true)]
+    #[case::other_user(8, false)]
+    fn only_root_and_the_same_user_are_admitted(#[case] peer: u32, #[case] is_ok: bool) {
+        assert_eq!(is_admitted(Uid::from_raw(peer), Uid::from_raw(7)), is_ok);
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_limit_are_closed_until_others_end() {
+        let streams = futures::stream::iter((0..MAX_CONNECTIONS + 2).map(Ok));
+        let mut open: Vec<_> = limited(streams).collect().await;
+        assert_eq!(open.len(), MAX_CONNECTIONS);
+        open.clear();
+    }
+}

@@ -1,0 +1,105 @@
+//! Tests of the service and of the program `dbg`, over real sockets and real TLS. They need no root.
+
+mod bundle;
+mod documentation;
+mod kubectl;
+mod support;
+mod tls;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use support::*;
+
+#[test]
+fn logs_are_printed_by_count_level_and_age() {
+    let node = Node::start(&[]);
+    node.write_log("2020-01-01T00:00:00Z ERROR old\nINFO one\nWARN two\n  of two\nINFO three\n");
+    let lines = |options: &[&str]| {
+        let output = node.dbg(&[&["logs", COMPONENT], options].concat());
+        output.stdout.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(lines(&["--lines", "2"]), ["  of two", "INFO three"]);
+    assert_eq!(lines(&["--level", "warn", "--since", "1h"]), ["WARN two", "  of two"]);
+    assert_eq!(lines(&[]).len(), 5);
+    let listed = node.dbg(&["logs"]);
+    assert!(listed.stdout.contains("agent") && listed.stdout.contains("5 lines"), "{}", listed.stdout);
+}
+
+#[test]
+fn control_characters_of_a_log_do_not_reach_the_terminal() {
+    let node = Node::start(&[]);
+    node.write_log("\x1b]0;owned\x07\x1b[2J\rtext\n");
+    let output = node.dbg(&["logs", COMPONENT]);
+    assert_eq!(output.stdout, "\\u{1b}]0;owned\\u{7}\\u{1b}[2J\\u{d}text\n");
+}
+
+#[test]
+fn new_lines_are_printed_while_dbg_follows() {
+    let node = Node::start(&[]);
+    node.write_log("before\n");
+    let mut dbg = node.command(&["logs", COMPONENT, "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(dbg.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "before");
+    node.append_log("after\n");
+    assert_eq!(lines.next().unwrap(), "after");
+    dbg.kill().unwrap();
+    dbg.wait().unwrap();
+}
+
+#[test]
+fn without_a_service_dbg_names_the_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = format!("unix://{}/none.sock", directory.path().display());
+    let output = run(&["--address", &address, "logs", "kubelet"]);
+    output.assert_failed("start node-debug on the node, or give its address with --address");
+    assert!(output.stderr.contains("none.sock"), "{}", output.stderr);
+}
+
+#[test]
+fn unknown_names_are_refused_with_those_that_are_known() {
+    let node = Node::start(&[]);
+    node.dbg(&["logs", "kubelet"])
+        .assert_failed("there is no component \"kubelet\"; the components are agent");
+    node.dbg(&["condition", "get", "quota"])
+        .assert_failed("the conditions are plugin-serving, plugin-registered,");
+    node.dbg(&["condition", "get", "node-ready"]).assert_failed("needs option --kubeconfig of node-debug");
+    node.dbg(&["kubectl", "get", "pods"])
+        .assert_failed("start it with --kubeconfig and --kubeconfig-service-account");
+}
+
+#[test]
+fn a_condition_that_is_not_met_has_an_exit_code_of_its_own() {
+    let node = Node::start(&[]);
+    let output = node.dbg(&["condition", "get", "plugin-serving"]);
+    assert_eq!(output.code, Some(1));
+    assert!(
+        output.stdout.starts_with("not met: ") && output.stdout.contains("a.b-reg.sock"),
+        "{}",
+        output.stdout
+    );
+    let output = node.dbg(&["condition", "wait", "plugin-serving", "--timeout", "1ms"]);
+    assert_eq!(output.code, Some(1));
+    let listed = node.dbg(&["condition", "list"]);
+    assert_eq!(listed.code, Some(0));
+    assert!(listed.stdout.contains("volume-published VOLUME"), "{}", listed.stdout);
+}
+
+#[test]
+fn a_second_service_does_not_take_the_socket_of_the_first() {
+    let node = Node::start(&[]);
+    let error = node.start_another().unwrap_err();
+    assert!(error.contains("another process listens on"), "{error}");
+    assert_eq!(node.dbg(&["logs"]).code, Some(0));
+}
+
+#[test]
+fn the_socket_is_private_and_removed_at_the_end() {
+    use std::os::unix::fs::PermissionsExt;
+    let node = Node::start(&[]);
+    let socket = node.socket();
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&socket), mode(socket.parent().unwrap())), (0o600, 0o700));
+    node.stop();
+    assert!(!socket.exists());
+}

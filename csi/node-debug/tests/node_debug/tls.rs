@@ -1,0 +1,136 @@
+//! The service over TCP.
+
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::*;
+
+/// An authority and the files of one certificate that it has issued.
+struct Pki {
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+/// Creates an authority with a certificate, in files whose names begin with `name`.
+fn pki(directory: &Path, name: &str, usage: ExtendedKeyUsagePurpose) -> Pki {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, format!("authority of {name}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.extended_key_usages = vec![usage];
+    params.subject_alt_names.push(SanType::IpAddress([127, 0, 0, 1].into()));
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, &issuer).unwrap();
+    let file = |kind: &str, text: &str| write(&directory.join(format!("{name}.{kind}")), text);
+    Pki {
+        authority: file("ca", &issuer.pem()),
+        certificate: file("crt", &certificate.pem()),
+        key: file("key", &key.serialize_pem()),
+    }
+}
+
+struct Fixture {
+    scratch: tempfile::TempDir,
+    server: Pki,
+    client: Pki,
+    node: Node,
+}
+
+fn options(server: &Pki, client_ca: &str) -> Vec<String> {
+    vec![
+        "--listen=127.0.0.1:0".to_owned(),
+        format!("--tls-cert={}", server.certificate),
+        format!("--tls-key={}", server.key),
+        format!("--client-ca={client_ca}"),
+    ]
+}
+
+fn fixture() -> Fixture {
+    let scratch = tempfile::tempdir().unwrap();
+    let server = pki(scratch.path(), "server", ExtendedKeyUsagePurpose::ServerAuth);
+    let client = pki(scratch.path(), "client", ExtendedKeyUsagePurpose::ClientAuth);
+    let node = Node::start(&options(&server, &client.authority));
+    Fixture { scratch, server, client, node }
+}
+
+impl Fixture {
+    fn dbg(&self, client: &Pki, server_ca: &str) -> Output {
+        let address = format!("https://{}", self.node.tcp());
+        let tls = ["--tls-cert", &client.certificate, "--tls-key", &client.key, "--server-ca", server_ca];
+        run(&[&["--address", &address], &tls[..], &["condition", "list"]].concat())
+    }
+}
+
+const REMEDY: &str = "--tls-cert must be from the authority that node-debug has as --client-ca";
+
+#[test]
+fn a_client_with_a_certificate_of_the_authority_is_served() {
+    let fixture = fixture();
+    let output = fixture.dbg(&fixture.client, &fixture.server.authority);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.stdout.contains("plugin-serving"));
+}
+
+#[test]
+fn a_client_with_a_foreign_certificate_is_refused() {
+    let fixture = fixture();
+    let foreign = pki(fixture.scratch.path(), "foreign", ExtendedKeyUsagePurpose::ClientAuth);
+    fixture.dbg(&foreign, &fixture.server.authority).assert_failed(REMEDY);
+}
+
+#[test]
+fn a_service_with_a_foreign_certificate_is_not_trusted() {
+    let fixture = fixture();
+    fixture.dbg(&fixture.client, &fixture.client.authority).assert_failed(REMEDY);
+}
+
+#[test]
+fn a_client_without_a_certificate_is_refused() {
+    use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+    let fixture = fixture();
+    let address = format!("https://{}", fixture.node.tcp());
+    let authority = std::fs::read(&fixture.server.authority).unwrap();
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let called = runtime.block_on(async {
+        let channel = Endpoint::from_shared(address).unwrap().tls_config(tls).unwrap().connect().await?;
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await?;
+        let path = "/loopfs.nodedebug.v1.NodeDebug/Describe".parse().unwrap();
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        client.unary(tonic::Request::new(()), path, codec).await.map_err(Box::new)?;
+        Ok::<_, Box<dyn std::error::Error>>(())
+    });
+    assert!(called.is_err());
+    run(&["--address", &format!("https://{}", fixture.node.tcp()), "logs"])
+        .assert_failed("needs --tls-cert, --tls-key and --server-ca");
+}
+
+#[test]
+fn a_service_without_a_usable_client_authority_does_not_listen() {
+    let fixture = fixture();
+    let empty = write(&fixture.scratch.path().join("empty.ca"), "");
+    let other = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let start = |options: Vec<String>| {
+        let started = runtime.block_on(start(other.path(), &options, CancellationToken::new()));
+        format!("{:#}", started.err().unwrap())
+    };
+    let error = start(options(&fixture.server, &empty));
+    assert!(error.contains("(--client-ca): it has no PEM certificate"), "{error}");
+    assert!(
+        !other.path().join("run").exists(),
+        "the unix socket was opened before the certificates were read"
+    );
+    let error = start(options(&fixture.server, &fixture.client.authority)[..3].to_vec());
+    assert!(error.contains("--client-ca"), "{error}");
+}
