@@ -16,7 +16,9 @@ use crate::flock;
 use crate::loop_device::BackingFile;
 use crate::project_quota::ProjectIds;
 
-/// A store of volumes on one XFS file system, which is mounted with project quotas and contains nothing else.
+/// A store of volumes on one XFS file system, which is mounted with project quotas.
+///
+/// The store leaves other directories of the file system alone, and project ids outside its range.
 #[derive(Debug)]
 pub struct VolumeStore {
     pub(super) filesystem: DataFilesystem,

@@ -12,6 +12,7 @@ mod conditions;
 mod directory_copies;
 mod environment;
 mod foreign_files;
+mod foreign_projects;
 mod growth;
 mod in_use;
 mod lock_timeouts;
