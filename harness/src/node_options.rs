@@ -100,6 +100,30 @@ impl NodeOptions {
         self.losetup.unwrap_or(Losetup::UtilLinux)
     }
 
+    /// Returns `true` if the node has the programs that a stock kubelet starts for volumes.
+    pub(crate) fn has_tools(&self) -> bool {
+        self.node_image == NodeImage::Default
+    }
+
+    /// Returns every combination, with a name that can be the name of a directory.
+    pub(crate) fn combinations() -> [(&'static str, NodeOptions); 5] {
+        let nodes = |kubelet, losetup, node_image| NodeOptions {
+            kubelet,
+            losetup,
+            node_image,
+            ..NodeOptions::default()
+        };
+        let (util_linux, drop_in) = (Some(Losetup::UtilLinux), Some(Losetup::DropIn));
+        let (stock, patched) = (KubeletBuild::Stock, KubeletBuild::Patched);
+        [
+            ("stock-util-linux", nodes(stock, util_linux, NodeImage::Default)),
+            ("stock-drop-in", nodes(stock, drop_in, NodeImage::Default)),
+            ("patched-util-linux", nodes(patched, util_linux, NodeImage::Default)),
+            ("patched-drop-in", nodes(patched, drop_in, NodeImage::Default)),
+            ("patched-no-tools", nodes(patched, None, NodeImage::NoTools)),
+        ]
+    }
+
     /// Returns the words of the command line that select the same nodes.
     pub(crate) fn words(&self) -> impl Iterator<Item = String> + use<> {
         let default = NodeOptions::default();
@@ -144,6 +168,13 @@ mod tests {
         let options = parse(words);
         options.check().unwrap();
         assert_eq!(options.words().collect::<Vec<_>>().join(" "), words);
+    }
+
+    #[test]
+    fn every_combination_can_work() {
+        for (name, options) in NodeOptions::combinations() {
+            options.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
     }
 
     #[rstest]

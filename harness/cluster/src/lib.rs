@@ -62,6 +62,8 @@ mod pod_token;
 mod programs;
 mod running;
 mod spec;
+pub mod started_programs;
+mod trace;
 mod variant;
 pub mod waiting;
 

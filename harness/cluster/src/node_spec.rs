@@ -13,6 +13,7 @@ use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
 use super::pki::{ServerName, Subject};
 use super::plan::DataMount;
+use super::trace;
 use super::variant::KubeletRoot;
 
 /// The disk of the root file system.
@@ -95,8 +96,10 @@ pub(crate) fn node_spec(
     kubelet_root: KubeletRoot,
     has_inspection_disk: bool,
 ) -> Result<NodeSpec> {
-    let mut steps =
-        vec![service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"])))];
+    let mut steps = vec![
+        trace::step(),
+        service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"]))),
+    ];
     for archive in &images.archives {
         let path = format!("{IMAGES_DIR}/{archive}");
         steps.push(run(
@@ -130,6 +133,7 @@ pub(crate) fn node_spec(
         mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
         mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
         in_memory(CNI_STATE_DIR),
+        trace::mount(),
     ];
     mounts.extend(has_inspection_disk.then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
     mounts.extend(data_mount.into_iter().flat_map(|data| data_mounts(data, kubelet_root)));

@@ -9,9 +9,10 @@ use super::scenario::{Scenario, StepResult};
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
     bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
-    kubelet_quotas, kubelet_root, orphans, outages, read_only_claims, removal, retained_volumes, second_node,
-    user_namespaces,
+    kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims, removal, retained_volumes,
+    second_node, user_namespaces,
 };
+use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 
@@ -56,16 +57,26 @@ impl Entry {
 /// What the scenarios of one run share.
 pub(super) struct State<'a> {
     pub(super) env: &'a TestEnv<'a>,
+    /// What the run asks of the nodes of its cluster.
+    pub(super) nodes: &'a NodeOptions,
     /// The fault to inject, if the run must fail.
     pub(super) fault: Option<Fault>,
     /// The inventory of the node before the first volume, if the node is the harness's own.
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 18] = [
+pub(super) const SCENARIOS: [Entry; 19] = [
     Entry { name: install::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(install(s, state))) },
     anywhere(flow::NAME, |s, state| Box::pin(flow::run(s, state.env, state.fault))),
     anywhere(read_only_claims::NAME, |s, state| Box::pin(read_only_claims::run(s, state.env))),
+    Entry {
+        name: node::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "the programs that the kubelet starts",
+            run: |s, state, _, node| Box::pin(node::run(s, state.env, state.nodes, node)),
+        },
+    },
     anywhere(clones::NAME, |s, state| Box::pin(clones::run(s, state.env))),
     anywhere(infeasible_resize::NAME, |s, state| Box::pin(infeasible_resize::run(s, state.env))),
     anywhere(retained_volumes::NAME, |s, state| Box::pin(retained_volumes::run(s, state.env))),
@@ -125,6 +136,9 @@ pub(super) const SCENARIOS: [Entry; 18] = [
     },
     Entry { name: removal::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(remove(s, state))) },
 ];
+
+/// The scenarios that depend on the kubelet and the programs of the node, besides the first and the last.
+pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
 /// Returns the names that `--story` takes.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

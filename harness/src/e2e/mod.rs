@@ -13,5 +13,5 @@ mod scenarios;
 mod self_check;
 mod state_dump;
 
-pub(crate) use self::run::install_driver;
 pub use self::run::{Args, run};
+pub(crate) use self::run::{install_driver, run_on_nodes};

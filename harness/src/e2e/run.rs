@@ -79,6 +79,25 @@ impl Args {
         self.kubernetes_bin.as_deref()
     }
 
+    /// Refuses options that cannot work together.
+    fn check(&self) -> Result<()> {
+        self.nodes.check()?;
+        catalogue::require_suitable(&self.scenarios, self.nodes.variant())?;
+        let on_node = [
+            self.self_check.then_some("--self-check"),
+            self.broken.map(|_| "--break"),
+            self.scenarios.is_empty().then_some("no --story"),
+        ];
+        if let Some(option) = on_node.into_iter().flatten().next().filter(|_| !self.nodes.has_tools()) {
+            anyhow::bail!(
+                "--node-image no-tools with {option}: faults and some stories run mount and umount on the node; add \
+                 {}",
+                catalogue::OF_THE_NODE.map(|name| format!("--story {name:?}")).join(" ")
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the command line of the same run.
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
@@ -97,21 +116,19 @@ impl Args {
 /// Runs the scenarios and reports every step.
 ///
 /// # Errors
-/// A scenario does not suit the nodes, the manifests cannot be read, or the background process cannot be started. Failed steps are in the report.
+/// Options contradict each other, the manifests cannot be read, or the background process cannot be started. Failed
+/// steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
-    catalogue::require_suitable(&args.scenarios, args.nodes.variant())?;
     let manifests = Manifests::of_driver(session)?;
+    args.check()?;
     match &args.kubeconfig {
         Some(kubeconfig) => {
-            against_any_cluster(
-                session,
-                manifests,
-                kubeconfig,
-                Selection::new(&args.scenarios, args.nodes.variant()),
-            )
-            .await
+            let selection = Selection::new(&args.scenarios, args.nodes.variant());
+            against_any_cluster(session, manifests, kubeconfig, selection).await
         }
-        None if !args.keep => against_its_own(session, manifests, &args).await,
+        None if !args.keep => {
+            against_its_own(session, manifests, &args, &session.workspace.reports(RUN)).await
+        }
         None if background::is_background(session) => against_one_that_stays(session, manifests, &args).await,
         None => {
             let cases: Vec<scenario::HandedOver> = background::run_again(session, args.again()).await?;
@@ -120,15 +137,37 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     }
 }
 
+/// Runs the scenarios that depend on the kubelet and the programs of the node, on a cluster with such nodes. The logs
+/// and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_on_nodes(
+    session: &Session,
+    nodes: NodeOptions,
+    kubernetes_bin: Option<&Path>,
+    reports: &Path,
+) -> Result<Report> {
+    let scenarios = catalogue::OF_THE_NODE.map(str::to_owned).into();
+    let args =
+        Args { nodes, scenarios, kubernetes_bin: kubernetes_bin.map(Path::to_owned), ..Args::default() };
+    args.check()?;
+    against_its_own(session, Manifests::of_driver(session)?, &args, reports).await
+}
+
 /// Runs on a cluster that is created for the run and deleted after it.
-async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
+async fn against_its_own(
+    session: &Session,
+    manifests: Manifests,
+    args: &Args,
+    reports: &Path,
+) -> Result<Report> {
     let mut report = Report::new();
-    let reports = session.workspace.reports(RUN);
     let dir = session.workspace.target().join("e2e-cluster");
     let Ok(cluster) = start(session, &mut report, args, dir, reports.join("logs")).await else {
         return Ok(report);
     };
-    test(session, &mut report, manifests, &cluster, args, &reports).await?;
+    test(session, &mut report, manifests, &cluster, args, reports).await?;
     let started = Instant::now();
     // The cluster is stopped after Ctrl-C too, when no further step begins.
     let stopped = cluster.stop().await;
@@ -177,14 +216,8 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    runner::run_all(
-        session,
-        report,
-        &env,
-        Selection::new(&args.scenarios, args.nodes.variant()),
-        args.broken,
-    )
-    .await;
+    let selection = Selection::new(&args.scenarios, args.nodes.variant());
+    runner::run_all(session, report, &env, &args.nodes, selection, args.broken).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;
@@ -213,7 +246,8 @@ async fn against_any_cluster(
     let env = TestEnv::new(manifests, client, None, NAMESPACE)?;
     let installed = scenarios::install::is_installed(&env).await?;
     let mut report = Report::new();
-    runner::run_all(session, &mut report, &env, selection, None).await;
+    let nodes = NodeOptions::default();
+    runner::run_all(session, &mut report, &env, &nodes, selection, None).await;
     state_dump::write(&env, &session.workspace.reports(RUN)).await;
     let started = Instant::now();
     // The removal also runs if a scenario failed or was stopped.

@@ -10,6 +10,7 @@ use super::catalogue::{Entry, Run, SCENARIOS, State};
 use super::faults::Fault;
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::flow;
+use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
 
@@ -38,10 +39,11 @@ pub(super) async fn run_all(
     session: &Session,
     report: &mut Report,
     env: &TestEnv<'_>,
+    nodes: &NodeOptions,
     selection: Selection<'_>,
     fault: Option<Fault>,
 ) {
-    let state = State { env, fault, before: None };
+    let state = State { env, nodes, fault, before: None };
     let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
     let remaining = remaining.collect();
     let mut runner = ScenarioRunner { session, report, selection, state, remaining };

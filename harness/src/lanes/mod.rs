@@ -4,6 +4,7 @@ mod apiserver;
 mod ginkgo;
 mod kernel;
 mod libtest;
+mod node;
 mod power_cut;
 mod sanity;
 mod unit;
@@ -17,7 +18,8 @@ use testvm::session::Session;
 
 use crate::e2e;
 
-/// Runs lanes in the order of their cost, and all of them even if one fails.
+/// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
+/// lane node.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
@@ -49,16 +51,20 @@ enum Lane {
     Sanity,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
+    /// The same on other nodes, one cluster after the other: a stock or a patched kubelet with the losetup of
+    /// util-linux or of loopfs, and a patched kubelet without mount, umount and losetup. Runs only if --lane selects
+    /// it.
+    Node,
 }
 
-const ALL: [Lane; 5] = [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e];
+const ALL: [Lane; 6] = [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
 ///
 /// # Errors
 /// A lane that cannot run is a failed case, not an error.
 pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
-    let selected = |lane: &Lane| args.lanes.is_empty() || args.lanes.contains(lane);
+    let selected = |lane: &Lane| lane.is_selected(&args.lanes);
     let mut report = Report::new();
     for lane in ALL.iter().filter(|lane| selected(lane)) {
         if session.cancel.is_cancelled() {
@@ -72,6 +78,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Kernel => kernel::run(session, args.kernel.as_deref(), &args.only).await,
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
+            Lane::Node => node::run(session, args.e2e.kubernetes_bin()).await,
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -100,6 +107,24 @@ impl Lane {
             Lane::Kernel => "kernel",
             Lane::Sanity => "sanity",
             Lane::E2e => "e2e",
+            Lane::Node => "node",
         }
+    }
+
+    /// Returns `true` if the lane runs: without names, those that CI runs.
+    fn is_selected(self, names: &[Lane]) -> bool {
+        if names.is_empty() { self != Lane::Node } else { names.contains(&self) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lane_node_runs_only_if_it_is_named() {
+        let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
+        assert_eq!((selected(&[]), selected(&[Lane::Node])), (5, 1));
+        assert!(!Lane::Node.is_selected(&[]));
     }
 }

@@ -15,6 +15,10 @@ use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 /// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
+/// The programs that inspect a node, which it may not have itself.
+const XFS_QUOTA: &str = "/usr/sbin/xfs_quota";
+const LOSETUP: &str = "/usr/sbin/losetup";
+
 /// One snapshot of a node. Each entry is a sentence that names the object. It omits values that a reboot may
 /// change: the number of a loop device, and the blocks of a volume's content.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -30,10 +34,14 @@ impl Inventory {
         let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
         let files = node.exec(&find, TOOL_DEADLINE).await?;
         let report = "report -p -n -N -b -i";
-        let quotas = output(node, &["xfs_quota", "-x", "-c", report, DATA_DIR]).await?;
+        let quotas =
+            output(node, &[&node.inspection_program(XFS_QUOTA), "-x", "-c", report, DATA_DIR]).await?;
         let columns = "BACK-MAJ:MIN,BACK-INO,BACK-FILE";
-        let loops =
-            output(node, &["losetup", "--list", "--noheadings", "--raw", "--output", columns]).await?;
+        let loops = output(
+            node,
+            &[&node.inspection_program(LOSETUP), "--list", "--noheadings", "--raw", "--output", columns],
+        )
+        .await?;
         let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
         let files = Files::parse(still_there(&files)?)?;
         let loops = parse_loops(&loops, &files)?;

@@ -32,8 +32,9 @@ pub struct Overlay {
     /// The name of the artifact in the cache.
     pub artifact: &'static str,
     /// The directory of the program, in the directory of the module. The program is a Go module of its own.
-    /// Called as `PROGRAM OUTPUT MODULE=DIRECTORY..`, it writes the copies and `overlay.json` into the
-    /// directory OUTPUT. It fails if a source is not as it expects.
+    /// Called in the directory of `go.mod` as `PROGRAM OUTPUT MODULE=DIRECTORY..`, it writes the copies,
+    /// `overlay.json`, and a `go.mod` for `-modfile` into the directory OUTPUT. It fails if a source is not as it
+    /// expects.
     pub rewriter: &'static str,
     /// The modules that it changes.
     pub modules: &'static [&'static str],
@@ -111,8 +112,9 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
                 go(&source).args(["build", "-v", "-trimpath", "-ldflags", &linker_flags, "-o"]).arg(out);
             build = match &module.overlay {
                 Some(overlay) => {
-                    let file = write_overlay(&source, overlay, scratch.path()).await?;
-                    build.arg("-overlay").arg(file).args(overlay.packages)
+                    let written = write_overlay(&source, overlay, scratch.path()).await?;
+                    let build = build.arg("-modfile").arg(written.join("go.mod"));
+                    build.arg("-overlay").arg(written.join("overlay.json")).args(overlay.packages)
                 }
                 None => build.arg("tool"),
             };
@@ -137,7 +139,8 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         .await
 }
 
-/// Runs the rewriter of `overlay`, and returns the file for `go build -overlay`. All files are in `scratch`.
+/// Runs the rewriter of `overlay` for the modules that `source/go.mod` requires, and returns its output directory in
+/// `scratch`.
 async fn write_overlay(source: &Path, overlay: &Overlay, scratch: &Path) -> Result<PathBuf> {
     let program = scratch.join("rewriter");
     go(&source.join(overlay.rewriter))
@@ -153,19 +156,20 @@ async fn write_overlay(source: &Path, overlay: &Overlay, scratch: &Path) -> Resu
         anyhow::ensure!(!directory.is_empty(), "go.mod of {} requires no {module}", source.display());
         modules.push(format!("{module}={directory}"));
     }
-    rewrite(&program, &scratch.join("overlay"), &modules).await
+    rewrite(source, &program, scratch.join("overlay"), &modules).await
 }
 
 /// Runs a compiled rewriter. Its message is the error: it names the file, the function and what it expected there.
-async fn rewrite(program: &Path, out: &Path, modules: &[String]) -> Result<PathBuf> {
-    let finished = Program::new(program).arg(out).args(modules).finish().await?;
+async fn rewrite(source: &Path, program: &Path, out: PathBuf, modules: &[String]) -> Result<PathBuf> {
+    let rewriter = in_module(Program::new(program), source);
+    let finished = rewriter.arg(&out).args(modules).finish().await?;
     anyhow::ensure!(
         finished.status.success(),
         "change the sources of {}, so nothing was built: {}",
         modules.join(" and "),
         finished.stderr.trim()
     );
-    Ok(out.join("overlay.json"))
+    Ok(out)
 }
 
 /// Adds the name and the content of every file below a directory.
@@ -212,7 +216,11 @@ async fn toolchain(source: &Path, go_mod: &str) -> Result<String> {
 
 /// Returns the go command for this machine, without settings of the user's environment for other work.
 fn go(source: &Path) -> Program {
-    Program::new("go")
+    in_module(Program::new("go"), source)
+}
+
+fn in_module(program: Program, source: &Path) -> Program {
+    program
         .current_dir(source)
         .env("CGO_ENABLED", "0")
         .env("GOFLAGS", "-mod=readonly")
@@ -276,7 +284,7 @@ mod tests {
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let modules = ["example.org/m=/mod/m".to_owned()];
-        let error = rewrite(&program, &dir.path().join("out"), &modules).await.unwrap_err().to_string();
+        let error = rewrite(dir.path(), &program, dir.path().join("out"), &modules).await.unwrap_err().to_string();
         assert_eq!(
             error,
             "change the sources of example.org/m=/mod/m, so nothing was built: overlay: a.go: function Map: expected \

@@ -83,7 +83,7 @@ func moduleDirectories(modules []module, arguments []string) (map[string]string,
 			return nil, fmt.Errorf("%q: the module %s is given twice", argument, path)
 		}
 		if !filepath.IsAbs(directory) {
-			return nil, fmt.Errorf("%q: the directory of the module must be an absolute path", argument)
+			return nil, fmt.Errorf("%q: the directory of the module must be an absolute path; if `go list -m` prints none, run `go mod download %s`", argument, path)
 		}
 		directories[path] = directory
 	}

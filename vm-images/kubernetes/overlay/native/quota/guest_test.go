@@ -1,4 +1,4 @@
-//go:build linux && (amd64 || arm64 || riscv64)
+//go:build kernel_tests && linux && (amd64 || arm64 || riscv64)
 
 package quota
 
@@ -21,7 +21,7 @@ func onXFS(t *testing.T) (string, uint32) {
 	t.Helper()
 	mount := os.Getenv("LOOPFS_TEST_XFS")
 	if mount == "" {
-		t.Skip("LOOPFS_TEST_XFS names no XFS with project quotas")
+		t.Fatal("LOOPFS_TEST_XFS must name an XFS with project quotas: cargo harness test --lane kernel")
 	}
 	directory, err := os.MkdirTemp(mount, "quota")
 	if err != nil {
@@ -74,7 +74,7 @@ func walk(t *testing.T, root string) Usage {
 	return usage
 }
 
-func TestTheStateOfProjectQuotasIsThatOfTheMount(t *testing.T) {
+func TestOnXFSTheStateOfProjectQuotasIsThatOfTheMount(t *testing.T) {
 	directory, _ := onXFS(t)
 	if accounting, enforced, err := State(directory); !accounting || !enforced || err != nil {
 		t.Error(accounting, enforced, err)
@@ -86,7 +86,7 @@ func TestTheStateOfProjectQuotasIsThatOfTheMount(t *testing.T) {
 	}
 }
 
-func TestTheUsageOfAProjectIsThatOfAWalkOverItsTree(t *testing.T) {
+func TestOnXFSTheUsageOfAProjectIsThatOfAWalkOverItsTree(t *testing.T) {
 	directory, project := onXFS(t)
 	for index := range 50 {
 		makeFile(t, index*3000, directory, fmt.Sprintf("a/%d/b", index%5), fmt.Sprint(index))
@@ -112,7 +112,7 @@ func TestTheUsageOfAProjectIsThatOfAWalkOverItsTree(t *testing.T) {
 	}
 }
 
-func TestFilesThatLinksAndMountsReachKeepTheirProject(t *testing.T) {
+func TestOnXFSFilesThatLinksAndMountsReachKeepTheirProject(t *testing.T) {
 	directory, project := onXFS(t)
 	outside, _ := onXFS(t)
 	file := makeFile(t, 10, outside, "file")
@@ -133,7 +133,7 @@ func TestFilesThatLinksAndMountsReachKeepTheirProject(t *testing.T) {
 	}
 }
 
-func TestALimitHoldsUntilItIsRemoved(t *testing.T) {
+func TestOnXFSALimitHoldsUntilItIsRemoved(t *testing.T) {
 	directory, project := onXFS(t)
 	if err := errors.Join(SetLimit(directory, project, 1<<20), Assign(directory, project)); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestALimitHoldsUntilItIsRemoved(t *testing.T) {
 	}
 }
 
-func TestAProjectWithoutARecordIsNotFound(t *testing.T) {
+func TestOnXFSAProjectWithoutARecordIsNotFound(t *testing.T) {
 	directory, project := onXFS(t)
 	if usage, err := OfProject(directory, project); !errors.Is(err, unix.ENOENT) {
 		t.Error(usage, err)

@@ -138,7 +138,8 @@ func TestPathsWhoseUsageTheFileSystemDoesNotTellAreLeftToAWalk(t *testing.T) {
 		"a symbolic link to a tmpfs":      link,
 		"a tmpfs without limit of space":  namespace.Tmpfs(t, "size=0"),
 		"a tmpfs without limit of inodes": namespace.Tmpfs(t, "nr_inodes=0"),
-		"another file system":             "/proc",
+		"a file system without space":     "/proc",
+		"another file system with space":  "/",
 		"a missing path":                  filepath.Join(root, "missing"),
 		"no path":                         "",
 	} {

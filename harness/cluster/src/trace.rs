@@ -1,0 +1,34 @@
+//! Starts the trace of the programs that processes on a node start, before its first service.
+
+use std::time::Duration;
+
+use testvm_guest::spec::{Command, Mount, Source, Step};
+
+/// The mount point of tracefs.
+const TRACEFS: &str = "/sys/kernel/tracing";
+/// A trace buffer of its own, so that users of the default buffer do not change it.
+pub(crate) const INSTANCE: &str = "/sys/kernel/tracing/instances/programs";
+const SETUP: &str = "set -e
+mkdir \"$1\"
+for event in task/task_rename sched/sched_process_exec; do echo 1 > \"$1/events/$event/enable\"; done";
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns the mount that [`step`] needs.
+pub(crate) fn mount() -> Mount {
+    Mount {
+        source: Source::Name("tracefs".into()),
+        target: TRACEFS.into(),
+        fs_type: "tracefs".into(),
+        options: "nosuid,nodev,noexec".into(),
+    }
+}
+
+/// Returns the step that starts the recording.
+pub(crate) fn step() -> Step {
+    Step::Run(Command {
+        name: "trace".into(),
+        argv: ["sh", "-c", SETUP, "sh", INSTANCE].map(str::to_owned).into(),
+        env: Default::default(),
+        timeout: TIMEOUT,
+    })
+}
