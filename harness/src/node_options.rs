@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::ValueEnum;
 use testvm::images::node::RootImage;
-use testvm_cluster::{Kubelet, NodeVariant};
+use testvm_cluster::{Kubelet, KubeletRoot, NodeVariant};
 
 /// The nodes of a cluster of the harness's own.
 #[derive(Clone, Debug, Default, Eq, PartialEq, clap::Args)]
@@ -22,6 +22,18 @@ pub(crate) struct NodeOptions {
     /// volumes; it needs `--kubelet patched`.
     #[arg(long, value_enum, default_value_t, value_name = "IMAGE")]
     node_image: NodeImage,
+
+    /// Put the kubelet's directory on this disk. `data-disk` is the disk of the volumes; the kubelet then measures
+    /// emptyDirs of pods with a user namespace by project quotas.
+    #[arg(long, value_enum, default_value_t, value_name = "DISK")]
+    kubelet_root: KubeletDisk,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
+enum KubeletDisk {
+    #[default]
+    RootDisk,
+    DataDisk,
 }
 
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
@@ -76,6 +88,10 @@ impl NodeOptions {
                 NodeImage::Default => RootImage::Default,
                 NodeImage::NoTools => RootImage::NoTools,
             },
+            kubelet_root: match self.kubelet_root {
+                KubeletDisk::RootDisk => KubeletRoot::RootDisk,
+                KubeletDisk::DataDisk => KubeletRoot::DataDisk,
+            },
         }
     }
 
@@ -91,7 +107,12 @@ impl NodeOptions {
 
     /// Returns every combination, with a name that can be the name of a directory.
     pub(crate) fn combinations() -> [(&'static str, NodeOptions); 5] {
-        let nodes = |kubelet, losetup, node_image| NodeOptions { kubelet, losetup, node_image };
+        let nodes = |kubelet, losetup, node_image| NodeOptions {
+            kubelet,
+            losetup,
+            node_image,
+            ..NodeOptions::default()
+        };
         let (util_linux, drop_in) = (Some(Losetup::UtilLinux), Some(Losetup::DropIn));
         let (stock, patched) = (KubeletBuild::Stock, KubeletBuild::Patched);
         [
@@ -110,6 +131,7 @@ impl NodeOptions {
             ("--kubelet", (self.kubelet != default.kubelet).then(|| name(self.kubelet))),
             ("--losetup", self.losetup.map(name)),
             ("--node-image", (self.node_image != default.node_image).then(|| name(self.node_image))),
+            ("--kubelet-root", (self.kubelet_root != default.kubelet_root).then(|| name(self.kubelet_root))),
         ];
         options.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten()
     }
@@ -141,6 +163,7 @@ mod tests {
     #[case::patched("--kubelet patched")]
     #[case::both("--kubelet patched --losetup drop-in")]
     #[case::without_tools("--kubelet patched --node-image no-tools")]
+    #[case::on_the_data_disk("--kubelet-root data-disk")]
     fn options_that_work_together_are_accepted_and_repeated(#[case] words: &str) {
         let options = parse(words);
         options.check().unwrap();

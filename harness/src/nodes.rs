@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
-use testvm_cluster::{ContainerImage, DataMount, Link, NodePlan, Parts, TOOLS_DIR};
+use testvm_cluster::{ContainerImage, DataMount, KubeletRoot, Link, NodePlan, Parts, TOOLS_DIR};
 
 use crate::builds;
 use crate::node_options::{Losetup, NodeOptions};
@@ -13,17 +13,20 @@ use crate::node_options::{Losetup, NodeOptions};
 /// The image of the test pods.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 /// An image with a shell, for interactive use; csi/examples uses it.
-const SHELL: &str = "docker.io/library/shell:dev";
+pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
 const DRIVER: &str = "docker.io/library/loopfs:dev";
 
-/// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes.
-const DROP_IN: &str = "loopfs";
+/// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes, or if the kubelet's directory is on
+/// the data disk.
+pub(crate) const LOOPFS_TOOL: &str = "loopfs";
 /// The path of the link to it: the first directory of the `PATH` in which the kubelet looks for losetup.
 pub(crate) const LOSETUP_LINK: &str = "/usr/local/sbin/losetup";
 
 /// The mount point of the driver's file system, as in the manifests.
 pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
+/// The directory of that file system that is mounted at the kubelet's directory, in a variant of the nodes.
+pub(crate) const KUBELET_DATA_DIR: &str = "/var/lib/loopfs/data/kubelet";
 /// The mount options of the driver's file system: quotas are enforced, and no device, setuid bit or program
 /// on it is honoured.
 pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
@@ -53,8 +56,10 @@ async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBu
     let mut tools = tools.to_vec();
     let mut links = Vec::new();
     if options.losetup() == Losetup::DropIn {
-        tools.push((DROP_IN.to_owned(), tool.clone()));
-        links.push(Link { path: LOSETUP_LINK.to_owned(), target: format!("{TOOLS_DIR}/{DROP_IN}") });
+        links.push(Link { path: LOSETUP_LINK.to_owned(), target: format!("{TOOLS_DIR}/{LOOPFS_TOOL}") });
+    }
+    if options.losetup() == Losetup::DropIn || options.variant().kubelet_root == KubeletRoot::DataDisk {
+        tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
     }
     let images = vec![
         ContainerImage {

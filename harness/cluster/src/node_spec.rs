@@ -14,6 +14,7 @@ use super::control_plane::ControlPlane;
 use super::pki::{ServerName, Subject};
 use super::plan::DataMount;
 use super::trace;
+use super::variant::KubeletRoot;
 
 /// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";
@@ -46,6 +47,12 @@ pub(crate) const INSPECTION_DIR: &str = "/opt/inspection";
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// The handler of containerd that runs pods with `hostUsers: false`.
 pub const USER_NAMESPACES_HANDLER: &str = "crun";
+/// The kubelet's directory.
+pub const KUBELET_ROOT: &str = "/var/lib/kubelet";
+/// The directory of the data disk that is mounted at [`KUBELET_ROOT`] with [`KubeletRoot::DataDisk`].
+pub const KUBELET_DIRECTORY: &str = "kubelet";
+/// The flags of that mount. Pods run programs in their emptyDirs, so it has no `noexec`.
+const KUBELET_ROOT_FLAGS: &str = "nodev,nosuid";
 /// The address of the kubelet's health endpoint, inside the node.
 const KUBELET_HEALTH: &str = "127.0.0.1:10248";
 /// The time from the start of a service to its first response, on an emulated processor shared with builds.
@@ -86,6 +93,7 @@ pub(crate) fn node_spec(
     node: &NodeName,
     images: &NodeImages,
     data_mount: Option<&DataMount>,
+    kubelet_root: KubeletRoot,
     has_inspection_disk: bool,
 ) -> Result<NodeSpec> {
     let mut steps = vec![
@@ -128,13 +136,13 @@ pub(crate) fn node_spec(
         trace::mount(),
     ];
     mounts.extend(has_inspection_disk.then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
-    mounts.extend(data_mount.map(|data| mount(DATA_DISK, &data.mount_point, "xfs", &data.options)));
+    mounts.extend(data_mount.into_iter().flat_map(|data| data_mounts(data, kubelet_root)));
     Ok(NodeSpec {
         hostname: node.name(),
         root_disk: ROOT_DISK.into(),
         mounts,
         network: Some(Network::default()),
-        files: files(control_plane, node, images)?,
+        files: files(control_plane, node, images, kubelet_root)?,
         steps,
     })
 }
@@ -155,7 +163,29 @@ pub(crate) fn node_object(node: &NodeName, address: &str) -> Value {
     })
 }
 
-fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> Result<Vec<FileSpec>> {
+/// Returns the mounts of the data disk, in their order.
+fn data_mounts(data: &DataMount, kubelet_root: KubeletRoot) -> Vec<Mount> {
+    let mut mounts = vec![mount(DATA_DISK, &data.mount_point, "xfs", &data.options)];
+    if kubelet_root == KubeletRoot::DataDisk {
+        let directory = format!("{}/{KUBELET_DIRECTORY}", data.mount_point);
+        mounts.push(Mount {
+            source: Source::Directory(directory.clone()),
+            target: KUBELET_ROOT.into(),
+            fs_type: "none".into(),
+            options: KUBELET_ROOT_FLAGS.into(),
+        });
+        // Hides the kubelet's files from containers that have the data directory.
+        mounts.push(Mount { options: "ro,size=4k,mode=0000".into(), ..in_memory(&directory) });
+    }
+    mounts
+}
+
+fn files(
+    control_plane: &ControlPlane,
+    node: &NodeName,
+    images: &NodeImages,
+    kubelet_root: KubeletRoot,
+) -> Result<Vec<FileSpec>> {
     let authority = control_plane.authority();
     let name = node.name();
     let address = control_plane.kubelet_address(node.index)?.ip();
@@ -168,7 +198,7 @@ fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> 
         public("/etc/kubernetes/kubelet.crt", serving.certificate),
         private("/etc/kubernetes/kubelet.key", serving.key),
         private("/etc/kubernetes/kubelet.kubeconfig", control_plane.guest_kubeconfig(&kubelet)?),
-        public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config())),
+        public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config(kubelet_root))),
         private("/etc/kubernetes/kube-proxy.kubeconfig", control_plane.guest_kubeconfig(&proxy)?),
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
         public("/etc/containerd/config.toml", containerd_config(&images.pause)),
@@ -184,7 +214,7 @@ fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> 
     ])
 }
 
-fn kubelet_config() -> Value {
+fn kubelet_config(root: KubeletRoot) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -210,6 +240,8 @@ fn kubelet_config() -> Value {
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "healthzBindAddress": "127.0.0.1",
         "healthzPort": 10248,
+        // The root disk has no project quotas.
+        "featureGates": {"LocalStorageCapacityIsolationFSQuotaMonitoring": root == KubeletRoot::DataDisk},
     })
 }
 
@@ -322,4 +354,25 @@ fn public(path: &str, content: String) -> FileSpec {
 
 fn private(path: &str, content: String) -> FileSpec {
     FileSpec { path: path.into(), mode: 0o600, content }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kubelet_directory_is_mounted_after_the_data_disk_and_then_hidden() {
+        let data = DataMount { mount_point: "/data".into(), options: "prjquota,noexec".into() };
+        let targets = |root| -> Vec<String> {
+            data_mounts(&data, root)
+                .into_iter()
+                .map(|mount| format!("{} {}", mount.target, mount.options))
+                .collect()
+        };
+        assert_eq!(targets(KubeletRoot::RootDisk), ["/data prjquota,noexec"]);
+        assert_eq!(
+            targets(KubeletRoot::DataDisk),
+            ["/data prjquota,noexec", "/var/lib/kubelet nodev,nosuid", "/data/kubelet ro,size=4k,mode=0000"]
+        );
+    }
 }

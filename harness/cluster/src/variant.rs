@@ -10,6 +10,8 @@ pub struct NodeVariant {
     pub kubelet: Kubelet,
     /// The root file system.
     pub root: RootImage,
+    /// The disk of the kubelet's directory.
+    pub kubelet_root: KubeletRoot,
 }
 
 /// A build of the kubelet.
@@ -21,6 +23,17 @@ pub enum Kubelet {
     /// The same sources, with the changes of `kubernetes/overlay` of the definitions. Its version ends in
     /// [`PATCHED_SUFFIX`].
     Patched,
+}
+
+/// The disk of the kubelet's directory, [`KUBELET_ROOT`](super::KUBELET_ROOT).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum KubeletRoot {
+    /// The disk of the root file system.
+    #[default]
+    RootDisk,
+    /// The data disk: its directory [`KUBELET_DIRECTORY`](super::KUBELET_DIRECTORY). The kubelet measures volumes by
+    /// project quotas there, where it can.
+    DataDisk,
 }
 
 /// The end of the version that a patched kubelet reports: build metadata, which no comparison of versions reads.

@@ -67,12 +67,29 @@ pub(super) fn mount_spec(spec: &Mount) -> Result<()> {
     let source = match &spec.source {
         Source::Disk(name) => disks::find(name)?,
         Source::Name(name) => name.into(),
+        Source::Directory(directory) => return bind(directory, &spec.target, &spec.options),
     };
     let (flags, data) = options(&spec.options);
     mount(Some(&source), spec.target.as_str(), Some(spec.fs_type.as_str()), flags, Some(data.as_str()))
         .with_context(|| {
             format!("mount {} ({}) on {} with {}", source.display(), spec.fs_type, spec.target, spec.options)
         })
+}
+
+/// Mounts a directory at `target` with exactly these flags, whatever those of its file system's mount are.
+fn bind(directory: &str, target: &str, flags: &str) -> Result<()> {
+    let described = || format!("bind-mount {directory} on {target} with {flags}");
+    let (flags, data) = options(flags);
+    anyhow::ensure!(data.is_empty(), "{}: a bind mount has no option {data}", described());
+    fs::create_dir_all(directory).with_context(|| format!("create {directory}"))?;
+    mount(Some(directory), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).with_context(described)?;
+    let change =
+        |flags| mount(None::<&str>, target, None::<&str>, flags, None::<&str>).with_context(described);
+    change(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags)?;
+    // The new mount is a peer of the mount that it was made from. A peer group of its own keeps mounts below the target
+    // out of `directory`.
+    change(MsFlags::MS_PRIVATE)?;
+    change(MsFlags::MS_SHARED)
 }
 
 /// Unmounts a file system, lazily (`MNT_DETACH`) if it is busy, because the machine is about to end.

@@ -80,6 +80,9 @@ pub enum Source {
     Disk(String),
     /// A source that the file system type understands, such as `tmpfs`.
     Name(String),
+    /// A directory, which is created if it is missing. It is mounted with flags of its own, and mounts below the target
+    /// do not appear in the directory.
+    Directory(String),
 }
 
 /// A machine that runs until it is powered off: the root file system of a distribution, and services of the

@@ -1,14 +1,16 @@
 //! All scenarios in the order in which they run: what each is called, what it needs, and the function that runs it.
 
+use anyhow::Result;
 use futures::future::LocalBoxFuture;
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::{Cluster, KubeletRoot, Node, NodeVariant};
 
 use super::faults::{self, Fault};
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
     bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
-    node, orphans, outages, read_only_claims, removal, retained_volumes, second_node, user_namespaces,
+    kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims, removal, retained_volumes,
+    second_node, user_namespaces,
 };
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
@@ -36,6 +38,20 @@ pub(super) enum Run {
             &'a Node,
         ) -> LocalBoxFuture<'a, StepResult>,
     },
+    /// Needs nodes whose kubelet has its directory on the data disk, and is not part of runs on others.
+    KubeletOnDataDisk(
+        for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>, &'a Node) -> LocalBoxFuture<'a, StepResult>,
+    ),
+}
+
+impl Entry {
+    /// Returns `true` if the scenario is part of a run with all scenarios on these nodes.
+    pub(super) fn suits(&self, variant: NodeVariant) -> bool {
+        match self.run {
+            Run::AnyCluster(_) | Run::OwnNode { .. } => true,
+            Run::KubeletOnDataDisk(_) => variant.kubelet_root == KubeletRoot::DataDisk,
+        }
+    }
 }
 
 /// What the scenarios of one run share.
@@ -49,7 +65,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 17] = [
+pub(super) const SCENARIOS: [Entry; 19] = [
     Entry { name: install::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(install(s, state))) },
     anywhere(flow::NAME, |s, state| Box::pin(flow::run(s, state.env, state.fault))),
     anywhere(read_only_claims::NAME, |s, state| Box::pin(read_only_claims::run(s, state.env))),
@@ -75,6 +91,16 @@ pub(super) const SCENARIOS: [Entry; 17] = [
             skipped: "pods with a user namespace of their own",
             run: |s, state, _, _| Box::pin(user_namespaces::run(s, state.env)),
         },
+    },
+    Entry {
+        name: kubelet_root::NAME,
+        always: false,
+        run: Run::KubeletOnDataDisk(|s, state, node| Box::pin(kubelet_root::run(s, state.env, node))),
+    },
+    Entry {
+        name: kubelet_quotas::NAME,
+        always: false,
+        run: Run::KubeletOnDataDisk(|s, state, node| Box::pin(kubelet_quotas::run(s, state.env, node))),
     },
     Entry {
         name: half_provisioned::NAME,
@@ -117,6 +143,21 @@ pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, n
 /// Returns the names that `--story` takes.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SCENARIOS.iter().map(|entry| entry.name)
+}
+
+/// Refuses scenarios that cannot run on these nodes.
+///
+/// # Errors
+/// The message names the scenario and the option that it needs.
+pub(super) fn require_suitable(only: &[String], variant: NodeVariant) -> Result<()> {
+    let named = |entry: &&Entry| only.iter().any(|only| only == entry.name);
+    match SCENARIOS.iter().filter(named).find(|entry| !entry.suits(variant)) {
+        None => Ok(()),
+        Some(entry) => anyhow::bail!(
+            "--story '{}' needs nodes whose kubelet has its directory on the data disk: add --kubelet-root data-disk",
+            entry.name
+        ),
+    }
 }
 
 const fn anywhere(

@@ -31,7 +31,7 @@ const NAMESPACE: &str = "loopfs-e2e";
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root"])]
     kubeconfig: Option<PathBuf>,
 
     /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
@@ -47,11 +47,11 @@ pub struct Args {
     scenarios: Vec<String>,
 
     /// Inject one fault. The run must fail and name the fault.
-    #[arg(long = "break", value_enum, value_name = "WHAT")]
+    #[arg(long = "break", value_enum, value_name = "WHAT", conflicts_with = "kubelet_root")]
     broken: Option<Fault>,
 
     /// Then inject each fault in turn, and pass only if each failure names its fault.
-    #[arg(long, conflicts_with = "broken")]
+    #[arg(long, conflicts_with_all = ["broken", "kubelet_root"])]
     self_check: bool,
 
     #[command(flatten)]
@@ -82,6 +82,7 @@ impl Args {
     /// Refuses options that cannot work together.
     fn check(&self) -> Result<()> {
         self.nodes.check()?;
+        catalogue::require_suitable(&self.scenarios, self.nodes.variant())?;
         let on_node = [
             self.self_check.then_some("--self-check"),
             self.broken.map(|_| "--break"),
@@ -115,13 +116,15 @@ impl Args {
 /// Runs the scenarios and reports every step.
 ///
 /// # Errors
-/// The manifests cannot be read, or the background process cannot be started. Failed steps are in the report.
+/// Options contradict each other, the manifests cannot be read, or the background process cannot be started. Failed
+/// steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     args.check()?;
     match &args.kubeconfig {
         Some(kubeconfig) => {
-            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.scenarios)).await
+            let selection = Selection::new(&args.scenarios, args.nodes.variant());
+            against_any_cluster(session, manifests, kubeconfig, selection).await
         }
         None if !args.keep => {
             against_its_own(session, manifests, &args, &session.workspace.reports(RUN)).await
@@ -213,7 +216,8 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    runner::run_all(session, report, &env, &args.nodes, Selection::new(&args.scenarios), args.broken).await;
+    let selection = Selection::new(&args.scenarios, args.nodes.variant());
+    runner::run_all(session, report, &env, &args.nodes, selection, args.broken).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm_cluster::NodeVariant;
 
 use super::catalogue::{Entry, Run, SCENARIOS, State};
 use super::faults::Fault;
@@ -17,17 +18,19 @@ use crate::test_env::workload::create_namespace;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     only: &'a [String],
+    variant: NodeVariant,
 }
 
 impl<'a> Selection<'a> {
-    /// Selects the scenarios of these names, and those that others need: the first and the last. Selects all if there are no
-    /// names.
-    pub(super) fn new(only: &'a [String]) -> Selection<'a> {
-        Selection { only }
+    /// Selects the scenarios of these names, and those that others need: the first and the last. Selects all that suit the
+    /// nodes if there are no names.
+    pub(super) fn new(only: &'a [String], variant: NodeVariant) -> Selection<'a> {
+        Selection { only, variant }
     }
 
     fn contains(self, entry: &Entry) -> bool {
-        self.only.is_empty() || entry.always || self.only.iter().any(|only| only == entry.name)
+        let all = self.only.is_empty() && entry.suits(self.variant);
+        all || entry.always || self.only.iter().any(|only| only == entry.name)
     }
 }
 
@@ -84,6 +87,13 @@ impl ScenarioRunner<'_> {
                     Ok(())
                 }
             },
+            Run::KubeletOnDataDisk(run) => match node {
+                Some(node) => run(&mut scenario, &mut self.state, node).await,
+                None => {
+                    scenario.skip("all steps", FOREIGN_NODE);
+                    Ok(())
+                }
+            },
         }
     }
 
@@ -97,17 +107,23 @@ impl ScenarioRunner<'_> {
 
 #[cfg(test)]
 mod tests {
+    use testvm_cluster::KubeletRoot;
+
     use super::super::catalogue::names;
     use super::*;
 
     #[test]
     fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {
-        let selected = |only: &[&str]| -> Vec<&str> {
+        let selected = |only: &[&str], kubelet_root| -> Vec<&str> {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-            let selection = Selection::new(&only);
+            let selection = Selection::new(&only, NodeVariant { kubelet_root, ..NodeVariant::default() });
             SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
         };
-        assert_eq!(selected(&[]), names().collect::<Vec<_>>());
-        assert_eq!(selected(&["clones"]), ["install", "clones", "removal"]);
+        let all: Vec<_> = names().collect();
+        assert_eq!(selected(&[], KubeletRoot::DataDisk), all);
+        let of_data_disk = ["kubelet root", "kubelet quotas"];
+        let others: Vec<_> = all.into_iter().filter(|name| !of_data_disk.contains(name)).collect();
+        assert_eq!(selected(&[], KubeletRoot::RootDisk), others);
+        assert_eq!(selected(&["clones"], KubeletRoot::RootDisk), ["install", "clones", "removal"]);
     }
 }

@@ -9,7 +9,8 @@ use nix::sys::stat::makedev;
 use testvm_cluster::Node;
 use testvm_guest::control::ExecOutput;
 
-use crate::nodes::DATA_DIR;
+use super::projects::is_of_kubelet;
+use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 
 /// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -29,7 +30,9 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     pub(crate) async fn take(node: &Node) -> Result<Inventory> {
-        let files = node.exec(&["find", DATA_DIR, "-printf", "%y %D %i %P\\0"], TOOL_DEADLINE).await?;
+        // The files of the kubelet come and go with pods, and are not the driver's.
+        let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
+        let files = node.exec(&find, TOOL_DEADLINE).await?;
         let report = "report -p -n -N -b -i";
         let quotas =
             output(node, &[&node.inspection_program(XFS_QUOTA), "-x", "-c", report, DATA_DIR]).await?;
@@ -135,11 +138,15 @@ impl Files {
     }
 }
 
-/// Parses rows of `xfs_quota report`: `#ID USED SOFT HARD ..`. Id 0 has all files without a project id.
+/// Parses rows of `xfs_quota report`: `#ID USED SOFT HARD ..`. Id 0 has all files without a project id. Leaves out the ids
+/// of the kubelet.
 fn parse_quotas(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let id = words.next()?.strip_prefix('#').filter(|id| *id != "0")?;
+        if id.parse().is_ok_and(is_of_kubelet) {
+            return None;
+        }
         let numbers: Vec<&str> =
             words.filter(|word| word.bytes().all(|byte| byte.is_ascii_digit())).collect();
         let (used, hard) = (numbers.first()?, numbers.get(2)?);
@@ -197,6 +204,34 @@ pub(crate) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String
     Ok(of_csi.collect())
 }
 
+/// A row of the node's mount table.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    /// The device, as `MAJOR:MINOR`.
+    pub(crate) device: String,
+    /// The directory of the file system that is mounted.
+    pub(crate) root: String,
+    pub(crate) target: String,
+    pub(crate) options: Vec<String>,
+    /// The number of the peer group of a shared mount.
+    pub(crate) peers: Option<String>,
+}
+
+/// Returns all mounts of the node at this moment.
+pub(crate) async fn mounts(node: &Node) -> Result<Vec<Mounted>> {
+    let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
+    mounts.lines().map(|line| parse_mount(line).with_context(|| format!("mountinfo has {line:?}"))).collect()
+}
+
+fn parse_mount(line: &str) -> Option<Mounted> {
+    let mut words = line.split(' ').skip(2).map(str::to_owned);
+    let (device, root, target) = (words.next()?, words.next()?, words.next()?);
+    let options = words.next()?.split(',').map(str::to_owned).collect();
+    let mut optional = words.take_while(|word| word != "-");
+    let peers = optional.find_map(|field| field.strip_prefix("shared:").map(str::to_owned));
+    Some(Mounted { device, root, target, options, peers })
+}
+
 /// Returns `true` if the path is a mount point. Unlike the inventory, this works on a node without the data
 /// directory's mount.
 pub(crate) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
@@ -251,14 +286,14 @@ mod tests {
     #[test]
     fn a_quota_counts_while_it_has_a_limit_or_a_use() {
         let report = "#0         0          0          0     00 [--------]\n\
-                      #2000000   0          0       1024     00 [--------]          2   0  512  00 [--------]\n\
-                      #2000001   4          0          0     00 [--------]\n\
-                      #2000002   0          0          0     00 [--------]\n";
+                      #1275068416 0          0       1024     00 [--------]          2   0  512  00 [--------]\n\
+                      #1275068417 4          0          0     00 [--------]\n\
+                      #1275068418 0          0          0     00 [--------]\n";
         assert_eq!(
             all(parse_quotas(report)),
             [
-                "project id 2000000 with a limit of 1024 blocks",
-                "project id 2000001 without a limit and with 4 blocks used",
+                "project id 1275068416 with a limit of 1024 blocks",
+                "project id 1275068417 without a limit and with 4 blocks used",
             ]
         );
     }
@@ -278,6 +313,18 @@ mod tests {
         let files = Files::parse(FOUND).unwrap();
         let gone = "/volumes/a b (deleted), inode 132".to_owned();
         assert_eq!(parse_loops("8:1 132 /volumes/a b (deleted)\n", &files).unwrap(), [(gone, true)]);
+    }
+
+    #[test]
+    fn a_mount_is_parsed_with_its_peer_group() {
+        let line = "90 1 8:1 /kubelet /var/lib/kubelet rw,nodev master:3 shared:7 - xfs /dev/vdb rw,prjquota";
+        let mount = parse_mount(line).unwrap();
+        let fields = [&mount.device, &mount.root, &mount.target].map(String::as_str);
+        assert_eq!(fields, ["8:1", "/kubelet", "/var/lib/kubelet"]);
+        assert_eq!((mount.options.join(","), mount.peers.as_deref()), ("rw,nodev".to_owned(), Some("7")));
+        let private = parse_mount("90 1 8:1 / /a rw - xfs /dev/vdb rw,shared:9").unwrap();
+        assert_eq!(private.peers, None);
+        assert!(parse_mount("90 1 8:1").is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(crate) mod environment;
 pub(crate) mod inventory;
 pub(crate) mod manifests;
 pub(crate) mod pods;
+pub(crate) mod projects;
 pub(crate) mod sizes;
 pub(crate) mod users;
 pub(crate) mod workload;

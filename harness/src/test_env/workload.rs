@@ -12,10 +12,13 @@ use serde_json::{Value, json};
 use testvm_cluster::api_error::api_error;
 
 use super::sizes::Size;
-use crate::nodes::VOLUME_CHECK;
+use crate::nodes::{SHELL, VOLUME_CHECK};
 
 /// The port on which the test program serves its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;
+
+/// The path of the emptyDir in a [`scratch_pod`], whose volume has the name without the slash.
+pub(crate) const SCRATCH: &str = "/scratch";
 
 /// The claims of the main flow, as a StatefulSet names them: template name, then pod name.
 pub(crate) const FLOW: &str = "flow";
@@ -163,6 +166,22 @@ pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
             "volumes": volumes.collect::<Vec<_>>(),
         },
     }))
+}
+
+/// Returns a pod with a shell, an emptyDir at [`SCRATCH`] and claims. It does not use them by itself.
+pub(crate) fn scratch_pod(name: &str, size_limit: Size, held: &[Held<'_>]) -> Result<Pod> {
+    let mut pod = holder_of(name, held)?;
+    let spec = pod.spec.get_or_insert_default();
+    let volume_name = SCRATCH.trim_start_matches('/');
+    let volume = typed(json!({"name": volume_name, "emptyDir": {"sizeLimit": size_limit.quantity()}}))?;
+    spec.volumes.get_or_insert_default().push(volume);
+    for container in &mut spec.containers {
+        container.image = Some(SHELL.to_owned());
+        container.command = Some(["/bin/sh", "-c", "exec sleep infinity"].map(str::to_owned).into());
+        let mount = typed(json!({"name": volume_name, "mountPath": SCRATCH}))?;
+        container.volume_mounts.get_or_insert_default().push(mount);
+    }
+    Ok(pod)
 }
 
 /// Returns those of the class's mount options that restrict a program and that it can see on its mount.

@@ -98,7 +98,8 @@ pub struct StoreCounts {
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Project ids that belong to the store. Each program that uses project quotas on the same file system needs a range
-    /// of its own. Other programs may allocate ids from 1048577 upwards.
+    /// of its own. The kubelet allocates the first unused id from 1048577 upwards. In this range, the store skips ids that
+    /// another program uses, and removes the limits of ids that nothing is charged to.
     pub project_ids: RangeInclusive<ProjectId>,
     /// How long a call waits for each lock that another call, in this process or another one, holds. After that it
     /// fails with [`ErrorKind::Busy`] and an error that names the lock file. Only a process that hangs, for example on a

@@ -13,6 +13,7 @@ mod data_disk;
 mod directory_copies;
 mod environment;
 mod foreign_files;
+mod foreign_projects;
 mod growth;
 mod in_use;
 mod lock_timeouts;

@@ -9,6 +9,8 @@ mod full_node;
 pub(super) mod half_provisioned;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
+pub(super) mod kubelet_quotas;
+pub(super) mod kubelet_root;
 pub(super) mod node;
 mod node_without_storage;
 pub(super) mod orphans;

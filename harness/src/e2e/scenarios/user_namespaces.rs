@@ -44,14 +44,15 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
 }
 
 /// Returns the pod with a user namespace of its own.
-fn with_user_namespace(mut pod: Pod) -> Pod {
+pub(super) fn with_user_namespace(mut pod: Pod) -> Pod {
     let spec = pod.spec.get_or_insert_default();
     spec.host_users = Some(false);
     spec.runtime_class_name = Some(USER_NAMESPACES_HANDLER.into());
     pod
 }
 
-async fn start(env: &TestEnv<'_>) -> Result<()> {
+/// Creates the RuntimeClass of [`with_user_namespace`].
+pub(super) async fn create_runtime_class(env: &TestEnv<'_>) -> Result<()> {
     let mut class = RuntimeClass { handler: USER_NAMESPACES_HANDLER.into(), ..RuntimeClass::default() };
     class.metadata.name = Some(USER_NAMESPACES_HANDLER.into());
     let classes: Api<RuntimeClass> = Api::all(env.client.clone());
@@ -59,7 +60,18 @@ async fn start(env: &TestEnv<'_>) -> Result<()> {
         .create(&PostParams::default(), &class)
         .await
         .map_err(api_error)
-        .context("create the RuntimeClass")?;
+        .context("create the RuntimeClass")
+        .map(drop)
+}
+
+pub(super) async fn delete_runtime_class(env: &TestEnv<'_>) -> Result<()> {
+    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
+    let deleted = classes.delete(USER_NAMESPACES_HANDLER, &DeleteParams::default()).await;
+    deleted.map_err(api_error).context("delete the RuntimeClass").map(drop)
+}
+
+async fn start(env: &TestEnv<'_>) -> Result<()> {
+    create_runtime_class(env).await?;
     for name in [HOST, OWN] {
         let claim = claim(name, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
         claims::create(env, &claim).await?;
@@ -134,7 +146,5 @@ async fn clear(env: &TestEnv<'_>) -> Result<()> {
         claims::delete(env, claim).await?;
         claims::gone(env, &volume).await?;
     }
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    let deleted = classes.delete(USER_NAMESPACES_HANDLER, &DeleteParams::default()).await;
-    deleted.map_err(api_error).context("delete the RuntimeClass").map(drop)
+    delete_runtime_class(env).await
 }

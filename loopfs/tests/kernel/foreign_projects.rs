@@ -1,0 +1,361 @@
+//! Tests with projects and directories of other programs on the file system of the store. The kubelet has both if its root
+//! directory is on that file system and it measures volumes by project quotas.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use loopfs::mount::{MountFlags, bind_mount, unmount};
+use loopfs::project_quota::{Limit, Limits, ProjectId, Usage, assign_project, project_of};
+use loopfs::volume_store::{
+    ContentSource, ForeignEvidence, Recovered, SnapshotId, StoreOptions, VolumeKind, VolumeSpec, VolumeStore,
+};
+use loopfs::{Bytes, ErrorKind, Inodes};
+use nix::unistd::syncfs;
+
+use crate::environment::{
+    Leaks, assert_close, available_after_recount, default_with, id, quota, scratch, store,
+    wait_for_deferred_frees, xfs,
+};
+use crate::store::{MIB, entry};
+
+/// The id from which the kubelet tries ids upwards.
+const FIRST_OF_KUBELET: u32 = 1_048_577;
+/// The limit that the kubelet sets in order to measure usage without limiting it.
+const NO_LIMIT: Bytes = Bytes(i64::MAX as u64);
+
+fn project(id: u32) -> ProjectId {
+    ProjectId::new(id).unwrap()
+}
+
+fn all_ids() -> RangeInclusive<ProjectId> {
+    project(1)..=project(u32::MAX - 1)
+}
+
+fn kubelet_limits() -> Limits {
+    Limits { bytes: Limit::SoftHard { soft: NO_LIMIT, hard: NO_LIMIT }, ..Limits::KEEP }
+}
+
+fn usage_of(id: ProjectId) -> Option<Usage> {
+    let root = File::open(xfs()).unwrap();
+    syncfs(&root).unwrap();
+    quota(&root).finish_inactivation(id).unwrap();
+    quota(&root).usage(id).unwrap()
+}
+
+fn used_ids() -> BTreeSet<ProjectId> {
+    let root = File::open(xfs()).unwrap();
+    quota(&root).finish_inactivation(project(1)).unwrap();
+    quota(&root).ids(all_ids()).map(|usage| usage.unwrap().id).collect()
+}
+
+/// Returns the project ids of the directories of all volumes and snapshots, by the inodes.
+fn ids_of_volumes() -> BTreeSet<ProjectId> {
+    let mut ids = BTreeSet::new();
+    for parent in ["volumes", "snapshots"] {
+        for entry in fs::read_dir(xfs().join(parent)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                assert!(
+                    ids.insert(project(project_of(File::open(&path).unwrap()).unwrap())),
+                    "{} shares its id",
+                    path.display()
+                );
+            }
+        }
+    }
+    ids
+}
+
+/// What another program can observe of one of its files. Any change of the inode changes the last two numbers.
+#[derive(Debug, PartialEq)]
+struct Observed {
+    path: PathBuf,
+    project: u32,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+fn observe(path: &Path, all: &mut Vec<Observed>) {
+    let status = fs::symlink_metadata(path).unwrap();
+    all.push(Observed {
+        path: path.to_owned(),
+        project: project_of(File::open(path).unwrap()).unwrap(),
+        inode: status.ino(),
+        changed: (status.ctime(), status.ctime_nsec()),
+    });
+    if status.is_dir() {
+        let mut within: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+        within.sort();
+        within.iter().for_each(|path| observe(path, all));
+    }
+}
+
+/// A directory in a project of another program.
+struct Foreign {
+    directory: tempfile::TempDir,
+    id: ProjectId,
+    usage: Option<Usage>,
+    files: Vec<Observed>,
+}
+
+impl Foreign {
+    /// Creates a directory, limits its project and assigns it, in the order of the kubelet, and writes into it.
+    fn create(id: u32, limits: Limits) -> Self {
+        let id = project(id);
+        let directory = tempfile::tempdir_in(xfs()).unwrap();
+        quota(&File::open(xfs()).unwrap()).set_limits(id, limits).unwrap();
+        assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+        fs::create_dir(directory.path().join("within")).unwrap();
+        for name in ["a", "within/b"] {
+            let mut file = File::create(directory.path().join(name)).unwrap();
+            file.write_all(&[7; 40_000]).unwrap();
+            file.sync_all().unwrap();
+        }
+        let mut files = Vec::new();
+        observe(directory.path(), &mut files);
+        let usage = usage_of(id);
+        assert_eq!(usage.map(|usage| usage.inodes), Some(Inodes(4)));
+        Self { directory, id, usage, files }
+    }
+
+    #[track_caller]
+    fn assert_unchanged(&self, after: &str) {
+        assert_eq!(usage_of(self.id), self.usage, "after {after}");
+        let mut files = Vec::new();
+        observe(self.directory.path(), &mut files);
+        assert_eq!(files, self.files, "after {after}");
+    }
+
+    /// Removes the limits and then the directory, as the kubelet does.
+    fn remove(self) {
+        quota(&File::open(xfs()).unwrap()).clear_limits(self.id).unwrap();
+        self.directory.close().unwrap();
+        assert_eq!(usage_of(self.id), None);
+    }
+}
+
+/// Checks that no project of another program has changed, and that no id is used twice.
+#[track_caller]
+fn check(foreign: &[Foreign], range: &RangeInclusive<ProjectId>, after: &str) {
+    for project in foreign {
+        project.assert_unchanged(after);
+    }
+    let ours = ids_of_volumes();
+    assert!(ours.iter().all(|id| range.contains(id)), "after {after}: {ours:?}");
+    let foreign: BTreeSet<_> = foreign.iter().map(|project| project.id).collect();
+    assert!(ours.is_disjoint(&foreign), "after {after}: {ours:?} and {foreign:?}");
+    assert_eq!(used_ids(), &ours | &foreign, "after {after}");
+}
+
+#[test]
+fn projects_of_other_programs_keep_limits_usage_and_ids_through_all_operations_of_the_store() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let range = StoreOptions::default().project_ids;
+    let (first, last) = (range.start().get(), range.end().get());
+    let mut foreign: Vec<_> =
+        [1, FIRST_OF_KUBELET, first - 1].map(|id| Foreign::create(id, kubelet_limits())).into();
+    let spec = |kind| VolumeSpec::new(kind, Bytes(MIB));
+    for n in 0..6 {
+        store.create(&id(&format!("fs-{n}")), &spec(VolumeKind::Filesystem)).unwrap();
+    }
+    store.create(&id("block"), &spec(VolumeKind::Block)).unwrap();
+    check(&foreign, &range, "creation");
+
+    let hard = Limits::hard(Bytes(MIB), Inodes(64));
+    foreign.extend([FIRST_OF_KUBELET + 1, u32::MAX - 1].map(|id| Foreign::create(id, kubelet_limits())));
+    foreign.push(Foreign::create(last + 1, hard));
+    fs::write(entry(&id("fs-0")).join("file"), [1; 10_000]).unwrap();
+    store.expand(&id("fs-0"), Bytes(2 * MIB)).unwrap();
+    let kept = SnapshotId::parse("kept").unwrap();
+    store.create_snapshot(&id("fs-0"), &kept).unwrap();
+    let larger = VolumeSpec::new(VolumeKind::Filesystem, Bytes(2 * MIB));
+    store.clone_from(ContentSource::Snapshot(&kept), &id("clone"), &larger).unwrap();
+    check(&foreign, &range, "expansion, snapshot and clone");
+
+    assert_eq!(store.foreign_evidence().unwrap(), ForeignEvidence::default());
+    assert_eq!(store.find_foreign_files(None, || ()).unwrap(), []);
+    assert_eq!(store.repair_project(&id("fs-0")).unwrap(), 0);
+    check(&foreign, &range, "the audit");
+
+    foreign.remove(1).remove();
+    for volume in ["fs-1", "fs-2", "block"] {
+        assert!(store.delete(&id(volume)).unwrap());
+    }
+    assert_eq!(store.empty_trash().unwrap(), 3);
+    check(&foreign, &range, "deletion");
+
+    // The directory has not been created when the process dies.
+    quota(&File::open(xfs()).unwrap()).set_limits(project(last), hard).unwrap();
+    drop(store);
+    let store = crate::environment::store();
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.released_ids = 1));
+    check(&foreign, &range, "recovery");
+
+    for volume in store.list().unwrap() {
+        assert!(store.delete(&volume).unwrap());
+    }
+    assert!(store.delete_snapshot(&kept).unwrap());
+    store.empty_trash().unwrap();
+    assert_eq!(store.recover().unwrap(), Recovered::default());
+    check(&foreign, &range, "the deletion of all volumes");
+    foreign.into_iter().for_each(Foreign::remove);
+    leaks.check();
+}
+
+/// No program should use ids of the store's range. If one does, its directories are not harmed.
+#[test]
+fn ids_of_the_range_that_another_program_uses_are_neither_allocated_nor_cleared() {
+    const COUNT: u32 = 8;
+    const FIRST: u32 = 6_700_001;
+    let leaks = Leaks::watch();
+    drop(store());
+    let range = project(FIRST)..=project(FIRST + COUNT - 1);
+    let options = StoreOptions { project_ids: range.clone(), ..StoreOptions::default() };
+    let store = VolumeStore::open(&xfs(), options).unwrap();
+    let hard = Limits::hard(Bytes(MIB), Inodes(64));
+    let mut foreign = vec![Foreign::create(FIRST, hard), Foreign::create(FIRST + COUNT - 1, hard)];
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    store.create(&id("v-0"), &spec).unwrap();
+    // The allocator tries the id after the one that it allocated last, which another program has taken meanwhile.
+    let unused = |id: &u32| !used_ids().contains(&project(*id));
+    let next = ids_of_volumes().first().unwrap().get() + 1;
+    let taken = Some(next).filter(unused).or_else(|| (FIRST..FIRST + COUNT).find(unused)).unwrap();
+    foreign.push(Foreign::create(taken, Limits::KEEP));
+    for n in 1..COUNT - 3 {
+        store.create(&id(&format!("v-{n}")), &spec).unwrap();
+    }
+    check(&foreign, &range, "creation");
+    let error = store.create(&id("one-more"), &spec).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 3));
+    check(&foreign, &range, "recovery");
+
+    for volume in store.list().unwrap() {
+        assert!(store.delete(&volume).unwrap());
+    }
+    store.empty_trash().unwrap();
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 3));
+    check(&foreign, &range, "the deletion of all volumes");
+    foreign.into_iter().for_each(Foreign::remove);
+    leaks.check();
+}
+
+#[test]
+fn what_other_projects_write_is_unavailable_immediately_and_available_after_its_deletion() {
+    const WRITTEN: u64 = 16 * MIB;
+    let leaks = Leaks::watch();
+    let store = store();
+    let available = || store.space().unwrap().available.0;
+    let before = available();
+    let foreign = Foreign::create(FIRST_OF_KUBELET, kubelet_limits());
+    let file = foreign.directory.path().join("large");
+    let mut writer = File::create(&file).unwrap();
+    writer.write_all(&vec![1; WRITTEN as usize]).unwrap();
+    writer.sync_all().unwrap();
+    drop(writer);
+    assert_close(available(), before - WRITTEN);
+    assert_close(available_after_recount(), before - WRITTEN);
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(before - WRITTEN / 2));
+    let error = store.create(&id("too-large"), &spec).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+
+    fs::remove_file(&file).unwrap();
+    wait_for_deferred_frees();
+    assert_close(available(), before);
+    foreign.remove();
+    leaks.check();
+}
+
+/// Returns the id that the kubelet would choose: the first one from [`FIRST_OF_KUBELET`] on that has no usage.
+fn next_of_kubelet() -> u32 {
+    let root = File::open(xfs()).unwrap();
+    let unused = |id: &u32| quota(&root).usage(project(*id)).unwrap().is_none_or(|usage| usage.is_empty());
+    (FIRST_OF_KUBELET..).find(unused).unwrap()
+}
+
+#[test]
+fn concurrent_allocations_of_the_store_and_the_kubelet_share_no_id() {
+    const EACH: usize = 100;
+    let leaks = Leaks::watch();
+    let store = store();
+    let range = StoreOptions::default().project_ids;
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    let foreign = std::thread::scope(|scope| {
+        let kubelet = scope.spawn(|| {
+            let mut kept = Vec::new();
+            for n in 0..EACH {
+                let made = Foreign::create(next_of_kubelet(), kubelet_limits());
+                if n % 2 == 0 { kept.push(made) } else { made.remove() }
+            }
+            kept
+        });
+        for n in 0..EACH {
+            store.create(&id(&format!("v-{n}")), &spec).unwrap();
+            if n % 2 == 1 {
+                assert!(store.delete(&id(&format!("v-{n}"))).unwrap());
+                store.empty_trash().unwrap();
+            }
+            if n % 20 == 19 {
+                assert_eq!(store.recover().unwrap(), Recovered::default());
+            }
+        }
+        kubelet.join().unwrap()
+    });
+    assert_eq!((foreign.len(), ids_of_volumes().len()), (EACH / 2, EACH / 2));
+    check(&foreign, &range, "all allocations");
+    for volume in store.list().unwrap() {
+        assert!(store.delete(&volume).unwrap());
+    }
+    store.empty_trash().unwrap();
+    check(&foreign, &range, "the deletion of all volumes");
+    foreign.into_iter().for_each(Foreign::remove);
+    leaks.check();
+}
+
+#[test]
+fn a_directory_beside_those_of_the_store_is_no_volume_and_is_left_alone() {
+    let leaks = Leaks::watch();
+    let (store, target, published) = (store(), scratch(), scratch());
+    // The same names as in the store, below a directory of the kubelet.
+    let kubelet = xfs().join("kubelet");
+    for name in ["volumes/pod", "staging/pod", "trash/pod", ".loopfs/users"] {
+        fs::create_dir_all(kubelet.join(name)).unwrap();
+    }
+    fs::write(kubelet.join("volumes/image"), [1; 4096]).unwrap();
+    let mut before = Vec::new();
+    observe(&kubelet, &mut before);
+    let of_kubelet = File::open(&kubelet).unwrap();
+    bind_mount(of_kubelet.as_fd(), target.path(), MountFlags::default()).unwrap();
+    let within = File::open(kubelet.join("volumes/pod")).unwrap();
+    bind_mount(within.as_fd(), published.path(), MountFlags::default()).unwrap();
+
+    store.verify().unwrap();
+    assert_eq!(store.list().unwrap(), []);
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    for name in ["kubelet", "pod"] {
+        assert_eq!(store.volume(&id(name)).unwrap_err().kind(), ErrorKind::NotFound);
+        store.create(&id(name), &spec).unwrap();
+        assert!(store.delete(&id(name)).unwrap(), "the mount of the kubelet counts as use of a volume");
+    }
+    assert_eq!(store.empty_trash().unwrap(), 2);
+    assert_eq!(store.recover().unwrap(), Recovered::default());
+    assert_eq!(store.find_foreign_files(None, || ()).unwrap(), []);
+    let error = VolumeStore::open(target.path(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+
+    let mut after = Vec::new();
+    observe(&kubelet, &mut after);
+    assert_eq!(after, before);
+    for place in [&published, &target] {
+        assert!(unmount(place.path()).unwrap());
+    }
+    drop((of_kubelet, within));
+    fs::remove_dir_all(&kubelet).unwrap();
+    leaks.check();
+}
