@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 
 use super::block_device::BlockDevice;
 use super::check::{DataDisk, DataFilesystemInfo, device_blocks};
@@ -146,8 +148,11 @@ fn attach(disk: &DataDisk, filesystem: &DataFilesystemInfo, directory: &Path) ->
     let context = sys::xfs_context(&device).map_err(|errno| explain_context(errno, disk))?;
     sys::create_filesystem(&context).map_err(|errno| explain_creation(errno, disk, &messages(&context)))?;
     let tree = sys::hardened_mount(&context).context(OPERATION, &shown)?;
-    require_same(&tree, filesystem, disk)?;
-    if let Some((kind, remedy)) = ProjectQuota::of(tree.as_fd()).enforcement()?.problem() {
+    // The descriptor of a detached mount is one of O_PATH, which takes no ioctl.
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let root = openat(&tree, ".", flags, Mode::empty()).context(OPERATION, &shown)?;
+    require_same(&root, filesystem, disk)?;
+    if let Some((kind, remedy)) = ProjectQuota::of(root.as_fd()).enforcement()?.problem() {
         let elsewhere = disk.mounts.first().map(|mount| {
             format!(
                 "the disk is mounted at {} without enforced project limits; unmount it there first; ",
@@ -161,8 +166,8 @@ fn attach(disk: &DataDisk, filesystem: &DataFilesystemInfo, directory: &Path) ->
 }
 
 /// Checks that the mount has the file system that was checked: another disk can have got the path in the meantime.
-fn require_same(tree: &OwnedFd, filesystem: &DataFilesystemInfo, disk: &DataDisk) -> Result<()> {
-    let geometry = xfs::geometry(tree).context(OPERATION, disk.device.display())?;
+fn require_same(root: &OwnedFd, filesystem: &DataFilesystemInfo, disk: &DataDisk) -> Result<()> {
+    let geometry = xfs::geometry(root).context(OPERATION, disk.device.display())?;
     let found = FilesystemUuid(geometry.uuid);
     if found == filesystem.uuid {
         return Ok(());
