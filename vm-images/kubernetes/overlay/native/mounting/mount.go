@@ -18,12 +18,36 @@ func Mount(request Request) (bool, error) {
 		return false, nil
 	}
 	for _, call := range calls {
-		if err := unix.Mount(call.source, request.Target, call.fstype, call.flags, call.data); err != nil {
-			return true, fmt.Errorf("mount %q at %q with the flags %#x: %w", call.source, request.Target, call.flags, err)
+		kept, err := keptFlags(request.Target, call.keep)
+		if err != nil {
+			return true, err
+		}
+		if err := unix.Mount(call.source, request.Target, call.fstype, call.flags|kept, call.data); err != nil {
+			return true, fmt.Errorf("mount %q at %q with the flags %#x: %w", call.source, request.Target, call.flags|kept, err)
 		}
 	}
 	return true, nil
 }
+
+// keptFlags returns those of the flags that the mount at the target has.
+func keptFlags(target string, flags uintptr) (uintptr, error) {
+	if flags == 0 {
+		return 0, nil
+	}
+	var filesystem unix.Statfs_t
+	if err := unix.Statfs(target, &filesystem); err != nil {
+		return 0, fmt.Errorf("read the flags of the mount at %q: %w", target, err)
+	}
+	found := uintptr(filesystem.Flags) & (unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC)
+	// The other flags have the same numbers in statfs(2) and in mount(2).
+	if filesystem.Flags&symlinksNotFollowed != 0 {
+		found |= unix.MS_NOSYMFOLLOW
+	}
+	return found & flags, nil
+}
+
+// symlinksNotFollowed is ST_NOSYMFOLLOW of statfs(2).
+const symlinksNotFollowed = 0x2000
 
 // Unmount unmounts by umount2(2) with flags such as unix.MNT_FORCE. It returns false, and has unmounted nothing, if the
 // caller must run umount(8) instead, because umount(8) does more for this mount than the system call.

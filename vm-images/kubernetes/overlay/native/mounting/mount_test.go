@@ -84,7 +84,6 @@ func TestMountsAreThoseThatMountMakes(t *testing.T) {
 		{bind(shared, "bind", "slave", "shared")},
 		{bind(shared, "bind"), bind(shared, "bind", "remount", "ro", "private")},
 		{bind(source, "bind"), bind(source, "bind", "remount", "ro", "relatime")},
-		{bind(source, "bind", "noexec"), bind(source, "bind", "remount", "nodev")},
 		{bind(restricted, "bind")},
 		{bind(restricted, "bind"), bind(restricted, "bind", "remount", "ro", "noexec", "noatime")},
 		{bind(restricted, "bind"), bind(restricted, "bind", "remount", "noexec", "strictatime")},
@@ -115,6 +114,25 @@ func TestMountsAreThoseThatMountMakes(t *testing.T) {
 			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+func TestABindMountKeepsItsRestrictionsWhenItGetsOthers(t *testing.T) {
+	work := namespace.Tmpfs(t, "")
+	target := makeDirectory(t, work, "target")
+	for _, step := range []struct{ options, expected string }{
+		{"bind", "rw,relatime"},
+		{"bind,remount,noexec,nosymfollow", "rw,noexec,relatime,nosymfollow"},
+		{"bind,remount,nodev,ro,noatime", "ro,nodev,noexec,noatime,nosymfollow"},
+		{"bind,remount,nosuid", "ro,nosuid,nodev,noexec,noatime,nosymfollow"},
+		{"bind,remount,rw,exec,symfollow", "rw,nosuid,nodev,noatime"},
+	} {
+		if known, err := Mount(Request{Source: work, Target: target, Options: strings.Split(step.options, ",")}); !known || err != nil {
+			t.Fatal(step, known, err)
+		}
+		if found := strings.Fields(mountsAt(t, target)[0])[1]; found != step.expected {
+			t.Errorf("%s: %s", step.options, found)
 		}
 	}
 }

@@ -21,7 +21,13 @@ type call struct {
 	source, fstype string
 	flags          uintptr
 	data           string
+	// keep are the flags that the mount keeps if it has them.
+	keep uintptr
 }
+
+// restrictions are the flags that a bind mount keeps when it gets others. mount(2) would clear them. mount(8) of util-linux
+// 2.39 and later keeps them, by mount_setattr(2).
+const restrictions = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW
 
 // flag says which flags of mount(2) an option sets and clears.
 type flag struct{ set, clear uintptr }
@@ -77,6 +83,8 @@ func isNumber(value string) bool {
 type options struct {
 	bind, recursive, remount bool
 	flags                    uintptr
+	// cleared are the flags that options clear explicitly, such as exec.
+	cleared uintptr
 	// flagged is true if an option set or cleared flags of the mount.
 	flagged      bool
 	propagations []uintptr
@@ -128,6 +136,7 @@ func parse(words []string) (options, bool) {
 			parsed.remount = true
 		case isFlag:
 			parsed.flags = parsed.flags&^flag.clear | flag.set
+			parsed.cleared = parsed.cleared&^flag.set | flag.clear
 			parsed.flagged = parsed.flagged || flag.set != 0
 		case isPropagation:
 			parsed.propagations = append(parsed.propagations, propagation)
@@ -152,7 +161,11 @@ func planBind(request Request, parsed options) []call {
 		calls = append(calls, call{source: request.Source, flags: bind})
 	}
 	if parsed.remount || parsed.flagged {
-		calls = append(calls, call{source: request.Source, flags: unix.MS_REMOUNT | unix.MS_BIND | parsed.flags})
+		calls = append(calls, call{
+			source: request.Source,
+			flags:  unix.MS_REMOUNT | unix.MS_BIND | parsed.flags,
+			keep:   restrictions &^ parsed.cleared,
+		})
 	}
 	return append(calls, propagationCalls(parsed)...)
 }

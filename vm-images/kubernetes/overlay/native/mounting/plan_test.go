@@ -8,21 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const remountBind = unix.MS_REMOUNT | unix.MS_BIND
-
 func TestTheCallsOfMountForEachRequest(t *testing.T) {
+	bind := call{source: "/s", flags: unix.MS_BIND}
+	remount := func(flags, cleared uintptr) call {
+		return call{source: "/s", flags: unix.MS_REMOUNT | unix.MS_BIND | flags, keep: restrictions &^ cleared}
+	}
+	propagation := func(flags uintptr) call { return call{source: "none", flags: flags} }
 	for options, expected := range map[string][]call{
-		"bind":                                  {{"/s", "", unix.MS_BIND, ""}},
-		"rbind":                                 {{"/s", "", unix.MS_BIND | unix.MS_REC, ""}},
-		"bind,ro":                               {{"/s", "", unix.MS_BIND, ""}, {"/s", "", remountBind | unix.MS_RDONLY, ""}},
-		"bind,rw":                               {{"/s", "", unix.MS_BIND, ""}},
-		"bind,remount":                          {{"/s", "", remountBind, ""}},
-		"bind,remount,ro,relatime":              {{"/s", "", remountBind | unix.MS_RDONLY | unix.MS_RELATIME, ""}},
-		"bind,remount,ro,rw":                    {{"/s", "", remountBind, ""}},
-		"bind,remount,noexec,nodev,nosuid,exec": {{"/s", "", remountBind | unix.MS_NODEV | unix.MS_NOSUID, ""}},
-		"bind,rshared,ro":                       {{"/s", "", unix.MS_BIND, ""}, {"/s", "", remountBind | unix.MS_RDONLY, ""}, {"none", "", unix.MS_SHARED | unix.MS_REC, ""}},
-		"bind,shared,slave":                     {{"/s", "", unix.MS_BIND, ""}, {"none", "", unix.MS_SHARED, ""}, {"none", "", unix.MS_SLAVE, ""}},
-		"bind,,defaults,":                       {{"/s", "", unix.MS_BIND, ""}},
+		"bind":                                  {bind},
+		"rbind":                                 {{source: "/s", flags: unix.MS_BIND | unix.MS_REC}},
+		"bind,ro":                               {bind, remount(unix.MS_RDONLY, 0)},
+		"bind,rw":                               {bind},
+		"bind,remount":                          {remount(0, 0)},
+		"bind,remount,ro,relatime":              {remount(unix.MS_RDONLY|unix.MS_RELATIME, 0)},
+		"bind,remount,ro,rw":                    {remount(0, unix.MS_RDONLY)},
+		"bind,remount,rw,ro":                    {remount(unix.MS_RDONLY, 0)},
+		"bind,remount,noexec,nodev,nosuid,exec": {remount(unix.MS_NODEV|unix.MS_NOSUID, unix.MS_NOEXEC)},
+		"bind,rshared,ro":                       {bind, remount(unix.MS_RDONLY, 0), propagation(unix.MS_SHARED | unix.MS_REC)},
+		"bind,shared,slave":                     {bind, propagation(unix.MS_SHARED), propagation(unix.MS_SLAVE)},
+		"bind,,defaults,":                       {bind},
 	} {
 		calls, known := plan(Request{Source: "/s", Target: "/t", Options: strings.Split(options, ","), Arguments: []string{"--no-canonicalize"}})
 		if !known || !reflect.DeepEqual(calls, expected) {
@@ -30,12 +34,12 @@ func TestTheCallsOfMountForEachRequest(t *testing.T) {
 		}
 	}
 	for options, expected := range map[string]call{
-		"":                           {"tmpfs", "tmpfs", 0, ""},
-		"size=1048576,noswap":        {"tmpfs", "tmpfs", 0, "size=1048576,noswap"},
-		"ro,size=50%,mode=0700":      {"tmpfs", "tmpfs", unix.MS_RDONLY, "size=50%,mode=0700"},
-		"uid=7,gid=8,mpol=local":     {"tmpfs", "tmpfs", 0, "uid=7,gid=8,mpol=local"},
-		"remount,size=1m,noexec":     {"tmpfs", "tmpfs", unix.MS_REMOUNT | unix.MS_NOEXEC, "size=1m"},
-		"nr_inodes=10,huge=never,rw": {"tmpfs", "tmpfs", 0, "nr_inodes=10,huge=never"},
+		"":                           {source: "tmpfs", fstype: "tmpfs", flags: 0, data: ""},
+		"size=1048576,noswap":        {source: "tmpfs", fstype: "tmpfs", flags: 0, data: "size=1048576,noswap"},
+		"ro,size=50%,mode=0700":      {source: "tmpfs", fstype: "tmpfs", flags: unix.MS_RDONLY, data: "size=50%,mode=0700"},
+		"uid=7,gid=8,mpol=local":     {source: "tmpfs", fstype: "tmpfs", flags: 0, data: "uid=7,gid=8,mpol=local"},
+		"remount,size=1m,noexec":     {source: "tmpfs", fstype: "tmpfs", flags: unix.MS_REMOUNT | unix.MS_NOEXEC, data: "size=1m"},
+		"nr_inodes=10,huge=never,rw": {source: "tmpfs", fstype: "tmpfs", flags: 0, data: "nr_inodes=10,huge=never"},
 	} {
 		calls, known := plan(Request{Source: "tmpfs", Target: "/t", FSType: "tmpfs", Options: strings.Split(options, ",")})
 		if !known || !reflect.DeepEqual(calls, []call{expected}) {
