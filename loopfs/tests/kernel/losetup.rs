@@ -104,6 +104,9 @@ const SCRIPT: &[((u32, u32), &[&str])] = &[
     ((2, 38), &["-o"]),
     ((2, 38), &["-d"]),
     ((2, 38), &["-o", "x", "-f", "a.img"]),
+    ((2, 38), &["-o=5", "-f", "a.img"]),
+    ((2, 38), &["-a=3"]),
+    ((2, 38), &["--re", "-a"]),
     ((2, 38), &["-o", "16E", "-f", "a.img"]),
     ((2, 38), &["--sizelimit", "1B", "-f", "a.img"]),
     ((2, 38), &["-b", "", "-f", "a.img"]),
@@ -269,6 +272,86 @@ fn the_devices_of_a_file_include_those_of_other_programs_and_follow_each_change(
     both.sort();
     assert_eq!(found("b.img"), both);
     drop(directory);
+}
+
+/// util-linux must not detach the devices of other programs, so this test needs a machine of its own: the guest, where
+/// `LOOPFS_TEST_LOSETUP` is set.
+#[test]
+fn detach_all_detaches_each_device_and_defers_that_of_an_open_one_like_util_linux() {
+    if std::env::var_os("LOOPFS_TEST_LOSETUP").is_none() {
+        return;
+    }
+    let directory = files();
+    let path = directory.0.path();
+    let result_of = |program: &Program| {
+        let text = |args: &[&str]| {
+            let output = program.run(path, args);
+            let bytes = [output.stdout, output.stderr].concat();
+            format!("{:?}\n{}", output.status.code(), String::from_utf8_lossy(&bytes))
+        };
+        let none_bound = text(&["-D"]);
+        let devices: Vec<String> = (["a.img", "b.img", "x y.img"].iter())
+            .map(|file| String::from_utf8(program.run(path, &["-f", "--show", file]).stdout).unwrap())
+            .collect();
+        let user = File::open(devices[1].trim()).unwrap();
+        let all = text(&["-D"]);
+        let in_use = text(&["-n", "-O", "AUTOCLEAR,BACK-FILE"]);
+        drop(user);
+        [none_bound, devices.concat(), all, in_use, text(&["-a"])]
+    };
+    let util_linux = Program::of_util_linux().expect("the guest has util-linux");
+    let theirs = result_of(&util_linux);
+    let ours = result_of(&Program::ours());
+    assert_eq!(ours, theirs);
+    assert_eq!(ours[2], "Some(0)\n");
+    assert!(
+        ours[3].starts_with("Some(0)\n") && ours[3].contains("1 ") && ours[3].contains("b.img"),
+        "{ours:?}"
+    );
+    assert!(!ours[3].contains("a.img"), "{ours:?}");
+    assert_eq!(ours[4], "Some(0)\n");
+}
+
+/// `--remove` is new in util-linux 2.42. If the program of util-linux is older, this test checks the documented behaviour of this
+/// program alone: losetup(8) of 2.42 prints nothing for a removed device, and a message for each other one.
+#[test]
+fn remove_removes_unbound_devices_and_reports_the_others() {
+    let directory = files();
+    let path = directory.0.path();
+    let result_of = |program: &Program| {
+        let free = free_devices(2);
+        let [bound, unbound] = [free[0], free[1]].map(|index| format!("/dev/loop{index}"));
+        let bind = program.run(path, &[&bound, "a.img"]);
+        assert!(bind.status.success(), "{bind:?}");
+        let outputs = [
+            program.run(path, &["--remove", &unbound]),
+            program.run(path, &["--remove", &unbound, &bound]),
+            program.run(path, &["--remove"]),
+        ];
+        assert!(!Path::new(&format!("/sys/block/loop{}", free[1])).exists());
+        assert_eq!(
+            unmanaged::attributes(free[0]).backing_path,
+            Some(path.canonicalize().unwrap().join("a.img"))
+        );
+        directory.detach();
+        outputs.map(|output| {
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8(text).unwrap().replace(&bound, "BOUND").replace(&unbound, "UNBOUND");
+            format!("{:?}\n{text}", output.status.code())
+        })
+    };
+    let ours = result_of(&Program::ours());
+    assert_eq!(
+        ours,
+        [
+            "Some(0)\n",
+            "Some(1)\nlosetup: UNBOUND: remove failed: No such device\nlosetup: BOUND: remove failed: Device or resource busy\n",
+            "Some(1)\nlosetup: no loop device specified\n",
+        ]
+    );
+    if let Some(util_linux) = Program::of_util_linux().filter(|program| program.version >= Some((2, 42))) {
+        assert_eq!(ours, result_of(&util_linux));
+    }
 }
 
 /// A pod has the node of its device at a path of its own.
