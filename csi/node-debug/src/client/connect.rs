@@ -31,7 +31,11 @@ impl Client {
             .connect_timeout(CONNECT_TIMEOUT)
             .http2_keep_alive_interval(KEEPALIVE_INTERVAL);
         let channel = endpoint.connect().await.map_err(|error| {
-            anyhow!("connect to node-debug at {address}: {}; {}", root_cause(&error), remedy(&error))
+            anyhow!(
+                "connect to node-debug at {address}: {}; {}",
+                root_cause(&error),
+                remedy(&error, is_tls(&address))
+            )
         })?;
         Ok(Self { service: NodeDebugClient::new(channel), address })
     }
@@ -41,7 +45,12 @@ impl Client {
         match status.source() {
             // The transport failed, not the service.
             Some(source) => {
-                anyhow!("call node-debug at {}: {}; {}", self.address, root_cause(source), remedy(source))
+                anyhow!(
+                    "call node-debug at {}: {}; {}",
+                    self.address,
+                    root_cause(source),
+                    remedy(source, is_tls(&self.address))
+                )
             }
             None if status.code() == Code::Unknown || status.code() == Code::Internal => {
                 anyhow!(
@@ -55,6 +64,10 @@ impl Client {
     }
 }
 
+fn is_tls(address: &str) -> bool {
+    address.starts_with("https://")
+}
+
 fn endpoint(connection: &Connection) -> anyhow::Result<Endpoint> {
     let Connection { address, tls_cert, tls_key, server_ca } = connection;
     let endpoint =
@@ -62,7 +75,7 @@ fn endpoint(connection: &Connection) -> anyhow::Result<Endpoint> {
     if address.starts_with("unix:///") {
         return endpoint();
     }
-    if !address.starts_with("https://") {
+    if !is_tls(address) {
         return Err(anyhow!("address {address:?} (--address) must be unix:///PATH or https://HOST:PORT"));
     }
     let (Some(certificate), Some(key), Some(authority)) = (tls_cert, tls_key, server_ca) else {
@@ -94,17 +107,29 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> Vec<&'a (dyn Error + 'static)
     causes
 }
 
-fn remedy(error: &(dyn Error + 'static)) -> &'static str {
+/// The remedy if the service may have refused the certificate, or the client that of the service.
+const CERTIFICATES: &str = "--tls-cert must be from the authority that node-debug has as --client-ca, and the certificate of \
+                            node-debug from --server-ca";
+
+/// Returns what to do about a failure. With TLS 1.3, the service checks the certificate of a client after the handshake has
+/// ended for the client. The client then finds the alert, or only a closed connection.
+fn remedy(error: &(dyn Error + 'static), is_tls: bool) -> &'static str {
     let kinds = || {
         causes(error).into_iter().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind)
     };
     let texts = || causes(error).into_iter().map(ToString::to_string);
-    if texts().any(|text| text.contains("alert") || text.contains("certificate")) {
-        return "--tls-cert must be from the authority that node-debug has as --client-ca, and the certificate of node-debug \
-                from --server-ca";
+    let is_unreachable = || {
+        let is_network = |kind| {
+            use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
+            matches!(kind, ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut)
+        };
+        kinds().any(is_network) || texts().any(|text| text.contains("lookup"))
+    };
+    if is_tls && !is_unreachable() {
+        CERTIFICATES
+    } else if kinds().any(|kind| kind == io::ErrorKind::PermissionDenied) {
+        "run dbg as root, or as the user of node-debug"
+    } else {
+        "start node-debug on the node, or give its address with --address"
     }
-    if kinds().any(|kind| kind == io::ErrorKind::PermissionDenied) {
-        return "run dbg as root, or as the user of node-debug";
-    }
-    "start node-debug on the node, or give its address with --address"
 }

@@ -94,6 +94,19 @@ fn a_service_with_a_foreign_certificate_is_not_trusted() {
 }
 
 #[test]
+fn an_address_at_which_nothing_listens_is_no_failure_of_certificates() {
+    let fixture = fixture();
+    // Bound, so that no other process takes the port, but not listening.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = format!("https://{}", socket.local_addr().unwrap());
+    let Pki { certificate, key, .. } = &fixture.client;
+    let tls = ["--tls-cert", certificate, "--tls-key", key, "--server-ca", &fixture.server.authority];
+    run(&[&["--address", &address], &tls[..], &["logs"]].concat())
+        .assert_failed("start node-debug on the node");
+}
+
+#[test]
 fn a_client_without_a_certificate_is_refused() {
     use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
     let fixture = fixture();
