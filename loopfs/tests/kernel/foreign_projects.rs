@@ -25,8 +25,8 @@ use crate::store::{MIB, entry};
 
 /// The id from which the kubelet tries ids upwards.
 const FIRST_OF_KUBELET: u32 = 1_048_577;
-/// The limit that the kubelet sets in order to measure usage without limiting it.
-const NO_LIMIT: Bytes = Bytes(i64::MAX as u64);
+/// A limit beyond the size of the disk, as the kubelet sets in order to measure usage without limiting it.
+const NO_LIMIT: Bytes = Bytes(1 << 62);
 
 fn project(id: u32) -> ProjectId {
     ProjectId::new(id).unwrap()
