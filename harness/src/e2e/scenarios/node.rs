@@ -48,7 +48,7 @@ pub(in crate::e2e) async fn run(
         Kubelet::Patched => 1,
     };
     scenario
-        .step(&format!("a pod with a block volume uses {expected} loop devices"), async {
+        .step(&format!("loop devices of a block volume that a pod uses: {expected}"), async {
             let before = loop_devices(node).await?;
             let claim = claim(POD, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
             claims::create(env, &claim).await?;
