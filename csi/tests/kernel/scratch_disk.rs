@@ -48,7 +48,11 @@ impl ScratchDisk {
         let exclusive = OFlag::O_RDONLY | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         while let Err(error) = open(&self.device, exclusive, Mode::empty()) {
             assert_eq!(error, Errno::EBUSY, "{}", self.device.display());
-            assert!(start.elapsed() < TIMEOUT, "the file system on {} is still in use", self.device.display());
+            assert!(
+                start.elapsed() < TIMEOUT,
+                "the file system on {} is still in use",
+                self.device.display()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         self.mount();

@@ -284,7 +284,8 @@ mod tests {
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let modules = ["example.org/m=/mod/m".to_owned()];
-        let error = rewrite(dir.path(), &program, dir.path().join("out"), &modules).await.unwrap_err().to_string();
+        let error =
+            rewrite(dir.path(), &program, dir.path().join("out"), &modules).await.unwrap_err().to_string();
         assert_eq!(
             error,
             "change the sources of example.org/m=/mod/m, so nothing was built: overlay: a.go: function Map: expected \
