@@ -53,8 +53,9 @@ pub(in crate::e2e) async fn run(
             let claim = claim(POD, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
             claims::create(env, &claim).await?;
             start(env, POD, POD, VolumeMode::Block).await?;
-            let used = loop_devices(node).await?.saturating_sub(before);
-            anyhow::ensure!(used == expected, "the pod uses {used} loop devices");
+            // A device of an earlier pod can still be detached in the meantime.
+            let used: BTreeSet<_> = &loop_devices(node).await? - &before;
+            anyhow::ensure!(used.len() == expected, "the pod uses the loop devices {used:?}");
             Ok(())
         })
         .await?;
@@ -109,10 +110,12 @@ async fn has_losetup(options: &NodeOptions, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of loop devices that are bound to a file.
-async fn loop_devices(node: &Node) -> Result<usize> {
-    let list = "for file in /sys/block/loop*/loop/backing_file; do [ ! -e \"$file\" ] || cat \"$file\"; done";
-    Ok(node.output(&["sh", "-c", list], TOOL_DEADLINE).await?.lines().count())
+/// Returns the loop devices that are bound to a file, each with the path of that file.
+async fn loop_devices(node: &Node) -> Result<BTreeSet<String>> {
+    let list = "for device in /sys/block/loop*/loop; do \
+                if read -r file 2>/dev/null < \"$device/backing_file\"; then echo \"$device $file\"; fi; done";
+    let output = node.output(&["sh", "-c", list], TOOL_DEADLINE).await?;
+    Ok(output.lines().map(str::to_owned).collect())
 }
 
 /// Checks what the kubelet started. That a stock kubelet starts programs shows that the trace records them.
