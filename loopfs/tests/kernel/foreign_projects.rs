@@ -222,7 +222,7 @@ fn ids_of_the_range_that_another_program_uses_are_neither_allocated_nor_cleared(
     let mut foreign = vec![Foreign::create(FIRST, hard), Foreign::create(FIRST + COUNT - 1, hard)];
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     store.create(&id("v-0"), &spec).unwrap();
-    // The allocator tries the id after the one that it allocated last, which another program has taken meanwhile.
+    // The allocator tries the id after the one that it allocated last, which another program has taken in the meantime.
     let unused = |id: &u32| !used_ids().contains(&project(*id));
     let next = ids_of_volumes().first().unwrap().get() + 1;
     let taken = Some(next).filter(unused).or_else(|| (FIRST..FIRST + COUNT).find(unused)).unwrap();
