@@ -153,6 +153,11 @@ impl ControlPlane {
         self.loopback.kubelet(index)
     }
 
+    /// Returns a client of the kubelet at `address`, with the administrator's certificate.
+    pub(crate) async fn kubelet_client(&self, address: SocketAddr) -> Result<Client> {
+        admin_client(&self.layout, address).await
+    }
+
     /// Returns a kubeconfig for a client inside a guest, which reaches the host's loopback at another
     /// address.
     pub fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
@@ -248,8 +253,8 @@ fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout)
     Program::new(program).args(args).current_dir(directory).log(layout.log(&name)).spawn()
 }
 
-/// Creates a client with the administrator's certificate for the server at `address`. The scheduler and the
-/// controller manager accept the administrator as the API server does.
+/// Creates a client with the administrator's certificate for the server at `address`. The scheduler, the
+/// controller manager and the kubelets accept the administrator as the API server does.
 async fn admin_client(layout: &Layout, address: SocketAddr) -> Result<Client> {
     let path = layout.kubeconfig("admin");
     let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;

@@ -34,9 +34,9 @@ const BOOT_DEADLINE: Duration = Duration::from_secs(300);
 const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 
 /// A node of a cluster. Dropping it cuts its power.
-#[derive(Debug)]
 pub struct Node {
     name: String,
+    kubelet: Client,
     machine: Machine,
     /// `None` while the power is off. Requests to a node that boots wait until it has booted.
     vm: Mutex<Option<Vm>>,
@@ -74,6 +74,7 @@ impl Node {
         step.done("");
         Ok(Node {
             name,
+            kubelet: control_plane.kubelet_client(kubelet).await?,
             machine,
             vm: Mutex::new(Some(vm)),
             has_inspection_disk: parts.node.inspection.is_some(),
@@ -84,6 +85,17 @@ impl Node {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns a page of the kubelet, such as `/stats/summary`. The API server does not forward such requests to this
+    /// node (`/api/v1/nodes/NAME/proxy`), because the node has a loopback address.
+    ///
+    /// # Errors
+    /// The kubelet cannot be reached, or refuses the request.
+    pub async fn kubelet_page(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        let page = self.kubelet.request_text(request).await.map_err(api_error);
+        page.with_context(|| format!("read {path} of the kubelet of {}", self.name))
     }
 
     /// Returns the path on the node of a program of the default root file system, whether or not the node's own

@@ -7,8 +7,6 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
-use kube::api::GetParams;
-use kube::core::Request;
 use kube::runtime::watcher;
 use serde_json::Value;
 use testvm_cluster::Node;
@@ -199,11 +197,9 @@ async fn statistics(env: &TestEnv<'_>, before: &Projects) -> Result<()> {
 }
 
 async fn reported_usage(env: &TestEnv<'_>, uid: &str) -> Result<Option<u64>> {
-    let node = env.node.context("the node is not the harness's own")?.name();
-    let request = Request::new(format!("/api/v1/nodes/{node}/proxy/stats"));
-    let request = request.get("summary", &GetParams::default()).context("make a request")?;
-    let summary: Value =
-        env.client.request(request).await.map_err(api_error).context("read the kubelet's statistics")?;
+    let node = env.node.context("the node is not the harness's own")?;
+    let summary = node.kubelet_page("/stats/summary").await?;
+    let summary: Value = serde_json::from_str(&summary).context("parse the kubelet's statistics")?;
     let pods = summary["pods"].as_array().into_iter().flatten();
     let mut volumes = pods
         .filter(|pod| pod["podRef"]["uid"] == uid)
