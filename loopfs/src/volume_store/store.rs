@@ -19,9 +19,7 @@ use crate::project_quota::ProjectIds;
 
 /// A store of volumes on one XFS file system, which is mounted with project quotas.
 ///
-/// The store leaves other directories of the file system alone, and project ids outside its range. Space that such projects use
-/// is not available for volumes. Space that other programs use for files in no project is noticed only when the store counts
-/// its reservations: after a boot, after a crash, and before a call would fail for lack of space.
+/// The store leaves other directories of the file system alone, and project ids outside its range.
 #[derive(Debug)]
 pub struct VolumeStore {
     pub(super) filesystem: DataFilesystem,

@@ -17,10 +17,7 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::unistd::syncfs;
 
-use crate::environment::{
-    Leaks, assert_close, available_after_recount, default_with, id, quota, scratch, store,
-    wait_for_deferred_frees, xfs,
-};
+use crate::environment::{Leaks, default_with, id, quota, scratch, store, xfs};
 use crate::store::{MIB, entry};
 
 /// The id from which the kubelet tries ids upwards.
@@ -243,32 +240,6 @@ fn ids_of_the_range_that_another_program_uses_are_neither_allocated_nor_cleared(
     assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 3));
     check(&foreign, &range, "the deletion of all volumes");
     foreign.into_iter().for_each(Foreign::remove);
-    leaks.check();
-}
-
-#[test]
-fn what_other_projects_write_is_unavailable_immediately_and_available_after_its_deletion() {
-    const WRITTEN: u64 = 16 * MIB;
-    let leaks = Leaks::watch();
-    let store = store();
-    let available = || store.space().unwrap().available.0;
-    let before = available();
-    let foreign = Foreign::create(FIRST_OF_KUBELET, kubelet_limits());
-    let file = foreign.directory.path().join("large");
-    let mut writer = File::create(&file).unwrap();
-    writer.write_all(&vec![1; WRITTEN as usize]).unwrap();
-    writer.sync_all().unwrap();
-    drop(writer);
-    assert_close(available(), before - WRITTEN);
-    assert_close(available_after_recount(), before - WRITTEN);
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(before - WRITTEN / 2));
-    let error = store.create(&id("too-large"), &spec).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-
-    fs::remove_file(&file).unwrap();
-    wait_for_deferred_frees();
-    assert_close(available(), before);
-    foreign.remove();
     leaks.check();
 }
 

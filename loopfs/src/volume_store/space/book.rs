@@ -219,8 +219,7 @@ impl<'s> SpaceBook<'s> {
     /// Returns the space of the file system, given the total of all reservations.
     fn space_with(&self, reserved: Reserved) -> Result<Space> {
         let (total, free) = self.blocks()?;
-        let taken = reserved.sum().saturating_add(self.used_by_others()?);
-        let unreserved = total.saturating_sub(taken);
+        let unreserved = total.saturating_sub(reserved.volumes).saturating_sub(reserved.overhead);
         Ok(Space { total, available: unreserved.min(free), reserved: reserved.volumes })
     }
 

@@ -7,13 +7,8 @@ use super::image_space::ImageSpace;
 use super::record::Reserved;
 use super::shared_blocks::SharedBlocks;
 use crate::error::{Context, Result};
-use crate::project_quota::ProjectId;
 use crate::units::Bytes;
 use crate::volume_store::on_disk::layout;
-
-/// The number of projects of other programs that are asked for their usage. The owner of a volume can give each of its files
-/// another project. Such files must not delay the calls for other volumes. The overhead has the rest.
-const MAX_OTHERS: usize = 4096;
 
 impl SpaceBook<'_> {
     /// Returns the size of the file system and its free space.
@@ -43,22 +38,7 @@ impl SpaceBook<'_> {
         }
         in_use = in_use.saturating_add(shared.space_on_disk());
         let (total, free) = self.blocks()?;
-        let overhead =
-            total.saturating_sub(free).saturating_sub(in_use).saturating_sub(self.used_by_others()?);
-        Ok(Reserved { volumes, overhead: overhead.max(self.least_overhead(total)?), exact: true })
-    }
-
-    /// Returns the bytes that are charged to projects of other programs. It takes two system calls, and one for each such
-    /// project.
-    pub(super) fn used_by_others(&self) -> Result<Bytes> {
-        let ids = |first, last| Some(ProjectId::new(first)?..=ProjectId::new(last)?);
-        let below = ids(1, self.range.start().get() - 1);
-        let above = ids(self.range.end().get() + 1, u32::MAX - 1);
-        let projects = below.into_iter().chain(above).flat_map(|range| self.filesystem.quota().ids(range));
-        let mut used = Bytes(0);
-        for usage in projects.take(MAX_OTHERS) {
-            used = used.saturating_add(usage?.bytes);
-        }
-        Ok(used)
+        let overhead = total.saturating_sub(free).saturating_sub(in_use).max(self.least_overhead(total)?);
+        Ok(Reserved { volumes, overhead, exact: true })
     }
 }

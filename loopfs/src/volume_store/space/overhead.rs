@@ -31,8 +31,7 @@ impl SpaceBook<'_> {
         let (inodes, size) = self.inodes()?;
         let of_inodes =
             Bytes(inodes.next_multiple_of(CHUNK).saturating_mul(size)).saturating_add(FLUCTUATION);
-        let used = total.saturating_sub(free).saturating_sub(self.used_by_others()?);
-        let overhead = used.saturating_sub(of_inodes);
+        let overhead = total.saturating_sub(free).saturating_sub(of_inodes);
         let text = format!("bytes={} of={}", overhead.0, total.0);
         match xattr::set(&self.layout.private, NAME, text.as_bytes())
             .context("write the attribute of", OBJECT)

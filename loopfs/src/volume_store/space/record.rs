@@ -31,7 +31,7 @@ const UPPER_BOUND: &str = "~";
 pub(super) struct Reserved {
     /// Reserved for volumes, including deleted volumes in the trash.
     pub(super) volumes: Bytes,
-    /// Used, but by no volume: metadata of the file system, and files of other programs that are in no project.
+    /// Used, but by no volume: metadata of the file system, and files that do not belong to the store.
     pub(super) overhead: Bytes,
     /// `false` if the sum of both is only an upper bound, which a later count can lower.
     pub(super) exact: bool,
