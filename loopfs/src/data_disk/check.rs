@@ -159,9 +159,12 @@ impl DataDisk {
     }
 
     /// Returns the bytes by which the file system is smaller than its device: the disk has grown, and the next mount by
-    /// [`mount`](super::mount) expands the file system.
+    /// [`mount`](super::mount) expands the file system. Returns 0 if a signature behind the file system prevents that.
     #[must_use]
     pub fn unused(&self) -> Bytes {
+        if self.foreign_signatures().next().is_some() {
+            return Bytes(0);
+        }
         self.filesystem.as_ref().map_or(Bytes(0), |filesystem| {
             let block_size = u64::from(filesystem.block_size.max(1));
             let blocks = self.size.0 / block_size;
@@ -457,5 +460,7 @@ pub(super) mod tests {
         filesystem(&mut disk).size = Bytes(Bytes::GIB.0 + 1000 * 4096);
         disk.size = Bytes(Bytes::GIB.0 + 1001 * 4096);
         assert_eq!(disk.unused(), Bytes(4096));
+        disk.signatures.push(Signature { name: "DDF RAID", offset: disk.size.0 - 512 });
+        assert_eq!(disk.unused(), Bytes(0));
     }
 }
