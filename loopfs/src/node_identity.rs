@@ -2,13 +2,19 @@
 //!
 //! A kubelet registers its node under a name, which must be a DNS subdomain (RFC 1123), and reports the machine id and the
 //! name of the operating system in `status.nodeInfo`. The functions here read the same files as systemd does, also below
-//! another root directory, such as the root of the host in a container. They need no capability.
+//! another root directory, such as the root of the host in a container. Absolute links, such as `/etc/os-release` of NixOS,
+//! lead to files below that directory (openat2(2), Linux 5.6). The functions need no capability.
 
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
+
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::sys::stat::Mode;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 
@@ -16,13 +22,19 @@ use crate::error::{Context, Error, ErrorKind, Result};
 const LARGEST_FILE: u64 = 64 << 10;
 const MACHINE_ID: &str = "etc/machine-id";
 const OS_RELEASE: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
+/// The host name of the UTS namespace of the process.
 const HOSTNAME: &str = "proc/sys/kernel/hostname";
+/// The host name that systemd sets at boot (hostname(5)).
+const STATIC_HOSTNAME: &str = "etc/hostname";
 /// os-release(5): the name if `PRETTY_NAME` is not set.
 const UNNAMED_SYSTEM: &str = "Linux";
 /// Names that machines without a name of their own have.
 const UNNAMED_HOSTS: [&str; 3] = ["localhost", "localhost.localdomain", "(none)"];
-const LONGEST_NAME: usize = 253;
-const LONGEST_LABEL: usize = 63;
+const LONGEST_SUBDOMAIN: usize = 253;
+const LONGEST_PART: usize = 63;
+/// The kubelet also writes the name into the label `kubernetes.io/hostname`. Kubernetes limits the value of a label to this
+/// length and refuses the node if it is longer.
+const LONGEST_NODE_NAME: usize = 63;
 
 /// The id of a machine: 128 bits, printed as 32 lowercase hexadecimal digits (machine-id(5)). Kubernetes shows it as
 /// `status.nodeInfo.machineID`.
@@ -66,9 +78,8 @@ impl FromStr for MachineId {
 /// # Errors
 /// ENOENT: there is no such file. [`ErrorKind::InvalidInput`]: it is too large, or has no machine id.
 pub fn machine_id(root: &Path) -> Result<MachineId> {
-    let path = root.join(MACHINE_ID);
-    let text = read(&path)?;
-    text.parse().map_err(|error| named(error, &path))
+    let text = read(root, MACHINE_ID)?;
+    text.parse().map_err(|error| named(error, &root.join(MACHINE_ID)))
 }
 
 /// Returns `PRETTY_NAME` of `/etc/os-release` or else of `/usr/lib/os-release` below `root`, such as `Debian GNU/Linux 13
@@ -78,12 +89,12 @@ pub fn machine_id(root: &Path) -> Result<MachineId> {
 /// ENOENT: there is neither file. [`ErrorKind::InvalidInput`]: the file is too large, is not UTF-8, or its `PRETTY_NAME`
 /// has unbalanced quotes or control characters.
 pub fn os_name(root: &Path) -> Result<String> {
-    let [first, second] = OS_RELEASE.map(|path| root.join(path));
-    let (path, text) = match read(&first) {
-        Err(error) if error.kind() == ErrorKind::NotFound => (&second, read(&second)?),
-        read => (&first, read?),
+    let [first, second] = OS_RELEASE;
+    let (path, text) = match read(root, first) {
+        Err(error) if error.kind() == ErrorKind::NotFound => (second, read(root, second)?),
+        read => (first, read?),
     };
-    let name = os_release_value(&text, "PRETTY_NAME").map_err(|error| named(error, path))?;
+    let name = os_release_value(&text, "PRETTY_NAME").map_err(|error| named(error, &root.join(path)))?;
     Ok(name.filter(|name| !name.is_empty()).unwrap_or_else(|| UNNAMED_SYSTEM.to_owned()))
 }
 
@@ -139,14 +150,16 @@ fn unquote(value: &str) -> Option<String> {
 }
 
 /// Returns the name under which the kubelet registers a node if it is given none: the host name in lowercase, without white
-/// space around it. If the machine has no host name, or one that is not a DNS subdomain, it returns the machine id: its 32
-/// hexadecimal digits are a valid name, and stay the same.
+/// space around it. If the machine has no host name, or one that is not a DNS subdomain of at most 63 characters, it returns
+/// the machine id: its 32 hexadecimal digits are a valid name, and stay the same.
+///
+/// If `root` is the root directory of the process, the host name is that of the kernel. Otherwise it is that of
+/// `/etc/hostname` below `root`, because the kernel returns the host name of the container in which the process runs.
 ///
 /// # Errors
 /// The host name cannot be used, and the machine id cannot be read; the error says why of both.
 pub fn node_name(root: &Path) -> Result<String> {
-    let host = read(&root.join(HOSTNAME)).and_then(|text| name_from_host(&text));
-    host.or_else(|error| match machine_id(root) {
+    host_name(root).and_then(|host| name_from_host(&host)).or_else(|error| match machine_id(root) {
         Ok(id) => Ok(id.to_string()),
         Err(no_id) => {
             let detail = format!("{error}, and instead of it {no_id}");
@@ -155,10 +168,29 @@ pub fn node_name(root: &Path) -> Result<String> {
     })
 }
 
+/// Returns the host name of the machine with this root directory.
+fn host_name(root: &Path) -> Result<String> {
+    if is_own_root(root)? {
+        return read(root, HOSTNAME);
+    }
+    let text = read(root, STATIC_HOSTNAME)?;
+    let mut lines = text.lines().map(str::trim);
+    Ok(lines.find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default().to_owned())
+}
+
+/// Returns `true` if `root` is the root directory of the process. Its path does not show that: `/proc/1/root` reads as `/`
+/// and leads to another directory in a container.
+fn is_own_root(root: &Path) -> Result<bool> {
+    let identity = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let given = identity(root).context("read", root.display())?;
+    Ok(given == identity(Path::new("/")).context("read", "/")?)
+}
+
 /// Returns the node name that follows from a host name.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidInput`]: the result is not a DNS subdomain, or it is a name that machines without a name have.
+/// [`ErrorKind::InvalidInput`]: the result is not a DNS subdomain of at most 63 characters, or it is a name that machines
+/// without a name have.
 pub fn name_from_host(host: &str) -> Result<String> {
     let name = host.trim().to_lowercase();
     let wrong = |detail: &str| {
@@ -167,33 +199,47 @@ pub fn name_from_host(host: &str) -> Result<String> {
     if UNNAMED_HOSTS.contains(&name.as_str()) {
         return Err(wrong("the machine has no name of its own; set one with `hostnamectl hostname`"));
     }
+    if name.len() > LONGEST_NODE_NAME {
+        return Err(wrong(
+            "the label `kubernetes.io/hostname` of a node has at most 63 characters; set a shorter name with \
+             `hostnamectl hostname`",
+        ));
+    }
     if !is_dns_subdomain(&name) {
         return Err(wrong(
-            "a node name is a DNS subdomain of at most 253 letters, digits, `-` and `.`, each part of at most 63 beginning \
-             and ending with a letter or digit (RFC 1123)",
+            "a node name is a DNS subdomain of letters, digits, `-` and `.`, each part beginning and ending with a letter \
+             or digit (RFC 1123)",
         ));
     }
     Ok(name)
 }
 
-/// Returns `true` if Kubernetes accepts `name` as the name of a node and as the value of the label
-/// `kubernetes.io/hostname`, whose parts it limits to 63 characters.
+/// Returns `true` if Kubernetes accepts `name` as the name of a node: a DNS subdomain of at most 253 characters, each part
+/// of which has at most 63 (RFC 1123). The label `kubernetes.io/hostname` takes only 63 characters in total, see
+/// [`name_from_host`].
 #[must_use]
 pub fn is_dns_subdomain(name: &str) -> bool {
     let label = |label: &str| {
         let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        (1..=LONGEST_LABEL).contains(&label.len())
+        (1..=LONGEST_PART).contains(&label.len())
             && label.bytes().all(allowed)
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
-    name.len() <= LONGEST_NAME && name.split('.').all(label)
+    name.len() <= LONGEST_SUBDOMAIN && name.split('.').all(label)
 }
 
-/// Reads a small text file.
-fn read(path: &Path) -> Result<String> {
+/// Reads a small text file below a root directory. Symbolic links, also absolute ones and `..`, do not lead out of it.
+fn read(root: &Path, name: &str) -> Result<String> {
     const OPERATION: &str = "read";
-    let file = File::open(path).context(OPERATION, path.display())?;
+    let path = root.join(name);
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let directory = open(root, flags, Mode::empty()).context(OPERATION, root.display())?;
+    // O_NONBLOCK: the open of a FIFO would wait for a writer.
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT);
+    let file = File::from(openat2(directory.as_fd(), name, how).context(OPERATION, path.display())?);
     let mut bytes = Vec::new();
     file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).context(OPERATION, path.display())?;
     let refuse = |detail: String| Err(Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), detail));
@@ -215,6 +261,7 @@ fn named(error: Error, path: &Path) -> Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     use proptest::prelude::*;
     use rstest::rstest;
@@ -313,17 +360,55 @@ mod tests {
     #[case::underscore("node_1", ID)]
     #[case::hyphen_at_the_end("node-", ID)]
     #[case::two_dots("a..b", ID)]
-    #[case::two_lines("a\nb", ID)]
+    #[case::first_line("# comment\n\nnode-1\nnode-2\n", "node-1")]
+    #[case::longest(&"a".repeat(63), &"a".repeat(63))]
+    #[case::longest_subdomain(&format!("{}.example", "a".repeat(55)), &format!("{}.example", "a".repeat(55)))]
+    #[case::too_long_for_the_label(&format!("{}.example", "a".repeat(56)), ID)]
     #[case::not_ascii("knöten", ID)]
     #[case::becomes_ascii_in_lower_case("\u{212a}ubelet", "kubelet")]
     fn a_node_is_named_after_its_host_or_its_machine_id(#[case] host: &str, #[case] expected: &str) {
-        let root = root(&[(HOSTNAME, host.as_bytes()), (MACHINE_ID, ID.as_bytes())]);
+        let root = root(&[(STATIC_HOSTNAME, host.as_bytes()), (MACHINE_ID, ID.as_bytes())]);
         assert_eq!(node_name(root.path()).unwrap(), expected);
     }
 
     #[test]
+    fn two_lines_are_no_host_name() {
+        assert_eq!(name_from_host("a\nb").unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn the_host_name_of_the_kernel_counts_only_for_the_own_root() {
+        let other = root(&[(HOSTNAME, b"container"), (STATIC_HOSTNAME, b"host")]);
+        assert_eq!(node_name(other.path()).unwrap(), "host");
+        for own in ["/", "/proc/self/root", "/.."] {
+            assert_eq!(
+                host_name(Path::new(own)).unwrap(),
+                fs::read_to_string("/proc/sys/kernel/hostname").unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn absolute_links_lead_to_files_below_the_root() {
+        let root = root(&[("etc/static/os-release", b"PRETTY_NAME=NixOS")]);
+        symlink("/etc/static/os-release", root.path().join(OS_RELEASE[0])).unwrap();
+        assert_eq!(os_name(root.path()).unwrap(), "NixOS");
+        let outside = tempfile::NamedTempFile::new().unwrap();
+        fs::write(outside.path(), ID).unwrap();
+        symlink(outside.path(), root.path().join(MACHINE_ID)).unwrap();
+        assert_eq!(machine_id(root.path()).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_fifo_is_not_waited_for() {
+        let root = root(&[("etc/hostname", b"node-1")]);
+        nix::unistd::mkfifo(&root.path().join(MACHINE_ID), Mode::S_IRWXU).unwrap();
+        assert_eq!(machine_id(root.path()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
     fn a_node_without_host_name_and_machine_id_is_an_error_that_names_both() {
-        let root = root(&[(HOSTNAME, b"localhost")]);
+        let root = root(&[(STATIC_HOSTNAME, b"localhost")]);
         let error = node_name(root.path()).unwrap_err().to_string();
         assert!(error.contains("localhost") && error.contains(MACHINE_ID), "{error}");
     }
@@ -340,7 +425,8 @@ mod tests {
         #[test]
         fn any_host_name_is_a_valid_node_name_or_an_error(host in "\\PC{0,80}") {
             if let Ok(name) = name_from_host(&host) {
-                prop_assert!(is_dns_subdomain(&name) && name_from_host(&name).unwrap() == name);
+                prop_assert!(is_dns_subdomain(&name) && name.len() <= 63);
+                prop_assert!(name_from_host(&name).unwrap() == name);
             }
         }
 

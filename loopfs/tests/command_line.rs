@@ -81,6 +81,23 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
 }
 
 #[test]
+fn a_node_without_machine_id_and_with_a_damaged_os_release_still_has_its_name() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("etc")).unwrap();
+    std::fs::write(root.path().join("etc/hostname"), "Node-1\n").unwrap();
+    std::fs::write(root.path().join("etc/os-release"), "PRETTY_NAME='open").unwrap();
+    let directory = root.path().to_str().unwrap();
+    let output = loopfs(&["--json", "node-identity", "--root", directory]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found, serde_json::json!({"node_name": "node-1", "machine_id": null, "os_name": null}));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("etc/machine-id") && errors.contains("etc/os-release"), "{errors}");
+    let output = loopfs(&["node-identity", "--root", directory]);
+    assert_eq!(text(&output.stdout), "node name   node-1\n");
+}
+
+#[test]
 fn losetup_has_options_messages_and_exit_codes_of_its_own() {
     let unknown = loopfs(&["losetup", "--bogus"]);
     assert_eq!(unknown.status.code(), Some(1));

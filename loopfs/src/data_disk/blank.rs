@@ -10,11 +10,13 @@ use nix::fcntl::Flock;
 
 use super::block_device::{BlockDevice, partitions};
 use super::check::erase_command;
+use super::loop_backing::{LoopOnDevice, loops_on_devices};
 use super::signature::{EDGE, Edges, Signature};
 use super::superblock::Superblock;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
-use crate::units::Bytes;
+use crate::sys::block::flush_buffers;
+use crate::units::{Bytes, DeviceNumber};
 
 const OPERATION: &str = "claim the disk";
 
@@ -40,6 +42,7 @@ pub struct BlankDisk {
 /// Device Access" of systemd). When it is dropped, udev notices that, reads the device, and creates its links by label.
 #[derive(Debug)]
 pub struct FormatLock {
+    number: DeviceNumber,
     _lock: Flock<OwnedFd>,
 }
 
@@ -49,13 +52,20 @@ impl BlankDisk {
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: there is something on the disk; the error names each signature with its offset, or the
     /// first byte that is not zero, and the command that erases it. [`ErrorKind::Busy`]: the disk or one of its partitions
-    /// is mounted, in use as swap or part of another device, or another program formats it. [`ErrorKind::InvalidInput`]: no
+    /// is mounted, in use as swap, part of another device or behind a loop device, or another program formats it. [`ErrorKind::InvalidInput`]: no
     /// block device, or smaller than [`MIN_SIZE`]. [`ErrorKind::ReadOnly`]: the disk is read-only.
     pub fn claim(path: &Path) -> Result<Self> {
         let (path, lock) = FormatLock::acquire(path)?;
         let device = open_exclusively(&path)?;
         let shown = device.path.display().to_string();
         let refuse = |kind, detail: String| Err(Error::new(kind, OPERATION, &shown, detail));
+        if device.number != lock.number {
+            let detail = format!(
+                "it was device {} when it was locked, and is {} now; try again",
+                lock.number, device.number
+            );
+            return refuse(ErrorKind::Busy, detail);
+        }
         if device.read_only {
             return refuse(
                 ErrorKind::ReadOnly,
@@ -67,6 +77,16 @@ impl BlankDisk {
                 format!("it has {}, and XFS needs at least {MIN_SIZE}; give a larger disk", device.size);
             return refuse(ErrorKind::InvalidInput, detail);
         }
+        let users = loop_users(&device);
+        if !users.is_empty() {
+            let detail = format!(
+                "the disk, or a partition of it, is behind {}; detach that (`losetup --detach`), or give another disk",
+                users.join(", ")
+            );
+            return refuse(ErrorKind::Busy, detail);
+        }
+        // A program that kept the device open can have left pages that differ from the disk.
+        flush_buffers(&device.file).context(OPERATION, &shown)?;
         let edges = Edges::read(&device.file, device.size.0).context(OPERATION, &shown)?;
         let superblock = device.superblock().context(OPERATION, &shown)?;
         let content = content(&device.path, device.size, &edges, superblock.as_ref());
@@ -118,7 +138,7 @@ impl FormatLock {
                 }
                 _ => error,
             })?;
-        Ok((device.path, Self { _lock: lock }))
+        Ok((device.path, Self { number: device.number, _lock: lock }))
     }
 }
 
@@ -133,6 +153,25 @@ fn open_exclusively(path: &Path) -> Result<BlockDevice> {
         let users = users.unwrap_or("in use by another program".to_owned());
         error.explain(format!("the disk, or a partition of it, is {users}; give another disk"))
     })
+}
+
+/// Returns the loop devices that are bound to a disk or to a partition of it. The loop driver does not claim the device that
+/// it is bound to, so `O_EXCL` does not notice it.
+fn loop_users(device: &BlockDevice) -> Vec<String> {
+    let mut numbers = vec![device.number];
+    numbers.extend(partitions(device.number).into_iter().map(|(number, _)| number));
+    bound_to(&numbers, loops_on_devices())
+}
+
+/// Returns the paths of the loop devices whose backing device is one of `numbers`.
+fn bound_to(numbers: &[DeviceNumber], loops: impl IntoIterator<Item = LoopOnDevice>) -> Vec<String> {
+    let mut users: Vec<String> = loops
+        .into_iter()
+        .filter(|user| numbers.contains(&user.backing))
+        .map(|user| format!("/dev/loop{}", user.index))
+        .collect();
+    users.sort();
+    users
 }
 
 /// Returns what is on a disk, and how to go on, or `None` if the disk is empty.
@@ -177,6 +216,16 @@ mod tests {
         let edges = Edges::read(&file, MIN_SIZE.0).unwrap();
         let superblock = Superblock::read(&file, MIN_SIZE.0).unwrap();
         content(Path::new("/dev/vdb"), MIN_SIZE, &edges, superblock.as_ref())
+    }
+
+    #[test]
+    fn loop_devices_on_the_disk_and_on_its_partitions_are_users_of_it() {
+        let number = |minor| DeviceNumber { major: 254, minor };
+        let on = |index, minor| LoopOnDevice { index, backing: number(minor) };
+        assert_eq!(
+            bound_to(&[number(16), number(17)], [on(3, 17), on(1, 16), on(0, 32)]),
+            ["/dev/loop1", "/dev/loop3"]
+        );
     }
 
     #[test]

@@ -22,8 +22,8 @@ const OPERATION: &str = "check the data disk";
 /// The flags of the mount of a data disk, in this order in messages.
 pub(crate) const MOUNT_FLAGS: [&str; 3] = ["nodev", "nosuid", "noexec"];
 
-/// XFS does not grow by an allocation group of fewer blocks than this.
-const MIN_GROWTH_BLOCKS: u64 = 64;
+/// An allocation group has at least this many blocks.
+const MIN_GROUP_BLOCKS: u64 = 64;
 
 /// A data disk: a device, what is on it, and where that is mounted.
 #[derive(Clone, Debug)]
@@ -57,6 +57,8 @@ pub struct DataFilesystemInfo {
     pub size: Bytes,
     /// The size of its blocks.
     pub block_size: u32,
+    /// The size of its allocation groups, in blocks. The last group can be smaller.
+    pub group_blocks: u32,
     /// Its features.
     pub features: Features,
     /// The state of its log.
@@ -157,14 +159,27 @@ impl DataDisk {
     }
 
     /// Returns the bytes by which the file system is smaller than its device: the disk has grown, and the next mount by
-    /// [`mount`](super::mount) expands the file system.
+    /// [`mount`](super::mount) expands the file system. Returns 0 if a signature behind the file system prevents that.
     #[must_use]
     pub fn unused(&self) -> Bytes {
+        if self.foreign_signatures().next().is_some() {
+            return Bytes(0);
+        }
         self.filesystem.as_ref().map_or(Bytes(0), |filesystem| {
-            let unused = self.size.saturating_sub(filesystem.size);
-            let least = MIN_GROWTH_BLOCKS * u64::from(filesystem.block_size);
-            if unused.0 >= least { unused } else { Bytes(0) }
+            let block_size = u64::from(filesystem.block_size.max(1));
+            let blocks = self.size.0 / block_size;
+            let last_group = blocks % u64::from(filesystem.group_blocks.max(1));
+            // The kernel adds no last group that is too small. It expands an existing one by any number of blocks.
+            let too_small = if last_group < MIN_GROUP_BLOCKS { last_group } else { 0 };
+            Bytes((blocks - too_small) * block_size).saturating_sub(filesystem.size)
         })
+    }
+
+    /// Returns the signatures behind the file system, such as those of a RAID with its metadata at the end. An expansion would
+    /// overwrite them. A signature within the file system is content of its files.
+    pub(crate) fn foreign_signatures(&self) -> impl Iterator<Item = &Signature> {
+        let end = self.filesystem.as_ref().map(|filesystem| filesystem.size.0);
+        self.signatures.iter().filter(move |signature| end.is_some_and(|end| signature.offset >= end))
     }
 
     /// Returns every problem of the disk and of its mounts, each with its remedy.
@@ -224,6 +239,16 @@ impl DataDisk {
                     .to_owned(),
             );
         }
+        for signature in self.foreign_signatures() {
+            add(
+                format!("{device} has {signature} behind its XFS"),
+                format!(
+                    "if the disk is a member of an array, assemble the array and give its device; if the signature is a \
+                     remainder, erase it with `wipefs --offset {} {device}`",
+                    signature.offset
+                ),
+            );
+        }
         problems
     }
 }
@@ -251,6 +276,7 @@ impl DataFilesystemInfo {
             label: superblock.label.clone(),
             size: mounted.unwrap_or(superblock.size()),
             block_size: superblock.block_size,
+            group_blocks: superblock.group_blocks,
             features: superblock.features,
             log,
             incomplete: superblock.in_progress,
@@ -338,12 +364,12 @@ pub(crate) fn device_blocks(number: DeviceNumber, block_size: u32) -> Result<u64
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rstest::rstest;
 
     use super::*;
 
-    fn disk() -> DataDisk {
+    pub(in crate::data_disk) fn disk() -> DataDisk {
         DataDisk {
             device: "/dev/vdb".into(),
             number: DeviceNumber { major: 254, minor: 16 },
@@ -355,6 +381,7 @@ mod tests {
                 label: "loopfs".into(),
                 size: Bytes::GIB,
                 block_size: 4096,
+                group_blocks: 65_536,
                 features: Features { crc: true, reflink: true, ftype: true, bigtime: false },
                 log: LogState::Clean,
                 incomplete: false,
@@ -383,6 +410,10 @@ mod tests {
     #[case::incomplete(|disk: &mut DataDisk| filesystem(disk).incomplete = true, "blkdiscard")]
     #[case::damaged(|disk: &mut DataDisk| filesystem(disk).damaged = true, "xfs_repair /dev/vdb")]
     #[case::larger(|disk: &mut DataDisk| filesystem(disk).size = Bytes(Bytes::GIB.0 + 4096), "its former size")]
+    #[case::raid_at_the_end(|disk: &mut DataDisk| {
+        filesystem(disk).size = Bytes(Bytes::GIB.0 - 65_536);
+        disk.signatures.push(Signature { name: "MD RAID 1.0", offset: Bytes::GIB.0 - 8192 });
+    }, "/dev/vdb has MD RAID 1.0 (at byte 1073733632) behind its XFS: if the disk is a member")]
     #[case::no_crc(|disk: &mut DataDisk| filesystem(disk).features.crc = false, "version 5")]
     #[case::no_reflink(|disk: &mut DataDisk| filesystem(disk).features.reflink = false, "cannot be cloned")]
     #[case::no_ftype(|disk: &mut DataDisk| filesystem(disk).features.ftype = false, "overlayfs")]
@@ -408,6 +439,15 @@ mod tests {
         assert!(disk.problems()[0].to_string().contains("ext2, ext3 or ext4 (at byte 1080)"));
     }
 
+    #[rstest]
+    #[case::first_byte_behind(Bytes::GIB.0, 1)]
+    #[case::last_byte_within(Bytes::GIB.0 - 1, 0)]
+    fn only_a_signature_behind_the_file_system_is_foreign(#[case] offset: u64, #[case] expected: usize) {
+        let mut disk = DataDisk { size: Bytes(2 * Bytes::GIB.0), ..disk() };
+        disk.signatures.push(Signature { name: "MD RAID 0.90", offset });
+        assert_eq!(disk.foreign_signatures().count(), expected);
+    }
+
     #[test]
     fn unused_bytes_are_those_that_the_file_system_can_grow_by() {
         let mut disk = disk();
@@ -416,5 +456,11 @@ mod tests {
         assert_eq!(disk.unused(), Bytes(0));
         disk.size = Bytes(Bytes::GIB.0 + 64 * 4096);
         assert_eq!(disk.unused(), Bytes(64 * 4096));
+        // The last group has 1000 blocks, and the kernel expands it by one.
+        filesystem(&mut disk).size = Bytes(Bytes::GIB.0 + 1000 * 4096);
+        disk.size = Bytes(Bytes::GIB.0 + 1001 * 4096);
+        assert_eq!(disk.unused(), Bytes(4096));
+        disk.signatures.push(Signature { name: "DDF RAID", offset: disk.size.0 - 512 });
+        assert_eq!(disk.unused(), Bytes(0));
     }
 }

@@ -8,6 +8,7 @@ mod blank;
 mod block_device;
 mod check;
 mod log;
+mod loop_backing;
 mod mounting;
 mod signature;
 mod source;

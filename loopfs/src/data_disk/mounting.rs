@@ -1,6 +1,7 @@
 //! Mounting of a data disk, and the expansion of its file system to the size of the disk.
 
 use std::ffi::CString;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -64,7 +65,8 @@ pub struct Growth {
 /// [`ErrorKind::NotFound`]: no such disk or directory. [`ErrorKind::WrongFilesystem`]: the disk has no XFS, or another file
 /// system is mounted there. [`ErrorKind::ReadOnly`]: the disk is read-only. [`ErrorKind::Damaged`]: the file system needs
 /// xfs_repair. [`ErrorKind::NotEnforced`]: the kernel does not enforce project limits. [`ErrorKind::AlreadyExists`]: the disk
-/// is mounted there with other options. [`ErrorKind::PermissionDenied`]: no `CAP_SYS_ADMIN`. If the expansion fails, the
+/// is mounted there with other options, or has the signature of a RAID or of another format behind its file system, which
+/// an expansion would overwrite. [`ErrorKind::PermissionDenied`]: no `CAP_SYS_ADMIN`. If the expansion fails, the
 /// file system stays mounted, and a repeated call tries it again.
 #[doc(alias = "fsopen")]
 #[doc(alias = "fsmount")]
@@ -91,7 +93,7 @@ pub fn mount(source: &DiskSource, directory: &Path) -> Result<Mounted> {
         attach(&disk, filesystem, &directory)?;
     }
     Ok(Mounted {
-        growth: grow(&directory, device.number)?,
+        growth: grow(&directory, filesystem.uuid, device.number)?,
         uuid: filesystem.uuid,
         already_mounted,
         recovered: !already_mounted && filesystem.log == LogState::NeedsRecovery,
@@ -105,8 +107,12 @@ fn require_usable(disk: &DataDisk) -> Result<&DataFilesystemInfo> {
     let kind = match &disk.filesystem {
         _ if disk.read_only => ErrorKind::ReadOnly,
         None => ErrorKind::WrongFilesystem,
-        Some(_) => ErrorKind::Damaged,
+        Some(filesystem) if filesystem.incomplete || filesystem.damaged || filesystem.size > disk.size => {
+            ErrorKind::Damaged
+        }
+        Some(_) => ErrorKind::AlreadyExists,
     };
+    // The order of the problems is that of the kinds.
     let problem = disk.device_problems().into_iter().next();
     match (problem, &disk.filesystem) {
         (None, Some(filesystem)) => Ok(filesystem),
@@ -239,11 +245,13 @@ fn messages(context: &OwnedFd) -> String {
     messages.join("; ")
 }
 
-/// Expands the file system mounted at `directory` to the size of its device.
-fn grow(directory: &Path, device: DeviceNumber) -> Result<Option<Growth>> {
+/// Expands the file system mounted at `directory` to the size of its device. If the disk is unmounted concurrently, the path
+/// leads to another file system, whose UUID is not the expected one.
+fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Result<Option<Growth>> {
     let shown = directory.display();
     let root = File::open(directory).context(GROW, &shown)?;
-    let geometry = xfs::geometry(&root).context(GROW, &shown)?;
+    let geometry = xfs::geometry(&root).map_err(|errno| no_longer_mounted(&shown, errno))?;
+    require_expected(FilesystemUuid(geometry.uuid), expected, &shown)?;
     let blocks = device_blocks(device, geometry.blocksize)?;
     if blocks <= geometry.datablocks {
         return Ok(None);
@@ -258,9 +266,57 @@ fn grow(directory: &Path, device: DeviceNumber) -> Result<Option<Growth>> {
     Ok(grown.then(|| Growth { from: size(geometry.datablocks), to: size(after) }))
 }
 
+/// Returns the error for a directory whose file system has no geometry of XFS.
+fn no_longer_mounted(directory: impl Display, errno: Errno) -> Error {
+    let error = Error::sys(GROW, directory, errno);
+    match errno {
+        Errno::ENOTTY => error.explain("another process has unmounted the disk; mount it again"),
+        _ => error,
+    }
+}
+
+/// Checks that the file system at a directory is the one that was mounted.
+fn require_expected(found: FilesystemUuid, expected: FilesystemUuid, directory: impl Display) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let detail = format!(
+        "the file system {found} is there instead of {expected}; another process has unmounted the disk"
+    );
+    Err(Error::new(ErrorKind::WrongFilesystem, GROW, directory, detail))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_disk::signature::Signature;
+
+    #[test]
+    fn another_file_system_at_the_mount_point_is_not_expanded() {
+        let (data, parent) = (FilesystemUuid([1; 16]), FilesystemUuid([2; 16]));
+        assert!(require_expected(data, data, "/data").is_ok());
+        let error = require_expected(parent, data, "/data").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+        assert!(error.to_string().contains(&parent.to_string()), "{error}");
+        // A directory on a file system without the geometry of XFS.
+        let error = grow(Path::new("/proc"), data, DeviceNumber { major: 7, minor: 0 }).unwrap_err();
+        assert!(
+            error.to_string().contains("/proc") && error.to_string().contains("mount it again"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_signature_behind_the_file_system_keeps_the_disk_from_being_mounted() {
+        let mut disk = crate::data_disk::check::tests::disk();
+        assert!(require_usable(&disk).is_ok());
+        let filesystem = disk.filesystem.as_mut().unwrap();
+        filesystem.size = Bytes(filesystem.size.0 - (1 << 20));
+        disk.signatures.push(Signature { name: "MD RAID 0.90", offset: Bytes::GIB.0 - 65_536 });
+        let error = require_usable(&disk).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(error.to_string().contains("MD RAID 0.90"), "{error}");
+    }
 
     #[test]
     fn a_missing_directory_and_a_file_are_errors_with_a_remedy() {

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -47,8 +48,9 @@ impl DiskSource {
 
     /// Opens the device.
     ///
-    /// A label or UUID is searched on all devices that sysfs lists, so it needs no udev. The search skips loop devices,
-    /// because their users can give them any label, and devices that others are built on, such as the disks of a RAID.
+    /// A label or UUID is searched on all devices that sysfs lists, so it needs no udev. The search skips loop devices and
+    /// devices that stand on them, such as a volume group within a Block volume, because the owner of the volume chooses
+    /// what is on them. It also skips devices that others are built on, such as the disks of a RAID.
     pub(crate) fn open(&self, operation: &'static str) -> Result<BlockDevice> {
         if let Self::Path(path) = self {
             return BlockDevice::open(path, operation);
@@ -90,8 +92,7 @@ impl DiskSource {
 /// Opens the device of an entry of sysfs if a data disk may be on it. Devices that cannot be opened, such as drives without
 /// a medium, have no data disk.
 fn candidate(entry: &Path) -> Option<BlockDevice> {
-    let target = fs::read_link(entry).ok()?;
-    if is_loop_device(&target) {
+    if stands_on_loop_device(entry) {
         return None;
     }
     let number = fs::read_to_string(entry.join("dev")).ok()?.trim().parse().ok()?;
@@ -99,6 +100,24 @@ fn candidate(entry: &Path) -> Option<BlockDevice> {
         return None;
     }
     BlockDevice::of_number(number, OPERATION).ok()
+}
+
+/// Returns `true` if the device of an entry of sysfs is a loop device, or is built on one: by the device mapper, MD RAID or
+/// bcache, over any number of layers. Returns `true` too if sysfs does not say what the device is built on.
+fn stands_on_loop_device(entry: &Path) -> bool {
+    let Ok(device) = fs::canonicalize(entry) else { return true };
+    if is_loop_device(&device) {
+        return true;
+    }
+    // The directory of a partition lies in that of its disk, and only the disk has the list of its members.
+    let partition = device.join("partition").exists();
+    let disk = device.parent().filter(|_| partition).unwrap_or(&device);
+    match fs::read_dir(disk.join("slaves")) {
+        Ok(members) => members
+            .into_iter()
+            .any(|member| member.map_or(true, |member| stands_on_loop_device(&member.path()))),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// Returns `true` if a path in sysfs is a loop device or a partition of one: `.../block/loop0/loop0p1`.
@@ -122,9 +141,90 @@ impl fmt::Display for DiskSource {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::symlink;
+
     use rstest::rstest;
 
     use super::*;
+    use crate::data_disk::superblock::tests::SECTOR;
+    use crate::units::{Bytes, DeviceNumber};
+
+    /// An image with the superblock of an XFS, whose label is `loopfs`, as if it were a device.
+    fn image(path: &Path) -> BlockDevice {
+        fs::write(path, SECTOR).unwrap();
+        BlockDevice {
+            path: path.to_owned(),
+            number: DeviceNumber { major: 254, minor: 16 },
+            size: Bytes(SECTOR.len() as u64),
+            read_only: false,
+            file: File::open(path).unwrap(),
+        }
+    }
+
+    #[rstest]
+    #[case::label("LABEL=loopfs", true)]
+    #[case::uuid("UUID=00112233-4455-6677-8899-aabbccddeeff", true)]
+    #[case::beginning_of_the_label("LABEL=loop", false)]
+    #[case::other_uuid("UUID=00112233-4455-6677-8899-aabbccddee00", false)]
+    fn a_device_is_found_by_the_label_and_the_uuid_of_its_xfs(#[case] text: &str, #[case] expected: bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vdb");
+        let source = DiskSource::parse(OsStr::new(text)).unwrap();
+        assert_eq!(source.is_on(&image(&path)), expected);
+        assert_eq!(source.only(vec![image(&path)]).unwrap().path, path);
+    }
+
+    #[test]
+    fn two_devices_with_one_label_are_an_error_that_names_both() {
+        let directory = tempfile::tempdir().unwrap();
+        let devices = ["vdb", "vdc"].map(|name| image(&directory.path().join(name)));
+        let error = DiskSource::Label("loopfs".into()).only(devices.into()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(
+            error.to_string().contains("vdb and ") && error.to_string().contains("vdc have it"),
+            "{error}"
+        );
+    }
+
+    /// Creates a directory of sysfs for each device, with links to the devices that it is built on.
+    fn sysfs(devices: &[(&str, &[&str])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (device, members) in devices {
+            let directory = root.path().join(device);
+            let slaves = directory.join("slaves");
+            fs::create_dir_all(&slaves).unwrap();
+            for member in *members {
+                symlink(root.path().join(member), slaves.join(Path::new(member).file_name().unwrap()))
+                    .unwrap();
+            }
+        }
+        root
+    }
+
+    #[rstest]
+    #[case::loop_device("virtual/block/loop0", true)]
+    #[case::volume_on_a_loop_device("virtual/block/dm-0", true)]
+    #[case::two_layers("virtual/block/md0", true)]
+    #[case::partition_of_a_raid("virtual/block/md0/md0p1", true)]
+    #[case::disk("pci0/block/vdb", false)]
+    #[case::volume_on_a_disk("virtual/block/dm-1", false)]
+    #[case::partition_of_a_disk("pci0/block/vdb/vdb1", false)]
+    #[case::removed_device("pci0/block/vdc", true)]
+    fn what_stands_on_a_loop_device_is_no_data_disk(#[case] device: &str, #[case] expected: bool) {
+        let root = sysfs(&[
+            ("virtual/block/loop0", &[]),
+            ("virtual/block/dm-0", &["virtual/block/loop0"]),
+            ("virtual/block/md0", &["pci0/block/vdb", "virtual/block/dm-0"]),
+            ("pci0/block/vdb", &[]),
+            ("virtual/block/dm-1", &["pci0/block/vdb/vdb1"]),
+        ]);
+        for partition in ["virtual/block/md0/md0p1", "pci0/block/vdb/vdb1"] {
+            fs::create_dir_all(root.path().join(partition)).unwrap();
+            fs::write(root.path().join(partition).join("partition"), "1").unwrap();
+        }
+        assert_eq!(stands_on_loop_device(&root.path().join(device)), expected);
+    }
 
     #[rstest]
     #[case::path("/dev/vdb", DiskSource::Path("/dev/vdb".into()))]

@@ -39,6 +39,8 @@ pub(crate) struct Superblock {
     pub(crate) label: String,
     pub(crate) block_size: u32,
     pub(crate) data_blocks: u64,
+    /// The size of the allocation groups, in blocks.
+    pub(crate) group_blocks: u32,
     pub(crate) features: Features,
     /// mkfs.xfs has not completed.
     pub(crate) in_progress: bool,
@@ -82,6 +84,7 @@ impl Superblock {
             label: label(bytes.get(108..120)?),
             block_size,
             data_blocks: fields.u64(8)?,
+            group_blocks: fields.u32(84)?,
             features: Features {
                 crc,
                 reflink: ro_compat & RO_COMPAT_REFLINK != 0,
@@ -164,6 +167,7 @@ pub(crate) mod tests {
         assert_eq!(superblock.label, "loopfs");
         assert_eq!(superblock.uuid.to_string(), "00112233-4455-6677-8899-aabbccddeeff");
         assert_eq!((superblock.size(), superblock.block_size), (Bytes(320 << 20), 4096));
+        assert_eq!(superblock.group_blocks, 20_480, "four groups");
         assert!(superblock.checksum_valid && !superblock.in_progress && !superblock.needs_repair);
         assert_eq!(superblock.features, Features { crc: true, reflink: true, ftype: true, bigtime: true });
         let (start, length) = superblock.log.unwrap();

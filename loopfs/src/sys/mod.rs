@@ -3,6 +3,8 @@
 //! The functions contain no policy and no retries. Their only error is the kernel's errno.
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 
+#[cfg(feature = "data-disk")]
+pub(crate) mod block;
 #[cfg(feature = "kernel-tests")]
 pub(crate) mod discard;
 pub(crate) mod fiemap;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use loopfs::data_disk::{self, BlankDisk, DataDisk, DiskSource, LogState, MIN_SIZE};
-use loopfs::loop_device::{Access, unmanaged};
+use loopfs::loop_device::{Access, BackingRange, unmanaged};
 use loopfs::mount::{table as mountinfo, unmount};
 use loopfs::project_quota::Enforcement;
 use loopfs::{Bytes, ErrorKind};
@@ -426,6 +426,41 @@ fn a_disk_in_use_is_not_claimed_and_the_error_says_by_what() {
     let error = BlankDisk::claim(&disk.path).unwrap_err();
     assert!(error.to_string().contains("in use by another program"), "{error}");
     drop(held);
+    drop((disk, target));
+    leaks.check();
+}
+
+#[test]
+fn a_disk_behind_a_loop_device_is_not_claimed() {
+    let leaks = Leaks::watch();
+    let disk = Disk::blank(SIZE);
+    // The loop device begins behind the range that is read, and the kernel lets others claim the disk.
+    let index = unmanaged::find_free().unwrap();
+    let user = unmanaged::Device::open_index(index, Access::ReadWrite).unwrap();
+    let file = File::options().read(true).write(true).open(&disk.path).unwrap();
+    let range = BackingRange { offset: 8 * MIB, size_limit: None };
+    user.set_up(&file, &unmanaged::Setup { range, ..Default::default() }).unwrap();
+    drop(file);
+    let error = BlankDisk::claim(&disk.path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains(&format!("is behind /dev/loop{index};")), "{error}");
+    user.detach().unwrap();
+    drop(user);
+    drop(BlankDisk::claim(&disk.path).unwrap());
+    drop(disk);
+    leaks.check();
+}
+
+#[test]
+fn a_disk_with_the_metadata_of_a_raid_behind_its_file_system_is_not_mounted() {
+    let leaks = Leaks::watch();
+    let (disk, target) = (Disk::formatted(SIZE), Directory::new());
+    disk.grow(SIZE + 64 * MIB);
+    disk.write(SIZE + 64 * MIB - (64 << 10), b"\xfc\x4e\x2b\xa9");
+    let error = data_disk::mount(&disk.source(), target.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert!(error.to_string().contains("MD RAID 0.90"), "{error}");
+    assert!(!target.is_mounted());
     drop((disk, target));
     leaks.check();
 }

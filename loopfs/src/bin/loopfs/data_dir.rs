@@ -53,7 +53,9 @@ pub(crate) struct Check {
 /// a disk without XFS, a read-only one, and a file system that needs xfs_repair. If only the expansion fails, the exit code
 /// is 1, and the disk stays mounted.
 ///
-/// LABEL= and UUID= need no udev: the command reads all disks, except loop devices and members of a RAID or volume group.
+/// LABEL= and UUID= need no udev: the command reads all disks, except loop devices, devices built on them, and members of a
+/// RAID or volume group. The owner of a Block volume of another driver chooses its label, so prefer UUID= or a path below
+/// /dev/disk/by-id. If two disks have the label or UUID, the command refuses both.
 ///
 /// JSON: {"device", "directory", "uuid", "already_mounted", "log_replayed", "growth": {"from_bytes", "to_bytes"} | null}
 #[derive(Args, Debug)]

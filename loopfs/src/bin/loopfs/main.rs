@@ -43,8 +43,8 @@ Examples:
   loopfs quota show /srv/data/alice
   loopfs quota audit /srv/data/alice || echo 'project ids were changed'
   loopfs --json store list /var/lib/loopfs/data
-  loopfs data-dir format /dev/vdb --yes-format-this-disk
-  loopfs data-dir mount LABEL=loopfs /var/lib/loopfs/data";
+  loopfs data-dir format /dev/vdb --yes-format-this-disk      # prints the UUID
+  loopfs data-dir mount UUID=1b466c45-bcaa-4ddd-a46c-e65ff913722d /var/lib/loopfs/data";
 
 /// Loop devices, XFS project quotas and volume stores
 #[derive(Debug, Parser)]
@@ -139,9 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_a_systemd_unit_has_a_valid_command_line() {
-        let unit = include_str!("../../../examples/systemd/loopfs-data.service");
+    fn the_example_of_a_systemd_unit_mounts_by_uuid_within_a_time_limit() {
+        let unit = include_str!("../../../examples/systemd/loopfs-data@.service");
+        let has = |line: &str| unit.lines().any(|found| found == line);
+        // A service of type oneshot has no time limit by default, and the kubelet waits for it.
+        assert!(has("TimeoutStartSec=2min"), "{unit}");
         let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        assert!(command.contains(" mount UUID=%I "), "{command}");
         let args = Args::try_parse_from(command.split(' ')).unwrap();
         assert!(matches!(args.command, Command::DataDir(data_dir::DataDirCommand::Mount(_))));
     }
