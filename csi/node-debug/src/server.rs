@@ -11,11 +11,11 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use csi::socket;
+use csi::socket::SocketFile;
 use futures::stream::{Stream, StreamExt};
 use nix::unistd::{Uid, geteuid};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -29,7 +29,7 @@ use tonic::{Request, Status};
 use crate::args::Args;
 use crate::cluster::Cluster;
 use crate::conditions::Subject;
-use crate::logs::Logs;
+use crate::logs::{self, Logs};
 use crate::proto::node_debug_server::NodeDebugServer;
 use crate::service::Service;
 
@@ -105,10 +105,15 @@ impl Running {
             kubeconfig_max_lifetime,
             log: _,
         } = args;
-        let mut names: Vec<&str> = logs.iter().map(|log| log.name.as_str()).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(anyhow!("component {} is given twice (--log)", twice[0]));
+        if let Some(name) = duplicate(logs.iter().map(|log| log.name.as_str())) {
+            return Err(anyhow!("component {name} is given twice (--log)"));
+        }
+        let paths = logs.iter().filter_map(|log| log.source.path());
+        if let Some(path) = duplicate(paths.chain([socket.as_path()])) {
+            return Err(anyhow!(
+                "{} is given twice; give each component a path of its own (--log, --socket)",
+                path.display()
+            ));
         }
         let cluster = kubeconfig.map(Cluster::new);
         let subject = Subject { driver_name, registration_dir, data_dir, node_name, cluster };
@@ -138,7 +143,7 @@ impl Running {
         let address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
 
         let mut servers = JoinSet::new();
-        let (listener, socket_file) = listen_unix(&socket)?;
+        let (listener, socket_file) = listen_unix(&socket).await?;
         let unix = builder().add_service(InterceptedService::new(server(&service), admit_peer));
         let incoming = limited(UnixListenerStream::new(listener));
         let stopped = stop.clone().cancelled_owned();
@@ -170,6 +175,13 @@ impl Running {
         }
         Ok(())
     }
+}
+
+/// Returns an item that occurs more than once.
+fn duplicate<T: Ord + Copy>(items: impl Iterator<Item = T>) -> Option<T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_unstable();
+    items.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
 fn builder() -> Server {
@@ -204,7 +216,7 @@ fn tls_config(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Resul
 }
 
 /// Listens on a unix socket in a directory in which no other user can replace it.
-fn listen_unix(path: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket::SocketFile)> {
+async fn listen_unix(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     let directory =
         path.parent().with_context(|| format!("{} has no directory (--socket)", path.display()))?;
     let context = || format!("create {} (--socket)", directory.display());
@@ -220,13 +232,7 @@ fn listen_unix(path: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket:
         "{}: other users can write it, and so could replace the socket; use a directory with mode 0700 (--socket)",
         directory.display()
     );
-    // Another process that listens there would lose its clients without notice.
-    ensure!(
-        std::os::unix::net::UnixStream::connect(path).is_err(),
-        "another process listens on {}; stop it, or choose another path (--socket)",
-        path.display()
-    );
-    socket::listen(path)
+    logs::listen(path).await.context("open the socket of the service (--socket)")
 }
 
 /// Returns `true` if only root and this user can change the entries of a directory.

@@ -194,7 +194,13 @@ impl NodeDebug for Service {
             expires = issued.expires,
             "issued a kubeconfig"
         );
-        Ok(Response::new(wire::KubeconfigResponse { kubeconfig: issued.text, expires: issued.expires }))
+        Ok(Response::new(wire::KubeconfigResponse {
+            server: issued.server,
+            certificate_authority: issued.authority.unwrap_or_default(),
+            namespace: account.namespace.clone(),
+            token: issued.token,
+            expires: issued.expires,
+        }))
     }
 
     type StateStream = BoxStream<'static, Result<wire::StateResponse, Status>>;

@@ -71,10 +71,10 @@ fn summary(described: &wire::DescribeResponse, now: Timestamp) -> String {
             component.source,
             component.problem
         );
-        text.push_str(escape(line.as_bytes()).trim_end());
+        text.push_str(escape(Redactor::default().line(&line).as_bytes()).trim_end());
         text.push('\n');
     }
-    Redactor::text(&text)
+    text
 }
 
 async fn log(client: &mut Client, component: &str) -> anyhow::Result<String> {

@@ -18,6 +18,7 @@ pub(crate) use line::Line;
 pub(crate) use line::RawLine;
 pub(crate) use ring::{Position, Ring, Selection};
 pub use source::{LogSource, Source};
+pub(crate) use stream::listen;
 
 /// The wait after a source has failed, before it is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

@@ -5,13 +5,14 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
-use csi::socket;
+use anyhow::{Context, bail};
+use csi::socket::{self, SocketFile};
 use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::sys::stat::Mode;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
 use super::line::LineSplitter;
@@ -36,12 +37,24 @@ pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> 
     read(pipe, ring).await.with_context(|| format!("read {}", path.display()))
 }
 
+/// Listens on a socket, unless another process or another component does. It would lose its clients without notice.
+pub(crate) async fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+    match UnixStream::connect(path).await {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+        // Its queue is full, it is a socket of another type, or this user may not connect.
+        Ok(_) | Err(_) => {
+            bail!("another process listens on {}; stop it, or choose another path", path.display())
+        }
+    }
+    socket::listen(path)
+}
+
 /// Listens on the socket. Only root and the user of this process can connect, unless an administrator changes its mode.
 pub(super) async fn follow_socket(path: &Path, ring: Arc<Ring>) -> anyhow::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     }
-    let (listener, _removed_on_drop) = socket::listen(path)?;
+    let (listener, _removed_on_drop) = listen(path).await?;
     let mut connections = JoinSet::new();
     loop {
         if connections.len() >= MAX_CONNECTIONS {

@@ -202,3 +202,20 @@ async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
     assert_eq!(batch.lines[0].cut_bytes, (64 * (64 << 10) - line::MAX_LINE_BYTES) as u64);
     assert!(log.component().ring.counts().bytes <= MAX_BYTES as u64);
 }
+
+#[tokio::test]
+async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
+    let mut other = None;
+    let log = follow("unix", |path| other = Some(std::os::unix::net::UnixListener::bind(path).unwrap()));
+    let wait = async {
+        while log.component().problem().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
+    let problem = log.component().problem().unwrap();
+    assert!(problem.contains("another process listens on"), "{problem}");
+    let Fixture { directory, logs: _, _following: following } = log;
+    drop(following);
+    UnixStream::connect(directory.path().join("log")).unwrap();
+}

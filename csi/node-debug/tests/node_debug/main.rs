@@ -3,6 +3,7 @@
 mod bundle;
 mod documentation;
 mod kubectl;
+mod slow_reader;
 mod support;
 mod tls;
 
@@ -91,6 +92,23 @@ fn a_second_service_does_not_take_the_socket_of_the_first() {
     let error = node.start_another().unwrap_err();
     assert!(error.contains("another process listens on"), "{error}");
     assert_eq!(node.dbg(&["logs"]).code, Some(0));
+}
+
+#[test]
+fn a_path_that_is_given_twice_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().display();
+    let start = |options: &[String]| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let stop = tokio_util::sync::CancellationToken::new();
+        let started = runtime.block_on(start(directory.path(), options, stop));
+        started.map(drop).map_err(|error| format!("{error:#}"))
+    };
+    let twice = [format!("--log=a=unix:{path}/x"), format!("--log=b=fifo:{path}/x")];
+    let error = start(&twice).unwrap_err();
+    assert!(error.contains("/x is given twice"), "{error}");
+    let error = start(&[format!("--log=a=unix:{path}/run/node-debug.sock")]).unwrap_err();
+    assert!(error.contains("node-debug.sock is given twice"), "{error}");
 }
 
 #[test]
