@@ -165,16 +165,8 @@ impl Conditions {
     ) -> Result<Evaluation, ConditionError> {
         let query = self.query(name, arguments)?;
         // The watch begins before the first evaluation, so that no change is missed.
-        let mut changes = changes(&query);
-        loop {
-            let evaluation = self.evaluate_query(&query).await;
-            if evaluation.met {
-                return Ok(evaluation);
-            }
-            if tokio::time::timeout_at(deadline, changes.next()).await.is_err() {
-                return Ok(evaluation);
-            }
-        }
+        let changes = changes(&query);
+        Ok(wait_until_met(|| self.evaluate_query(&query), changes, deadline).await)
     }
 
     /// Reads the request: decides without I/O whether it can be evaluated.
@@ -261,6 +253,27 @@ impl Conditions {
             check()
         })
         .await?
+    }
+}
+
+/// Evaluates after each change until the condition is met or until the deadline. Returns the last evaluation that ended.
+async fn wait_until_met<E: Future<Output = Evaluation>>(
+    evaluate: impl Fn() -> E,
+    mut changes: BoxStream<'_, ()>,
+    deadline: Instant,
+) -> Evaluation {
+    let mut last = Evaluation::not_met("no result before the timeout".to_owned());
+    loop {
+        match tokio::time::timeout_at(deadline, evaluate()).await {
+            Ok(evaluation) if evaluation.met => return evaluation,
+            Ok(evaluation) => last = evaluation,
+            Err(_elapsed) => return last,
+        }
+        let changed = tokio::time::timeout_at(deadline, changes.next()).await;
+        // Constant changes do not extend the wait.
+        if changed.is_err() || Instant::now() >= deadline {
+            return last;
+        }
     }
 }
 

@@ -150,6 +150,19 @@ impl Tail {
                 Err(error) => return Err(error).with_context(|| format!("open {}", self.path.display())),
             };
         let metadata = file.metadata()?;
+        let Some(entry) = symlink_metadata(&self.path)? else { return Ok(false) };
+        if entry.is_symlink() {
+            ensure!(
+                is_trusted_link(entry.uid(), metadata.uid()),
+                "{} is a symbolic link of user {} to a file of user {}; give node-debug the path of the file",
+                self.path.display(),
+                entry.uid(),
+                metadata.uid()
+            );
+        } else if (entry.dev(), entry.ino()) != (metadata.dev(), metadata.ino()) {
+            // It was replaced since it was opened.
+            return Ok(false);
+        }
         ensure!(
             metadata.is_file(),
             "{} is not a regular file; use fifo: or unix: for a stream",
@@ -197,10 +210,40 @@ impl Tail {
     }
 }
 
+/// Returns `true` if a symbolic link of this user may lead to a file of that user. The service runs as root: a user who can
+/// write the directory of a log could otherwise have any file read.
+fn is_trusted_link(link_owner: u32, file_owner: u32) -> bool {
+    link_owner == 0 || link_owner == file_owner
+}
+
+fn symlink_metadata(path: &Path) -> io::Result<Option<fs::Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn identity(path: &Path) -> io::Result<Option<(u64, u64)>> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::of_root(0, 7, true)]
+    #[case::of_the_same_user(7, 7, true)]
+    #[case::to_a_file_of_root(7, 0, false)]
+    #[case::to_a_file_of_another_user(7, 8, false)]
+    fn a_link_leads_only_to_files_of_its_owner(#[case] link: u32, #[case] file: u32, #[case] is_ok: bool) {
+        assert_eq!(is_trusted_link(link, file), is_ok);
     }
 }

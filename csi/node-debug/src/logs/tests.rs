@@ -219,3 +219,28 @@ async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
     drop(following);
     UnixStream::connect(directory.path().join("log")).unwrap();
 }
+
+#[tokio::test]
+async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
+    const OTHER: u32 = 12_345;
+    // Only root can give a link to another user.
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let targets = tempfile::tempdir().unwrap();
+    let target = targets.path().join("shadow");
+    append(&target, "secret\n");
+    let log = follow("file", |path| {
+        std::os::unix::fs::symlink(&target, path).unwrap();
+        std::os::unix::fs::lchown(path, Some(OTHER), None).unwrap();
+    });
+    let wait = async {
+        while log.component().problem().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
+    let problem = log.component().problem().unwrap();
+    assert!(problem.contains("is a symbolic link of user 12345"), "{problem}");
+    assert!(log.texts().is_empty());
+}

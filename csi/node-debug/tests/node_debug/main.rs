@@ -3,6 +3,7 @@
 mod bundle;
 mod documentation;
 mod kubectl;
+mod shutdown;
 mod slow_reader;
 mod support;
 mod tls;
