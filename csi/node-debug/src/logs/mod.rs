@@ -72,10 +72,11 @@ impl Component {
 
     /// Reads the source, and again after each failure. A source that fails never stops the others.
     async fn follow(self: Arc<Self>) {
+        let mut tail = None;
         loop {
             let ended = match &self.source {
                 Source::File(path) => {
-                    file::follow(path, Arc::clone(&self.ring), |problem| self.set_problem(problem)).await
+                    file::follow(path, &self.ring, &mut tail, |problem| self.set_problem(problem)).await
                 }
                 Source::Fifo(path) => {
                     self.set_problem(None);

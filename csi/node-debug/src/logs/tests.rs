@@ -244,3 +244,38 @@ async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
     assert!(problem.contains("is a symbolic link of user 12345"), "{problem}");
     assert!(log.texts().is_empty());
 }
+
+#[tokio::test]
+async fn after_a_failure_a_file_is_read_from_where_it_was() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path().join("d");
+    let moved = scratch.path().join("moved");
+    let path = directory.join("log");
+    fs::create_dir(&directory).unwrap();
+    append(&path, "one\n");
+    let ring = Arc::new(Ring::new(MAX_BYTES));
+    let mut end = ring.subscribe();
+    let mut tail = None;
+    // A file in place of the directory is a failure, and not a file that does not exist.
+    let breaking = async {
+        end.wait_for(|end| *end == 1).await.unwrap();
+        fs::rename(&directory, &moved).unwrap();
+        append(&directory, "");
+    };
+    let (ended, ()) = tokio::join!(file::follow(&path, &ring, &mut tail, |_| ()), breaking);
+    assert!(ended.is_err());
+    fs::remove_file(&directory).unwrap();
+    fs::rename(&moved, &directory).unwrap();
+    append(&path, "two\n");
+    let read = async { *end.wait_for(|end| *end >= 2).await.unwrap() };
+    let following = file::follow(&path, &ring, &mut tail, |_| ());
+    let read = tokio::time::timeout(TIMEOUT, async {
+        tokio::select! {
+            ended = following => panic!("{ended:?}"),
+            read = read => read,
+        }
+    });
+    assert_eq!(read.await.unwrap(), 2);
+    let texts: Vec<_> = ring.read(0, Position::MAX, Selection::default(), usize::MAX).lines;
+    assert_eq!(texts.iter().map(|line| line.text.as_slice()).collect::<Vec<_>>(), [&b"one"[..], b"two"]);
+}
