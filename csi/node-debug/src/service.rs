@@ -286,6 +286,11 @@ impl LogReader {
                 return Some(wire::LogsResponse { lines });
             }
             if is_progress {
+                if self.stop.is_cancelled() {
+                    return None;
+                }
+                // The next part of the ring may have no line of the selection either.
+                tokio::task::yield_now().await;
                 continue;
             }
             if self.end.is_some() {

@@ -134,7 +134,7 @@ async fn state(client: &mut Client) -> anyhow::Result<Vec<(String, String)>> {
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
     let mut bytes = 0;
     while let Some(part) = parts.message().await.map_err(|status| client.explain(status))? {
-        bytes += part.content.len();
+        bytes += part.name.len() + part.content.len();
         anyhow::ensure!(
             bytes <= MAX_FILE_BYTES,
             "the state of the node is larger than {MAX_FILE_BYTES} bytes"

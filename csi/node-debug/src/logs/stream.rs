@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use csi::socket::{self, SocketFile};
@@ -22,6 +23,9 @@ use super::ring::Ring;
 const MAX_CONNECTIONS: usize = 16;
 
 const CHUNK_BYTES: usize = 16 << 10;
+
+/// The wait after a connection could not be accepted.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads the named pipe, and creates it if it does not exist.
 pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> {
@@ -62,7 +66,15 @@ pub(super) async fn follow_socket(path: &Path, ring: Arc<Ring>) -> anyhow::Resul
         }
         tokio::select! {
             accepted = listener.accept() => {
-                let (stream, _) = accepted.with_context(|| format!("accept on {}", path.display()))?;
+                let stream = match accepted {
+                    Ok((stream, _)) => stream,
+                    // No descriptor is free. The connected components continue to write.
+                    Err(error) => {
+                        tracing::warn!(%error, socket = %path.display(), "could not accept a connection; retrying");
+                        tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                        continue;
+                    }
+                };
                 let ring = Arc::clone(&ring);
                 connections.spawn(async move {
                     // A component that crashes may reset its connection. It connects again when it starts.

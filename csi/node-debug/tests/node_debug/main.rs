@@ -50,6 +50,34 @@ fn new_lines_are_printed_while_dbg_follows() {
 }
 
 #[test]
+fn following_fails_when_the_service_stops() {
+    let node = Node::start(&[]);
+    node.write_log("before\n");
+    let mut dbg = node
+        .command(&["logs", COMPONENT, "--follow"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(dbg.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "before");
+    node.stop();
+    let output = dbg.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
+fn the_result_of_a_condition_does_not_depend_on_the_reader() {
+    let node = Node::start(&[]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = node.command(&["condition", "get", "plugin-serving"]).stdout(writer).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
 fn without_a_service_dbg_names_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let address = format!("unix://{}/none.sock", directory.path().display());

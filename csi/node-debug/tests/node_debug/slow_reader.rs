@@ -27,6 +27,28 @@ fn message() -> Bytes {
 }
 
 #[tokio::test]
+async fn a_service_that_does_not_know_the_call_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("service.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let dbg = Command::new(env!("CARGO_BIN_EXE_dbg"))
+        .args(["--address", &format!("unix://{}", path.display()), "logs"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut connection = server::handshake(stream).await.unwrap();
+    let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
+    let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", "12");
+    respond.send_response(response.body(()).unwrap(), true).unwrap();
+    let driver = tokio::spawn(async move { while connection.accept().await.is_some() {} });
+    let output = tokio::task::spawn_blocking(|| dbg.wait_with_output()).await.unwrap().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("another version of node-debug; check --address"), "{error}");
+    driver.abort();
+}
+
+#[tokio::test]
 async fn the_connection_is_served_while_the_reader_pauses() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("service.sock");
