@@ -53,13 +53,15 @@ impl Watch {
             .context("watch a log file; see fs.inotify.max_user_watches")
     }
 
-    /// Returns when something has changed since the last call.
-    pub(crate) async fn changed(&self) -> anyhow::Result<()> {
+    /// Returns when something has changed since the last call. Returns `true` if a watched directory or file was itself
+    /// deleted or moved: another one may have its path, which this value does not watch.
+    pub(crate) async fn changed(&self) -> anyhow::Result<bool> {
+        let gone = AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF;
         loop {
             let mut ready = self.readable.readable().await?;
             if let Ok(events) = ready.try_io(|_| Ok(self.inotify.read_events()?)) {
-                events.context("read inotify events")?;
-                return Ok(());
+                let events = events.context("read inotify events")?;
+                return Ok(events.iter().any(|event| event.mask.intersects(gone)));
             }
         }
     }
@@ -69,4 +71,25 @@ impl Watch {
 /// whose creation is.
 pub(crate) fn existing_ancestor(path: &Path) -> &Path {
     path.ancestors().skip(1).find(|directory| directory.is_dir()).unwrap_or(Path::new("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_that_was_created_again_needs_another_watch() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("d");
+        fs::create_dir(&directory).unwrap();
+        let watch = Watch::new().unwrap();
+        watch.add_directory(&directory).unwrap();
+        fs::write(directory.join("file"), "").unwrap();
+        assert!(!watch.changed().await.unwrap());
+        fs::remove_dir_all(&directory).unwrap();
+        fs::create_dir(&directory).unwrap();
+        assert!(watch.changed().await.unwrap());
+    }
 }

@@ -9,6 +9,7 @@ mod args;
 mod client;
 mod cluster;
 mod conditions;
+mod connections;
 mod inotify;
 mod logs;
 pub mod proto;

@@ -2,39 +2,31 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use csi::socket;
-use futures::stream::{Stream, StreamExt};
+use csi::socket::SocketFile;
 use nix::unistd::{Uid, geteuid};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::{Connected, UdsConnectInfo};
+use tonic::transport::server::UdsConnectInfo;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Status};
 
 use crate::args::Args;
 use crate::cluster::Cluster;
 use crate::conditions::Subject;
-use crate::logs::Logs;
+use crate::connections;
+use crate::logs::{self, Logs};
 use crate::proto::node_debug_server::NodeDebugServer;
 use crate::service::Service;
-
-/// Connections that a listener keeps open. It closes further ones.
-const MAX_CONNECTIONS: usize = 32;
 
 /// Calls on one connection.
 const MAX_STREAMS: u32 = 32;
@@ -105,10 +97,15 @@ impl Running {
             kubeconfig_max_lifetime,
             log: _,
         } = args;
-        let mut names: Vec<&str> = logs.iter().map(|log| log.name.as_str()).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(anyhow!("component {} is given twice (--log)", twice[0]));
+        if let Some(name) = duplicate(logs.iter().map(|log| log.name.as_str())) {
+            return Err(anyhow!("component {name} is given twice (--log)"));
+        }
+        let paths = logs.iter().filter_map(|log| log.source.path());
+        if let Some(path) = duplicate(paths.chain([socket.as_path()])) {
+            return Err(anyhow!(
+                "{} is given twice; give each component a path of its own (--log, --socket)",
+                path.display()
+            ));
         }
         let cluster = kubeconfig.map(Cluster::new);
         let subject = Subject { driver_name, registration_dir, data_dir, node_name, cluster };
@@ -138,9 +135,9 @@ impl Running {
         let address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
 
         let mut servers = JoinSet::new();
-        let (listener, socket_file) = listen_unix(&socket)?;
+        let (listener, socket_file) = listen_unix(&socket).await?;
         let unix = builder().add_service(InterceptedService::new(server(&service), admit_peer));
-        let incoming = limited(UnixListenerStream::new(listener));
+        let incoming = connections::limited(UnixListenerStream::new(listener), |_| None);
         let stopped = stop.clone().cancelled_owned();
         servers.spawn(async move {
             let _removed_on_drop = socket_file;
@@ -149,7 +146,7 @@ impl Running {
         if let Some((listener, tls)) = tcp {
             let tcp =
                 builder().tls_config(tls).context("use the certificates")?.add_service(server(&service));
-            let incoming = limited(TcpListenerStream::new(listener));
+            let incoming = connections::limited(TcpListenerStream::new(listener), address_of);
             let stopped = stop.clone().cancelled_owned();
             servers.spawn(async move {
                 tcp.serve_with_incoming_shutdown(incoming, stopped).await.context("serve TCP")
@@ -170,6 +167,18 @@ impl Running {
         }
         Ok(())
     }
+}
+
+/// Returns an item that occurs more than once.
+fn duplicate<T: Ord + Copy>(items: impl Iterator<Item = T>) -> Option<T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_unstable();
+    items.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+}
+
+/// Returns the address of a client. One that has closed its connection has none.
+fn address_of(stream: &TcpStream) -> Option<IpAddr> {
+    stream.peer_addr().ok().map(|address| address.ip().to_canonical())
 }
 
 fn builder() -> Server {
@@ -204,7 +213,7 @@ fn tls_config(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Resul
 }
 
 /// Listens on a unix socket in a directory in which no other user can replace it.
-fn listen_unix(path: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket::SocketFile)> {
+async fn listen_unix(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     let directory =
         path.parent().with_context(|| format!("{} has no directory (--socket)", path.display()))?;
     let context = || format!("create {} (--socket)", directory.display());
@@ -214,19 +223,14 @@ fn listen_unix(path: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket:
         }
         _ => {}
     }
-    let metadata = fs::metadata(directory).with_context(context)?;
+    let metadata = fs::symlink_metadata(directory).with_context(context)?;
+    ensure!(metadata.is_dir(), "{} is not a directory; use its own path (--socket)", directory.display());
     ensure!(
         is_protected(metadata.mode(), metadata.uid(), geteuid().as_raw()),
         "{}: other users can write it, and so could replace the socket; use a directory with mode 0700 (--socket)",
         directory.display()
     );
-    // Another process that listens there would lose its clients without notice.
-    ensure!(
-        std::os::unix::net::UnixStream::connect(path).is_err(),
-        "another process listens on {}; stop it, or choose another path (--socket)",
-        path.display()
-    );
-    socket::listen(path)
+    logs::listen(path).await.context("open the socket of the service (--socket)")
 }
 
 /// Returns `true` if only root and this user can change the entries of a directory.
@@ -249,64 +253,6 @@ fn admit_peer(request: Request<()>) -> Result<Request<()>, Status> {
 
 fn is_admitted(peer: Uid, this_user: Uid) -> bool {
     peer.is_root() || peer == this_user
-}
-
-/// Keeps [`MAX_CONNECTIONS`] open, and closes those that come in addition.
-fn limited<I>(incoming: impl Stream<Item = io::Result<I>>) -> impl Stream<Item = io::Result<Counted<I>>> {
-    let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    incoming.filter_map(move |connection| {
-        let permit = Arc::clone(&open).try_acquire_owned();
-        std::future::ready(match (connection, permit) {
-            (Ok(stream), Ok(permit)) => Some(Ok(Counted { stream, _permit: permit })),
-            (Ok(_closed), Err(_)) => {
-                tracing::warn!("closed a connection: {MAX_CONNECTIONS} are open");
-                None
-            }
-            (Err(error), _) => Some(Err(error)),
-        })
-    })
-}
-
-/// A connection that counts as open until it is dropped.
-struct Counted<I> {
-    stream: I,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl<I: Connected> Connected for Counted<I> {
-    type ConnectInfo = I::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
-    }
-}
-
-impl<I: AsyncRead + Unpin> AsyncRead for Counted<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut TaskContext<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, out)
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for Counted<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut TaskContext<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
 }
 
 #[cfg(test)]
@@ -335,13 +281,5 @@ mod tests {
     #[case::other_user(8, false)]
     fn only_root_and_the_same_user_are_admitted(#[case] peer: u32, #[case] is_ok: bool) {
         assert_eq!(is_admitted(Uid::from_raw(peer), Uid::from_raw(7)), is_ok);
-    }
-
-    #[tokio::test]
-    async fn connections_beyond_the_limit_are_closed_until_others_end() {
-        let streams = futures::stream::iter((0..MAX_CONNECTIONS + 2).map(Ok));
-        let mut open: Vec<_> = limited(streams).collect().await;
-        assert_eq!(open.len(), MAX_CONNECTIONS);
-        open.clear();
     }
 }

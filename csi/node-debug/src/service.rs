@@ -15,7 +15,7 @@ use crate::conditions::{Condition, ConditionError, Conditions, Evaluation, Subje
 use crate::logs::{Component, Line, Logs, Position, Ring, Selection};
 use crate::proto as wire;
 use crate::proto::node_debug_server::NodeDebug;
-use crate::state;
+use crate::state::StateReader;
 
 /// Calls that may be in progress at the same time, of all clients together.
 const MAX_CALLS: usize = 64;
@@ -34,6 +34,7 @@ const MAX_WAIT: Duration = Duration::from_secs(3600);
 pub(crate) struct Service {
     pub(crate) logs: Logs,
     conditions: Conditions,
+    state: StateReader,
     subject: Subject,
     accounts: Arc<[AllowedAccount]>,
     max_lifetime: Duration,
@@ -53,6 +54,7 @@ impl Service {
         Self {
             logs,
             conditions: Conditions::new(subject.clone()),
+            state: StateReader::new(subject.data_dir.clone()),
             subject,
             accounts: accounts.into(),
             max_lifetime,
@@ -194,24 +196,27 @@ impl NodeDebug for Service {
             expires = issued.expires,
             "issued a kubeconfig"
         );
-        Ok(Response::new(wire::KubeconfigResponse { kubeconfig: issued.text, expires: issued.expires }))
+        Ok(Response::new(wire::KubeconfigResponse {
+            server: issued.server,
+            certificate_authority: issued.authority.unwrap_or_default(),
+            namespace: account.namespace.clone(),
+            token: issued.token,
+            expires: issued.expires,
+        }))
     }
 
     type StateStream = BoxStream<'static, Result<wire::StateResponse, Status>>;
 
     async fn state(&self, _: Request<wire::StateRequest>) -> Result<Response<Self::StateStream>, Status> {
         let permit = self.admit()?;
-        let data_dir = self.subject.data_dir.clone();
-        // If the disk hangs, the thread stays blocked together with the permit. The number of such threads is limited.
-        let reading = tokio::task::spawn_blocking(move || (state::read(data_dir.as_deref()), permit));
-        let (files, permit) = reading.await.map_err(|error| Status::internal(error.to_string()))?;
-        let responses = files.into_iter().flat_map(|file| {
+        let responses = self.state.read().flat_map(|file| {
             let chunks: Vec<_> = file.content.chunks(STATE_CHUNK_BYTES).map(<[u8]>::to_vec).collect();
-            chunks.into_iter().map(move |content| wire::StateResponse { name: file.name.to_owned(), content })
+            let response = move |content| Ok(wire::StateResponse { name: file.name.to_owned(), content });
+            stream::iter(chunks.into_iter().map(response))
         });
-        let responses: Vec<_> = responses.map(Ok).collect();
+        let responses = responses.take_until(self.stop.clone().cancelled_owned());
         Ok(Response::new(
-            stream::iter(responses)
+            responses
                 .inspect(move |_| {
                     let _permit = &permit;
                 })
@@ -261,8 +266,8 @@ impl LogReader {
             since.map_err(|error| Status::invalid_argument(format!("the time is out of range: {error}")))?;
         let selection = Selection { since, minimum_level };
         let newest = ring.subscribe();
-        let end = (!request.follow).then(|| *newest.borrow());
-        let position = ring.tail(request.lines, selection);
+        let (position, newest_end) = ring.tail(request.lines, selection);
+        let end = (!request.follow).then_some(newest_end);
         Ok(Self { ring: Arc::clone(ring), selection, position, end, newest, stop, _permit: permit })
     }
 
@@ -281,6 +286,11 @@ impl LogReader {
                 return Some(wire::LogsResponse { lines });
             }
             if is_progress {
+                if self.stop.is_cancelled() {
+                    return None;
+                }
+                // The next part of the ring may have no line of the selection either.
+                tokio::task::yield_now().await;
                 continue;
             }
             if self.end.is_some() {

@@ -7,9 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use jiff::Timestamp;
 use tempfile::NamedTempFile;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::args::{BundleArgs, Connection};
 use super::connect::Client;
@@ -22,6 +23,19 @@ use crate::proto as wire;
 const MAX_FILE_BYTES: usize = 1 << 30;
 
 pub(super) async fn run(connection: &Connection, args: BundleArgs) -> anyhow::Result<ExitCode> {
+    // They are handled before the file is created, so that it is removed.
+    let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
+    let mut hang_up = signal(SignalKind::hangup()).context("handle SIGHUP")?;
+    tokio::select! {
+        written = write(connection, args) => written,
+        _ = interrupt.recv() => Err(anyhow!("interrupted; no archive was written")),
+        _ = terminate.recv() => Err(anyhow!("terminated; no archive was written")),
+        _ = hang_up.recv() => Err(anyhow!("the terminal was closed; no archive was written")),
+    }
+}
+
+async fn write(connection: &Connection, args: BundleArgs) -> anyhow::Result<ExitCode> {
     let now = Timestamp::now();
     let output = args.output.unwrap_or_else(|| default_name(now));
     // The file is created first: a missing directory or a full disk is no reason to collect everything in vain.
@@ -71,10 +85,10 @@ fn summary(described: &wire::DescribeResponse, now: Timestamp) -> String {
             component.source,
             component.problem
         );
-        text.push_str(escape(line.as_bytes()).trim_end());
+        text.push_str(escape(Redactor::default().line(&line).as_bytes()).trim_end());
         text.push('\n');
     }
-    Redactor::text(&text)
+    text
 }
 
 async fn log(client: &mut Client, component: &str) -> anyhow::Result<String> {
@@ -120,7 +134,7 @@ async fn state(client: &mut Client) -> anyhow::Result<Vec<(String, String)>> {
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
     let mut bytes = 0;
     while let Some(part) = parts.message().await.map_err(|status| client.explain(status))? {
-        bytes += part.content.len();
+        bytes += part.name.len() + part.content.len();
         anyhow::ensure!(
             bytes <= MAX_FILE_BYTES,
             "the state of the node is larger than {MAX_FILE_BYTES} bytes"

@@ -1,6 +1,6 @@
 //! `dbg condition`.
 
-use std::io::{Write, stdout};
+use std::io::{self, Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +25,12 @@ pub(super) async fn run(connection: &Connection, args: ConditionArgs) -> anyhow:
     };
     let wire::ConditionResponse { met, detail } =
         response.map_err(|status| client.explain(status))?.into_inner();
-    writeln!(stdout(), "{}: {}", if met { "met" } else { "not met" }, escape(detail.as_bytes()))?;
+    let line = format!("{}: {}", if met { "met" } else { "not met" }, escape(detail.as_bytes()));
+    match writeln!(stdout(), "{line}") {
+        // The exit code has the result also if the reader has ended.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written?,
+    }
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(NOT_MET) })
 }
 

@@ -52,6 +52,13 @@ impl Client {
                     remedy(source, is_tls(&self.address))
                 )
             }
+            // The status has no message.
+            None if status.code() == Code::Unimplemented => {
+                anyhow!(
+                    "call node-debug at {}: another program listens there, or another version of node-debug; check --address",
+                    self.address
+                )
+            }
             None if status.code() == Code::Unknown || status.code() == Code::Internal => {
                 anyhow!(
                     "call node-debug at {}: {}; see the log of node-debug",

@@ -3,6 +3,7 @@
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use jiff::Timestamp;
 
 use super::args::{Connection, LogsArgs};
@@ -31,6 +32,7 @@ pub(super) async fn run(connection: &Connection, args: LogsArgs) -> anyhow::Resu
         }
         out.flush()?;
     }
+    ensure!(!follow, "node-debug stopped; start it again to follow the log");
     Ok(ExitCode::SUCCESS)
 }
 

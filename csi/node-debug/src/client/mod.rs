@@ -9,6 +9,7 @@ mod exit_code;
 mod kubectl;
 mod logs;
 mod redact;
+mod secret_value;
 
 use std::io;
 use std::process::ExitCode;

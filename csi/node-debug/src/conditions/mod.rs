@@ -5,7 +5,7 @@ mod node;
 mod plugin;
 mod storage;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,16 +165,10 @@ impl Conditions {
     ) -> Result<Evaluation, ConditionError> {
         let query = self.query(name, arguments)?;
         // The watch begins before the first evaluation, so that no change is missed.
-        let mut changes = changes(&query);
-        loop {
-            let evaluation = self.evaluate_query(&query).await;
-            if evaluation.met {
-                return Ok(evaluation);
-            }
-            if tokio::time::timeout_at(deadline, changes.next()).await.is_err() {
-                return Ok(evaluation);
-            }
-        }
+        Ok(match tokio::time::timeout_at(deadline, self.changes(&query)).await {
+            Ok(changes) => wait_until_met(|| self.evaluate_query(&query), changes, deadline).await,
+            Err(_elapsed) => no_result(),
+        })
     }
 
     /// Reads the request: decides without I/O whether it can be evaluated.
@@ -222,9 +216,9 @@ impl Conditions {
     async fn evaluate_query(&self, query: &Query) -> Evaluation {
         let evaluate = async {
             match query {
-                Query::PluginServing(registration) => registration.serving().await,
+                Query::PluginServing(registration) => self.serving(registration).await,
                 Query::PluginRegistered(registration, node) => {
-                    let serving = registration.serving().await?;
+                    let serving = self.serving(registration).await?;
                     if !serving.met {
                         return Ok(serving);
                     }
@@ -232,12 +226,12 @@ impl Conditions {
                 }
                 Query::QuotaEnforced(data_dir) => {
                     let data_dir = data_dir.clone();
-                    self.check_disk(move || storage::quota_enforced(&data_dir)).await
+                    check_disk(&self.disk_checks, move || storage::quota_enforced(&data_dir)).await
                 }
                 Query::NodeReady(node) => node.ready().await,
                 Query::VolumePublished(query) => {
                     let query = query.clone();
-                    self.check_disk(move || query.published()).await
+                    check_disk(&self.disk_checks, move || query.published()).await
                 }
             }
         };
@@ -248,33 +242,86 @@ impl Conditions {
         }
     }
 
-    /// Runs a check that may block on the disk.
-    async fn check_disk(
-        &self,
-        check: impl FnOnce() -> anyhow::Result<Evaluation> + Send + 'static,
-    ) -> anyhow::Result<Evaluation> {
-        let Ok(permit) = Arc::clone(&self.disk_checks).try_acquire_owned() else {
-            anyhow::bail!("{MAX_DISK_CHECKS} checks of the disk have not ended; the disk may hang");
-        };
-        tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            check()
+    async fn serving(&self, registration: &plugin::Registration) -> anyhow::Result<Evaluation> {
+        let absent = registration.clone();
+        match check_disk(&self.disk_checks, move || absent.absent()).await? {
+            Some(absent) => Ok(absent),
+            None => registration.serving().await,
+        }
+    }
+
+    /// Notifies of everything that can change the result.
+    async fn changes(&self, query: &Query) -> BoxStream<'static, ()> {
+        match query {
+            Query::PluginServing(registration) => self.socket_changes(registration.socket()).await,
+            Query::PluginRegistered(registration, node) => stream::select(
+                self.socket_changes(registration.socket()).await,
+                node.cluster.changes(NodeObject::CsiNode, &node.name),
+            )
+            .boxed(),
+            Query::NodeReady(node) => node.cluster.changes(NodeObject::Node, &node.name),
+            Query::QuotaEnforced(_) | Query::VolumePublished(_) => mount_changes(),
+        }
+    }
+
+    /// Notifies of changes in the directory of a socket, also if the directory does not exist yet.
+    async fn socket_changes(&self, path: PathBuf) -> BoxStream<'static, ()> {
+        let checks = Arc::clone(&self.disk_checks);
+        let watch = watch_directory(&checks, &path).await;
+        stream::unfold((path, watch, checks), |(path, watch, checks)| async move {
+            let watch = match watch {
+                Some(watch) => match watch.watch.changed().await {
+                    Ok(is_gone) => watch.renewed(&checks, &path, is_gone).await,
+                    Err(_) => None,
+                },
+                None => {
+                    tokio::time::sleep(RETRY_INTERVAL).await;
+                    watch_directory(&checks, &path).await
+                }
+            };
+            Some(((), (path, watch, checks)))
         })
-        .await?
+        .boxed()
     }
 }
 
-/// Notifies of everything that can change the result.
-fn changes(query: &Query) -> BoxStream<'static, ()> {
-    match query {
-        Query::PluginServing(registration) => socket_changes(registration.socket()),
-        Query::PluginRegistered(registration, node) => stream::select(
-            socket_changes(registration.socket()),
-            node.cluster.changes(NodeObject::CsiNode, &node.name),
-        )
-        .boxed(),
-        Query::NodeReady(node) => node.cluster.changes(NodeObject::Node, &node.name),
-        Query::QuotaEnforced(_) | Query::VolumePublished(_) => mount_changes(),
+/// Runs a check that may block on the disk.
+async fn check_disk<T: Send + 'static>(
+    checks: &Arc<Semaphore>,
+    check: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let Ok(permit) = Arc::clone(checks).try_acquire_owned() else {
+        anyhow::bail!("{MAX_DISK_CHECKS} checks of the disk have not ended; the disk may hang");
+    };
+    tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        check()
+    })
+    .await?
+}
+
+fn no_result() -> Evaluation {
+    Evaluation::not_met("no result before the timeout".to_owned())
+}
+
+/// Evaluates after each change until the condition is met or until the deadline. Returns the last evaluation that ended.
+async fn wait_until_met<E: Future<Output = Evaluation>>(
+    evaluate: impl Fn() -> E,
+    mut changes: BoxStream<'_, ()>,
+    deadline: Instant,
+) -> Evaluation {
+    let mut last = no_result();
+    loop {
+        match tokio::time::timeout_at(deadline, evaluate()).await {
+            Ok(evaluation) if evaluation.met => return evaluation,
+            Ok(evaluation) => last = evaluation,
+            Err(_elapsed) => return last,
+        }
+        let changed = tokio::time::timeout_at(deadline, changes.next()).await;
+        // Constant changes do not extend the wait.
+        if changed.is_err() || Instant::now() >= deadline {
+            return last;
+        }
     }
 }
 
@@ -293,37 +340,38 @@ fn mount_changes() -> BoxStream<'static, ()> {
     .boxed()
 }
 
-/// Notifies of changes in the directory of a socket, also if the directory does not exist yet.
-fn socket_changes(path: PathBuf) -> BoxStream<'static, ()> {
-    let watch = watch_directory(&path);
-    stream::unfold((path, watch), |(path, watch)| async {
-        match watch {
-            Some((directory, watch)) if watch.changed().await.is_ok() => {
-                let kept = existing_ancestor(&path) == directory;
-                let watch = if kept { Some((directory, watch)) } else { watch_directory(&path) };
-                Some(((), (path, watch)))
-            }
-            _ => {
-                tokio::time::sleep(RETRY_INTERVAL).await;
-                let watch = watch_directory(&path);
-                Some(((), (path, watch)))
-            }
-        }
-    })
-    .boxed()
+/// A watch on the nearest directory above a path that exists.
+#[derive(Debug)]
+struct AncestorWatch {
+    directory: PathBuf,
+    watch: Watch,
 }
 
-fn watch_directory(path: &std::path::Path) -> Option<(PathBuf, Watch)> {
-    let watch = Watch::new().ok()?;
-    // A directory that appears after this look is found by the second one.
-    for _ in 0..2 {
-        let directory = existing_ancestor(path).to_owned();
-        watch.add_directory(&directory).ok()?;
-        if existing_ancestor(path) == directory {
-            return Some((directory, watch));
-        }
+impl AncestorWatch {
+    /// Returns a watch on the directory that is now the nearest one.
+    async fn renewed(self, checks: &Arc<Semaphore>, path: &Path, is_gone: bool) -> Option<Self> {
+        let sought = path.to_owned();
+        let nearest = check_disk(checks, move || Ok(existing_ancestor(&sought).to_owned())).await.ok()?;
+        if nearest == self.directory && !is_gone { Some(self) } else { watch_directory(checks, path).await }
     }
-    None
+}
+
+async fn watch_directory(checks: &Arc<Semaphore>, path: &Path) -> Option<AncestorWatch> {
+    let path = path.to_owned();
+    check_disk(checks, move || {
+        let watch = Watch::new()?;
+        // A directory that appears after this look is found by the second one.
+        for _ in 0..2 {
+            let directory = existing_ancestor(&path).to_owned();
+            watch.add_directory(&directory)?;
+            if existing_ancestor(&path) == directory {
+                return Ok(AncestorWatch { directory, watch });
+            }
+        }
+        anyhow::bail!("the directories above {} change", path.display())
+    })
+    .await
+    .ok()
 }
 
 #[cfg(test)]

@@ -26,15 +26,21 @@ impl Registration {
         self.directory.join(self.driver.registration_socket())
     }
 
+    /// Returns the reason if the socket does not exist. It may block on the disk.
+    pub(super) fn absent(&self) -> anyhow::Result<Option<Evaluation>> {
+        let socket = self.socket();
+        let exists = socket.try_exists().with_context(|| format!("stat {}", socket.display()))?;
+        Ok((!exists).then(|| {
+            Evaluation::not_met(format!(
+                "{} does not exist: the driver is not running, or its storage is unavailable",
+                socket.display()
+            ))
+        }))
+    }
+
     /// Asks the driver for its name, as the kubelet does.
     pub(super) async fn serving(&self) -> anyhow::Result<Evaluation> {
         let socket = self.socket();
-        if !socket.try_exists().with_context(|| format!("stat {}", socket.display()))? {
-            return Ok(Evaluation::not_met(format!(
-                "{} does not exist: the driver is not running, or its storage is unavailable",
-                socket.display()
-            )));
-        }
         let context = || format!("call GetInfo on {}", socket.display());
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).with_context(context)?;
         let endpoint = endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT);

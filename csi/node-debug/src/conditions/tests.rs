@@ -108,9 +108,33 @@ async fn the_socket_of_another_plugin_does_not_count() {
     driver.abort();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wait_returns_the_reason_at_its_deadline() {
     let conditions = Conditions::new(subject("/nonexistent".as_ref()));
-    let evaluation = conditions.wait("plugin-serving", &[], Instant::now()).await.unwrap();
+    let deadline = Instant::now() + HOUR;
+    let evaluation = conditions.wait("plugin-serving", &[], deadline).await.unwrap();
     assert!(!evaluation.met && evaluation.detail.contains("a.b-reg.sock"), "{evaluation:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn constant_changes_do_not_extend_a_wait() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    let begin = Instant::now();
+    let evaluate = || async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        Evaluation::not_met("not yet".to_owned())
+    };
+    let waiting = wait_until_met(evaluate, stream::repeat(()).boxed(), begin + TIMEOUT);
+    let evaluation = tokio::time::timeout(HOUR, waiting).await.expect("the wait ends");
+    assert_eq!((evaluation, begin.elapsed()), (Evaluation::not_met("not yet".to_owned()), TIMEOUT));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evaluation_that_hangs_does_not_extend_a_wait() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    let begin = Instant::now();
+    let waiting = wait_until_met(std::future::pending, stream::repeat(()).boxed(), begin + TIMEOUT);
+    let evaluation = tokio::time::timeout(HOUR, waiting).await.expect("the wait ends");
+    assert!(evaluation.detail.contains("no result before the timeout"), "{evaluation:?}");
+    assert_eq!(begin.elapsed(), TIMEOUT);
 }

@@ -25,11 +25,13 @@ const TURN_BYTES: usize = 1 << 20;
 
 /// The state of reading one file.
 #[derive(Debug)]
-struct Tail {
+pub(super) struct Tail {
     path: PathBuf,
     ring: Arc<Ring>,
     lines: LineSplitter,
     current: Option<Current>,
+    /// Where to continue if the same file is opened after a failure.
+    resume: Option<Resume>,
     /// `true` until a file was opened. Only of the first file is the old content skipped that the ring cannot hold.
     is_first: bool,
 }
@@ -40,6 +42,13 @@ struct Current {
     identity: (u64, u64),
     offset: u64,
     /// Reading began in the middle of a line, which is skipped.
+    in_partial_line: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Resume {
+    identity: (u64, u64),
+    offset: u64,
     in_partial_line: bool,
 }
 
@@ -54,36 +63,54 @@ enum Turn {
     Absent,
 }
 
-/// Appends the lines of the file to `ring`. `report` receives the reason why there are none, or `None`.
+/// Appends the lines of the file to `ring`. `report` receives the reason why there are none, or `None`. `kept` has the
+/// position in the file when it fails, so that the next call continues there.
 pub(super) async fn follow(
     path: &Path,
-    ring: Arc<Ring>,
+    ring: &Arc<Ring>,
+    kept: &mut Option<Tail>,
     report: impl Fn(Option<String>),
 ) -> anyhow::Result<()> {
-    let mut tail =
-        Tail { path: path.to_owned(), ring, lines: LineSplitter::default(), current: None, is_first: true };
     let mut watched: Option<(Watched, Watch)> = None;
     loop {
-        // Reading from a disk may block.
-        let turn;
-        (tail, turn) = tokio::task::spawn_blocking(move || {
-            let turn = tail.turn();
-            (tail, turn)
-        })
-        .await
-        .context("read a log file")?;
-        match turn? {
+        let tail = kept.take().unwrap_or_else(|| Tail::new(path.to_owned(), Arc::clone(ring)));
+        let turn = on_thread(tail, kept, |tail| Ok((tail.turn()?, Watched::of(tail))));
+        let (turn, needed) = turn.await?;
+        match turn {
             Turn::More => continue,
             Turn::Idle => report(None),
             Turn::Absent => report(Some(format!("{} does not exist yet", path.display()))),
         }
-        let needed = Watched::of(&tail);
         match &watched {
-            Some((current, watch)) if *current == needed => watch.changed().await?,
+            Some((current, watch)) if *current == needed => {
+                if watch.changed().await? {
+                    watched = None;
+                }
+            }
             // The file may have changed before the watch began, so the next turn comes before the wait.
-            _ => watched = Some((needed.clone(), needed.watch(&tail)?)),
+            _ => {
+                let Some(tail) = kept.take() else { continue };
+                let watch = on_thread(tail, kept, move |tail| Ok((needed.watch(tail)?, needed)));
+                let (watch, needed) = watch.await?;
+                watched = Some((needed, watch));
+            }
         }
     }
+}
+
+/// Runs `work` on a thread that may block on the disk. `kept` has the tail afterwards.
+async fn on_thread<T: Send + 'static>(
+    mut tail: Tail,
+    kept: &mut Option<Tail>,
+    work: impl FnOnce(&mut Tail) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let work = move || {
+        let result = work(&mut tail);
+        (tail, result)
+    };
+    let (tail, result) = tokio::task::spawn_blocking(work).await.context("read a log file")?;
+    *kept = Some(tail);
+    result
 }
 
 /// What has to be watched: directories in which the file may be replaced, and the file.
@@ -117,7 +144,22 @@ impl Watched {
 }
 
 impl Tail {
+    fn new(path: PathBuf, ring: Arc<Ring>) -> Self {
+        Self { path, ring, lines: LineSplitter::default(), current: None, resume: None, is_first: true }
+    }
+
+    /// Reads for one turn. After a failure, the file is opened again.
     fn turn(&mut self) -> anyhow::Result<Turn> {
+        let turn = self.read_turn();
+        if turn.is_err()
+            && let Some(Current { identity, offset, in_partial_line, .. }) = self.current.take()
+        {
+            self.resume = Some(Resume { identity, offset, in_partial_line });
+        }
+        turn
+    }
+
+    fn read_turn(&mut self) -> anyhow::Result<Turn> {
         if self.current.is_none() && !self.open()? {
             return Ok(Turn::Absent);
         }
@@ -126,6 +168,7 @@ impl Tail {
         let is_replaced = identity(&self.path)?.is_some_and(|found| found != current.identity);
         if current.file.metadata()?.len() < current.offset {
             current.offset = current.file.seek(SeekFrom::Start(0))?;
+            current.in_partial_line = false;
             self.finish_line();
             return Ok(Turn::More);
         }
@@ -150,18 +193,39 @@ impl Tail {
                 Err(error) => return Err(error).with_context(|| format!("open {}", self.path.display())),
             };
         let metadata = file.metadata()?;
+        let Some(entry) = symlink_metadata(&self.path)? else { return Ok(false) };
+        if entry.is_symlink() {
+            ensure!(
+                is_trusted_link(entry.uid(), metadata.uid()),
+                "{} is a symbolic link of user {} to a file of user {}; give node-debug the path of the file",
+                self.path.display(),
+                entry.uid(),
+                metadata.uid()
+            );
+        } else if (entry.dev(), entry.ino()) != (metadata.dev(), metadata.ino()) {
+            // It was replaced since it was opened.
+            return Ok(false);
+        }
         ensure!(
             metadata.is_file(),
             "{} is not a regular file; use fifo: or unix: for a stream",
             self.path.display()
         );
-        let mut offset = 0;
-        if std::mem::take(&mut self.is_first) {
-            offset = metadata.len().saturating_sub(self.ring.max_bytes() as u64);
-            file.seek(SeekFrom::Start(offset))?;
-        }
         let identity = (metadata.dev(), metadata.ino());
-        self.current = Some(Current { file, identity, offset, in_partial_line: offset > 0 });
+        let mut start = Resume { identity, offset: 0, in_partial_line: false };
+        match self.resume.take() {
+            Some(resume) if resume.identity == identity => start = resume,
+            Some(_replaced) => self.finish_line(),
+            None if self.is_first => {
+                start.offset = metadata.len().saturating_sub(self.ring.max_bytes() as u64);
+                start.in_partial_line = start.offset > 0;
+            }
+            None => {}
+        }
+        self.is_first = false;
+        let Resume { offset, in_partial_line, .. } = start;
+        file.seek(SeekFrom::Start(offset))?;
+        self.current = Some(Current { file, identity, offset, in_partial_line });
         Ok(true)
     }
 
@@ -197,10 +261,40 @@ impl Tail {
     }
 }
 
+/// Returns `true` if a symbolic link of this user may lead to a file of that user. The service runs as root: a user who can
+/// write the directory of a log could otherwise have any file read.
+fn is_trusted_link(link_owner: u32, file_owner: u32) -> bool {
+    link_owner == 0 || link_owner == file_owner
+}
+
+fn symlink_metadata(path: &Path) -> io::Result<Option<fs::Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn identity(path: &Path) -> io::Result<Option<(u64, u64)>> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::of_root(0, 7, true)]
+    #[case::of_the_same_user(7, 7, true)]
+    #[case::to_a_file_of_root(7, 0, false)]
+    #[case::to_a_file_of_another_user(7, 8, false)]
+    fn a_link_leads_only_to_files_of_its_owner(#[case] link: u32, #[case] file: u32, #[case] is_ok: bool) {
+        assert_eq!(is_trusted_link(link, file), is_ok);
     }
 }

@@ -18,6 +18,7 @@ pub(crate) use line::Line;
 pub(crate) use line::RawLine;
 pub(crate) use ring::{Position, Ring, Selection};
 pub use source::{LogSource, Source};
+pub(crate) use stream::listen;
 
 /// The wait after a source has failed, before it is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -71,10 +72,11 @@ impl Component {
 
     /// Reads the source, and again after each failure. A source that fails never stops the others.
     async fn follow(self: Arc<Self>) {
+        let mut tail = None;
         loop {
             let ended = match &self.source {
                 Source::File(path) => {
-                    file::follow(path, Arc::clone(&self.ring), |problem| self.set_problem(problem)).await
+                    file::follow(path, &self.ring, &mut tail, |problem| self.set_problem(problem)).await
                 }
                 Source::Fifo(path) => {
                     self.set_problem(None);

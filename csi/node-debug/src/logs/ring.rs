@@ -127,19 +127,11 @@ impl Ring {
         Counts { lines: entries.lines.len() as u64, bytes: entries.bytes as u64, dropped: entries.start }
     }
 
-    /// Returns the position of the first of the newest `lines` lines of the selection, or of the oldest line.
-    pub(crate) fn tail(&self, lines: Option<u64>, selection: Selection) -> Position {
+    /// Returns the position of the first of the newest `lines` lines of the selection, or of the oldest line, and the
+    /// position after the newest line.
+    pub(crate) fn tail(&self, lines: Option<u64>, selection: Selection) -> (Position, Position) {
         let entries = self.lock();
-        let Some(lines) = lines else { return entries.start };
-        let matching = entries.lines.iter().enumerate().rev().filter(|(_, line)| selection.includes(line));
-        match lines.checked_sub(1) {
-            None => entries.end(),
-            Some(before) => {
-                let before = usize::try_from(before).unwrap_or(usize::MAX);
-                let mut matching = matching;
-                matching.nth(before).map_or(entries.start, |(index, _)| entries.start + index as u64)
-            }
-        }
+        (entries.tail(lines, selection), entries.end())
     }
 
     /// Returns the lines of the selection from `position` on, up to about `max_bytes` and before `end`.
@@ -180,6 +172,18 @@ impl Ring {
 }
 
 impl Entries {
+    fn tail(&self, lines: Option<u64>, selection: Selection) -> Position {
+        let Some(lines) = lines else { return self.start };
+        let mut matching = self.lines.iter().enumerate().rev().filter(|(_, line)| selection.includes(line));
+        match lines.checked_sub(1) {
+            None => self.end(),
+            Some(before) => {
+                let before = usize::try_from(before).unwrap_or(usize::MAX);
+                matching.nth(before).map_or(self.start, |(index, _)| self.start + index as u64)
+            }
+        }
+    }
+
     fn end(&self) -> Position {
         self.start + self.lines.len() as u64
     }
@@ -248,14 +252,14 @@ mod tests {
     fn the_tail_counts_lines_of_the_selection() {
         let ring = Ring::new(usize::MAX);
         ["WARN 1", "INFO 2", "WARN 3", "INFO 4", "WARN 5"].into_iter().for_each(|text| push(&ring, text));
-        let position = ring.tail(Some(2), selection(Level::Warn));
+        let (position, _) = ring.tail(Some(2), selection(Level::Warn));
         assert_eq!(
             texts(&ring.read(position, ALL, selection(Level::Warn), usize::MAX)),
             ["WARN 3", "WARN 5"]
         );
-        assert_eq!(ring.tail(Some(0), Selection::default()), 5);
-        assert_eq!(ring.tail(Some(99), Selection::default()), 0);
-        assert_eq!(ring.tail(None, Selection::default()), 0);
+        assert_eq!(ring.tail(Some(0), Selection::default()), (5, 5));
+        assert_eq!(ring.tail(Some(99), Selection::default()), (0, 5));
+        assert_eq!(ring.tail(None, Selection::default()), (0, 5));
     }
 
     #[test]

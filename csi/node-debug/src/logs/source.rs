@@ -1,7 +1,7 @@
 //! Where the lines of a component come from.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The source of a component's lines.
@@ -36,6 +36,16 @@ impl FromStr for Source {
                 Err("the source must be file:PATH, fifo:PATH, unix:PATH, kmsg, or the path of a file"
                     .to_owned())
             }
+        }
+    }
+}
+
+impl Source {
+    /// Returns the path of the file, pipe or socket. The kernel's log has none.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) | Self::Fifo(path) | Self::Unix(path) => Some(path),
+            Self::Kmsg => None,
         }
     }
 }

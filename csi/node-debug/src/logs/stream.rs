@@ -4,14 +4,16 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
-use csi::socket;
+use anyhow::{Context, bail};
+use csi::socket::{self, SocketFile};
 use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::sys::stat::Mode;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
 use super::line::LineSplitter;
@@ -21,6 +23,9 @@ use super::ring::Ring;
 const MAX_CONNECTIONS: usize = 16;
 
 const CHUNK_BYTES: usize = 16 << 10;
+
+/// The wait after a connection could not be accepted.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads the named pipe, and creates it if it does not exist.
 pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> {
@@ -36,12 +41,24 @@ pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> 
     read(pipe, ring).await.with_context(|| format!("read {}", path.display()))
 }
 
+/// Listens on a socket, unless another process or another component does. It would lose its clients without notice.
+pub(crate) async fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+    match UnixStream::connect(path).await {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+        // Its queue is full, it is a socket of another type, or this user may not connect.
+        Ok(_) | Err(_) => {
+            bail!("another process listens on {}; stop it, or choose another path", path.display())
+        }
+    }
+    socket::listen(path)
+}
+
 /// Listens on the socket. Only root and the user of this process can connect, unless an administrator changes its mode.
 pub(super) async fn follow_socket(path: &Path, ring: Arc<Ring>) -> anyhow::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     }
-    let (listener, _removed_on_drop) = socket::listen(path)?;
+    let (listener, _removed_on_drop) = listen(path).await?;
     let mut connections = JoinSet::new();
     loop {
         if connections.len() >= MAX_CONNECTIONS {
@@ -49,7 +66,15 @@ pub(super) async fn follow_socket(path: &Path, ring: Arc<Ring>) -> anyhow::Resul
         }
         tokio::select! {
             accepted = listener.accept() => {
-                let (stream, _) = accepted.with_context(|| format!("accept on {}", path.display()))?;
+                let stream = match accepted {
+                    Ok((stream, _)) => stream,
+                    // No descriptor is free. The connected components continue to write.
+                    Err(error) => {
+                        tracing::warn!(%error, socket = %path.display(), "could not accept a connection; retrying");
+                        tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                        continue;
+                    }
+                };
                 let ring = Arc::clone(&ring);
                 connections.spawn(async move {
                     // A component that crashes may reset its connection. It connects again when it starts.

@@ -202,3 +202,80 @@ async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
     assert_eq!(batch.lines[0].cut_bytes, (64 * (64 << 10) - line::MAX_LINE_BYTES) as u64);
     assert!(log.component().ring.counts().bytes <= MAX_BYTES as u64);
 }
+
+#[tokio::test]
+async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
+    let mut other = None;
+    let log = follow("unix", |path| other = Some(std::os::unix::net::UnixListener::bind(path).unwrap()));
+    let wait = async {
+        while log.component().problem().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
+    let problem = log.component().problem().unwrap();
+    assert!(problem.contains("another process listens on"), "{problem}");
+    let Fixture { directory, logs: _, _following: following } = log;
+    drop(following);
+    UnixStream::connect(directory.path().join("log")).unwrap();
+}
+
+#[tokio::test]
+async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
+    const OTHER: u32 = 12_345;
+    // Only root can give a link to another user.
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let targets = tempfile::tempdir().unwrap();
+    let target = targets.path().join("shadow");
+    append(&target, "secret\n");
+    let log = follow("file", |path| {
+        std::os::unix::fs::symlink(&target, path).unwrap();
+        std::os::unix::fs::lchown(path, Some(OTHER), None).unwrap();
+    });
+    let wait = async {
+        while log.component().problem().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
+    let problem = log.component().problem().unwrap();
+    assert!(problem.contains("is a symbolic link of user 12345"), "{problem}");
+    assert!(log.texts().is_empty());
+}
+
+#[tokio::test]
+async fn after_a_failure_a_file_is_read_from_where_it_was() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path().join("d");
+    let moved = scratch.path().join("moved");
+    let path = directory.join("log");
+    fs::create_dir(&directory).unwrap();
+    append(&path, "one\n");
+    let ring = Arc::new(Ring::new(MAX_BYTES));
+    let mut end = ring.subscribe();
+    let mut tail = None;
+    // A file in place of the directory is a failure, and not a file that does not exist.
+    let breaking = async {
+        end.wait_for(|end| *end == 1).await.unwrap();
+        fs::rename(&directory, &moved).unwrap();
+        append(&directory, "");
+    };
+    let (ended, ()) = tokio::join!(file::follow(&path, &ring, &mut tail, |_| ()), breaking);
+    assert!(ended.is_err());
+    fs::remove_file(&directory).unwrap();
+    fs::rename(&moved, &directory).unwrap();
+    append(&path, "two\n");
+    let read = async { *end.wait_for(|end| *end >= 2).await.unwrap() };
+    let following = file::follow(&path, &ring, &mut tail, |_| ());
+    let read = tokio::time::timeout(TIMEOUT, async {
+        tokio::select! {
+            ended = following => panic!("{ended:?}"),
+            read = read => read,
+        }
+    });
+    assert_eq!(read.await.unwrap(), 2);
+    let texts: Vec<_> = ring.read(0, Position::MAX, Selection::default(), usize::MAX).lines;
+    assert_eq!(texts.iter().map(|line| line.text.as_slice()).collect::<Vec<_>>(), [&b"one"[..], b"two"]);
+}

@@ -81,3 +81,30 @@ fn files(path: &std::path::Path) -> BTreeMap<String, String> {
     };
     archive.entries().unwrap().map(entry).collect()
 }
+
+#[test]
+fn a_bundle_that_is_interrupted_leaves_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    // The service accepts the connection and never responds.
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("service.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let output = directory.path().join("report.tar");
+    let address = format!("unix://{}", socket.display());
+    let mut dbg = std::process::Command::new(env!("CARGO_BIN_EXE_dbg"))
+        .args(["--address", &address, "bundle", "--output", output.to_str().unwrap()])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let entries = || std::fs::read_dir(directory.path()).unwrap().count();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while entries() == 0 {
+        assert!(std::time::Instant::now() < deadline, "dbg has not created its file");
+    }
+    let process = dbg.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &process]).status().unwrap().success());
+    let mut error = String::new();
+    dbg.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert_eq!((dbg.wait().unwrap().code(), entries()), (Some(3), 0), "{error}");
+    assert!(error.contains("interrupted; no archive was written"), "{error}");
+}

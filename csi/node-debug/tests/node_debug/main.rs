@@ -3,6 +3,8 @@
 mod bundle;
 mod documentation;
 mod kubectl;
+mod shutdown;
+mod slow_reader;
 mod support;
 mod tls;
 
@@ -45,6 +47,34 @@ fn new_lines_are_printed_while_dbg_follows() {
     assert_eq!(lines.next().unwrap(), "after");
     dbg.kill().unwrap();
     dbg.wait().unwrap();
+}
+
+#[test]
+fn following_fails_when_the_service_stops() {
+    let node = Node::start(&[]);
+    node.write_log("before\n");
+    let mut dbg = node
+        .command(&["logs", COMPONENT, "--follow"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(dbg.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "before");
+    node.stop();
+    let output = dbg.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
+fn the_result_of_a_condition_does_not_depend_on_the_reader() {
+    let node = Node::start(&[]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = node.command(&["condition", "get", "plugin-serving"]).stdout(writer).status().unwrap();
+    assert_eq!(status.code(), Some(1));
 }
 
 #[test]
@@ -91,6 +121,23 @@ fn a_second_service_does_not_take_the_socket_of_the_first() {
     let error = node.start_another().unwrap_err();
     assert!(error.contains("another process listens on"), "{error}");
     assert_eq!(node.dbg(&["logs"]).code, Some(0));
+}
+
+#[test]
+fn a_path_that_is_given_twice_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().display();
+    let start = |options: &[String]| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let stop = tokio_util::sync::CancellationToken::new();
+        let started = runtime.block_on(start(directory.path(), options, stop));
+        started.map(drop).map_err(|error| format!("{error:#}"))
+    };
+    let twice = [format!("--log=a=unix:{path}/x"), format!("--log=b=fifo:{path}/x")];
+    let error = start(&twice).unwrap_err();
+    assert!(error.contains("/x is given twice"), "{error}");
+    let error = start(&[format!("--log=a=unix:{path}/run/node-debug.sock")]).unwrap_err();
+    assert!(error.contains("node-debug.sock is given twice"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,178 @@
+//! The connections of one listener. If there are too many, the listener closes one.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use futures::stream::{Stream, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+/// Connections that a listener keeps open.
+pub(crate) const MAX_CONNECTIONS: usize = 32;
+
+/// Keeps [`MAX_CONNECTIONS`] open.
+///
+/// The listener always accepts a new connection. If there are too many, it closes the oldest connection of the client
+/// that has the most. A client without a certificate can therefore use up only its own share. All clients without an address
+/// count as one.
+pub(crate) fn limited<I>(
+    incoming: impl Stream<Item = io::Result<I>>,
+    address_of: impl Fn(&I) -> Option<IpAddr>,
+) -> impl Stream<Item = io::Result<Limited<I>>> {
+    let mut open = Open::default();
+    incoming.map(move |connection| {
+        connection.map(|stream| {
+            let client = address_of(&stream);
+            open.admit(client, stream)
+        })
+    })
+}
+
+/// The open connections, the oldest first.
+#[derive(Default)]
+struct Open(Vec<OpenConnection>);
+
+struct OpenConnection {
+    client: Option<IpAddr>,
+    close: CancellationToken,
+    exists: Weak<()>,
+}
+
+impl Open {
+    fn admit<I>(&mut self, client: Option<IpAddr>, stream: I) -> Limited<I> {
+        self.0.retain(|connection| connection.exists.strong_count() > 0);
+        if self.0.len() >= MAX_CONNECTIONS {
+            let clients: Vec<_> = self.0.iter().map(|connection| connection.client).collect();
+            if let Some(position) = to_close(&clients) {
+                let OpenConnection { client, close, .. } = self.0.remove(position);
+                tracing::warn!(?client, "closing a connection for a new one: {MAX_CONNECTIONS} are open");
+                close.cancel();
+            }
+        }
+        let close = CancellationToken::new();
+        let exists = Arc::new(());
+        self.0.push(OpenConnection { client, close: close.clone(), exists: Arc::downgrade(&exists) });
+        Limited { stream, closed: Box::pin(close.cancelled_owned()), _exists: exists }
+    }
+}
+
+/// Returns the position of the connection to close, given the clients of all connections, the oldest first: the oldest
+/// connection of the client that has the most.
+fn to_close(clients: &[Option<IpAddr>]) -> Option<usize> {
+    let count = |of: &Option<IpAddr>| clients.iter().filter(|client| *client == of).count();
+    let most = clients.iter().map(count).max()?;
+    clients.iter().position(|client| count(client) == most)
+}
+
+/// A connection that counts as open until it is dropped.
+pub(crate) struct Limited<I> {
+    stream: I,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
+    _exists: Arc<()>,
+}
+
+impl<I: Connected> Connected for Limited<I> {
+    type ConnectInfo = I::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Limited<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.closed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, out)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Limited<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        // Otherwise a client that reads nothing would keep the connection open.
+        if self.closed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+
+    use super::*;
+
+    fn address(last: u8) -> Option<IpAddr> {
+        Some([127, 0, 0, last].into())
+    }
+
+    #[rstest]
+    #[case::the_oldest_of_one_client(&[1, 1, 1], Some(0))]
+    #[case::the_oldest_where_all_have_one(&[1, 2, 3], Some(0))]
+    #[case::the_oldest_of_the_client_with_most(&[1, 2, 3, 2], Some(1))]
+    #[case::never_one_of_a_client_with_fewer(&[1, 2, 2, 2, 1], Some(1))]
+    #[case::none_without_connections(&[], None)]
+    fn the_oldest_connection_of_the_client_with_the_most_is_closed(
+        #[case] clients: &[u8],
+        #[case] position: Option<usize>,
+    ) {
+        let clients: Vec<_> = clients.iter().map(|last| address(*last)).collect();
+        assert_eq!(to_close(&clients), position);
+    }
+
+    #[tokio::test]
+    async fn connections_of_one_client_do_not_close_those_of_another() {
+        let mut ends = Vec::new();
+        let streams = (0..=MAX_CONNECTIONS + 1).map(|_| {
+            let (stream, end) = duplex(64);
+            ends.push(end);
+            Ok(stream)
+        });
+        // The first connection is of another client than all others.
+        let streams: Vec<io::Result<DuplexStream>> = streams.collect();
+        let is_first = std::cell::Cell::new(true);
+        let client = |_: &DuplexStream| address(if is_first.replace(false) { 1 } else { 2 });
+        let mut open: Vec<_> = limited(futures::stream::iter(streams), client).collect().await;
+        let mut is_closed = Vec::new();
+        for connection in &mut open {
+            let stream = connection.as_mut().unwrap();
+            is_closed.push(matches!(futures::poll!(Box::pin(stream.read_u8())), Poll::Ready(Err(_))));
+        }
+        let closed: Vec<usize> = (0..is_closed.len()).filter(|at| is_closed[*at]).collect();
+        assert_eq!(closed, [1, 2]);
+    }
+
+    #[tokio::test]
+    async fn connections_that_ended_do_not_count() {
+        let mut open = Open::default();
+        for _ in 0..2 * MAX_CONNECTIONS {
+            drop(open.admit(address(1), ()));
+        }
+        let kept = open.admit(address(1), ());
+        assert_eq!(open.0.len(), 1);
+        drop(kept);
+    }
+}
