@@ -213,7 +213,9 @@ fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
             let running: Vec<_> = stores.iter().map(empty).collect();
             running.into_iter().map(|process| process.join().unwrap().unwrap()).sum()
         });
-        // The next call of each store removes what two processes had open concurrently.
+        // The next call of each store removes what two processes had open concurrently. Linux 7.3 can keep a directory that was
+        // removed by one of them in its cache, and charge it to the project until memory is short.
+        std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
         removed += stores.iter().map(|store| store.empty_trash().unwrap()).sum::<usize>();
         assert_eq!(removed, EACH);
         assert_eq!(trash(), Vec::<PathBuf>::new());
