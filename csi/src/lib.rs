@@ -42,6 +42,7 @@ mod device_refresh;
 mod driver;
 mod error;
 mod http;
+pub mod inotify;
 mod metrics;
 pub mod mount_watch;
 mod object;
@@ -54,7 +55,7 @@ mod topology;
 mod transport;
 mod volumes;
 
-pub use args::{Args, LogArgs, LogFormat};
+pub use args::{Args, LogArgs, LogFormat, absolute_path};
 pub use driver::DriverName;
 pub use monitoring::HttpAddress;
 pub use transport::socket;

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use csi::DriverName;
+use csi::inotify::{Watch, existing_ancestor};
 use csi::mount_watch::MountWatch;
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, NodeObject};
-use crate::inotify::{Watch, existing_ancestor};
 
 pub(crate) use evaluation::Evaluation;
 
