@@ -53,6 +53,7 @@ mod storage;
 mod target;
 mod topology;
 mod transport;
+pub mod volume_mounts;
 mod volumes;
 
 pub use args::{Args, LogArgs, LogFormat, absolute_path};

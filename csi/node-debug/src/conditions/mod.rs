@@ -226,7 +226,7 @@ impl Conditions {
                 }
                 Query::QuotaEnforced(data_dir) => {
                     let data_dir = data_dir.clone();
-                    check_disk(&self.disk_checks, move || storage::quota_enforced(&data_dir)).await
+                    check_disk(&self.disk_checks, move || Ok(storage::quota_enforced(&data_dir))).await
                 }
                 Query::NodeReady(node) => node.ready().await,
                 Query::VolumePublished(query) => {
