@@ -108,7 +108,11 @@ impl LogArgs {
     }
 }
 
-fn absolute_path(text: &str) -> Result<PathBuf, String> {
+/// Parses an absolute path, as the value of an option.
+///
+/// # Errors
+/// The path is relative.
+pub fn absolute_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if path.is_absolute() { Ok(path) } else { Err("must be an absolute path".to_owned()) }
 }

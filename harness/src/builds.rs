@@ -14,11 +14,13 @@ pub(crate) struct GuestPrograms {
     pub(crate) volume_check: PathBuf,
 }
 
-/// The driver's two programs.
+/// The driver's two programs, and those for people who look for a fault of it.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverPrograms {
     pub(crate) csi: PathBuf,
     pub(crate) provisioner: PathBuf,
+    pub(crate) node_debug: PathBuf,
+    pub(crate) dbg: PathBuf,
 }
 
 /// Builds the programs of the guest side.
@@ -40,11 +42,16 @@ pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
 /// # Errors
 /// The driver does not compile.
 pub(crate) async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
-    let args = ["build", "--release", "--package", "csi", "--package", "provisioner", "--bins"];
+    // One build for all, so that what they share is compiled once.
+    let packages = ["csi", "provisioner", "node-debug"];
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    let args: Vec<&str> = ["build", "--release", "--bins"].into_iter().chain(packages).collect();
     let built = programs(session, "build the driver", &args).await?;
     Ok(DriverPrograms {
         csi: built.program("loopfs-csi")?,
         provisioner: built.program("loopfs-provisioner")?,
+        node_debug: built.program("node-debug")?,
+        dbg: built.program("dbg")?,
     })
 }
 

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
-use testvm_cluster::{ContainerImage, DataMount, KubeletRoot, Link, NodePlan, Parts, TOOLS_DIR};
+use testvm_cluster::{
+    ContainerImage, DataMount, KubeletRoot, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
+};
 
 use crate::builds;
 use crate::node_options::{Losetup, NodeOptions};
@@ -22,6 +24,25 @@ const DRIVER: &str = "docker.io/library/loopfs:dev";
 pub(crate) const LOOPFS_TOOL: &str = "loopfs";
 /// The path of the link to it: the first directory of the `PATH` in which the kubelet looks for losetup.
 pub(crate) const LOSETUP_LINK: &str = "/usr/local/sbin/losetup";
+
+/// The name of node-debug in [`TOOLS_DIR`], and that of its user at the API server, as in its manifests.
+const NODE_DEBUG: &str = "node-debug";
+/// The name of the client of node-debug in [`TOOLS_DIR`].
+pub(crate) const DBG: &str = "dbg";
+/// The programs of the node whose logs node-debug keeps, besides that of the kernel.
+const LOGGED: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];
+/// The service account of `dbg kubectl`, as in the manifests of node-debug.
+const DBG_ACCOUNT: &str = "viewer=kube-system/node-debug-viewer";
+/// The name of the driver, as in the manifests.
+const DRIVER_NAME: &str = "csi.loopfs.dev";
+
+/// Whether nodes run node-debug, which follows the logs of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Debugging {
+    On,
+    /// For measurements.
+    Off,
+}
 
 /// The mount point of the driver's file system, as in the manifests.
 pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
@@ -40,13 +61,19 @@ pub(crate) async fn parts(
     session: &Session,
     kubernetes_bin: Option<&Path>,
     options: &NodeOptions,
+    debugging: Debugging,
     tools: &[(String, PathBuf)],
 ) -> Result<Parts> {
     options.check()?;
-    Parts::build(session, options.variant(), plan(session, options, tools), kubernetes_bin).await
+    Parts::build(session, options.variant(), plan(session, options, debugging, tools), kubernetes_bin).await
 }
 
-async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBuf)]) -> Result<NodePlan> {
+async fn plan(
+    session: &Session,
+    options: &NodeOptions,
+    debugging: Debugging,
+    tools: &[(String, PathBuf)],
+) -> Result<NodePlan> {
     let programs = async {
         let guest = builds::guest_programs(session).await?;
         let driver = builds::driver_programs(session).await?;
@@ -60,6 +87,11 @@ async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBu
     }
     if options.losetup() == Losetup::DropIn || options.variant().kubelet_root == KubeletRoot::DataDisk {
         tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
+    }
+    let mut services = Vec::new();
+    if debugging == Debugging::On {
+        tools.extend([(NODE_DEBUG.to_owned(), driver.node_debug), (DBG.to_owned(), driver.dbg)]);
+        services.push(node_debug());
     }
     let images = vec![
         ContainerImage {
@@ -76,5 +108,24 @@ async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBu
         },
     ];
     let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
-    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools, links })
+    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools, services, links })
+}
+
+/// Returns the service node-debug with all that it can serve.
+fn node_debug() -> NodeService {
+    let logs = LOGGED.map(|name| format!("--log={name}={}", log_file(name)));
+    let argv = [
+        format!("{TOOLS_DIR}/{NODE_DEBUG}"),
+        "--log=kernel=kmsg".to_owned(),
+        format!("--driver-name={DRIVER_NAME}"),
+        format!("--data-dir={DATA_DIR}"),
+        format!("--kubeconfig={}", NodeService::kubeconfig(NODE_DEBUG)),
+        format!("--kubeconfig-service-account={DBG_ACCOUNT}"),
+    ];
+    NodeService {
+        name: NODE_DEBUG.to_owned(),
+        argv: argv.into_iter().chain(logs).collect(),
+        socket: "/run/node-debug/node-debug.sock".to_owned(),
+        user: NODE_DEBUG.to_owned(),
+    }
 }

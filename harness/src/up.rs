@@ -10,7 +10,8 @@ use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrou
 
 use crate::e2e;
 use crate::node_options::NodeOptions;
-use crate::nodes;
+use crate::nodes::{self, Debugging};
+use crate::test_env::node_debug;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
@@ -78,9 +79,16 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
     let parts = session
-        .until_cancelled(nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, &[]))
+        .until_cancelled(nodes::parts(
+            session,
+            args.kubernetes_bin.as_deref(),
+            &args.nodes,
+            Debugging::On,
+            &[],
+        ))
         .await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
+    session.until_cancelled(node_debug::grant(session, cluster.client())).await?;
     let step = session.progress.step("install the driver");
     session.until_cancelled(e2e::install_driver(session, &cluster)).await?;
     step.done("");

@@ -86,7 +86,7 @@ impl Open {
         self.clients.retain(|(_, task)| !task.is_finished());
         if self.clients.len() >= MAX_CONNECTIONS {
             let clients: Vec<IpAddr> = self.clients.iter().map(|(client, _)| *client).collect();
-            if let Some(position) = to_close(&clients) {
+            if let Some(position) = connection_to_close(&clients) {
                 let (client, task) = self.clients.remove(position);
                 tracing::debug!(%client, "closing an HTTP connection for a new one: {MAX_CONNECTIONS} are open");
                 task.abort();
@@ -97,9 +97,9 @@ impl Open {
 }
 
 /// Returns the position of the connection to close, given the clients of all connections, the oldest first: the oldest
-/// connection of the client that has the most.
-fn to_close(clients: &[IpAddr]) -> Option<usize> {
-    let count = |of: &IpAddr| clients.iter().filter(|client| *client == of).count();
+/// connection of the client that has the most. Returns `None` if there are no connections.
+pub fn connection_to_close<C: PartialEq>(clients: &[C]) -> Option<usize> {
+    let count = |of: &C| clients.iter().filter(|client| *client == of).count();
     let most = clients.iter().map(count).max()?;
     clients.iter().position(|client| count(client) == most)
 }
@@ -217,6 +217,6 @@ mod tests {
         #[case] position: Option<usize>,
     ) {
         let clients: Vec<IpAddr> = clients.iter().map(|last| [127, 0, 0, *last].into()).collect();
-        assert_eq!(to_close(&clients), position);
+        assert_eq!(connection_to_close(&clients), position);
     }
 }

@@ -14,5 +14,6 @@ mod latest;
 mod server;
 
 pub use address::HttpAddress;
+pub use connections::connection_to_close;
 pub use gauges::Gauges;
 pub use server::{HealthEndpoints, Listeners, serve};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
-use csi::{DriverName, LogArgs};
+use csi::{DriverName, LogArgs, absolute_path};
 
 use crate::cluster::AllowedAccount;
 use crate::logs::LogSource;
@@ -90,11 +90,6 @@ pub struct Args {
     /// Contents and format of the service's own log
     #[command(flatten)]
     pub log: LogArgs,
-}
-
-fn absolute_path(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    if path.is_absolute() { Ok(path) } else { Err("must be an absolute path".to_owned()) }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use futures::stream::{Stream, StreamExt};
+use monitoring::connection_to_close;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
@@ -47,7 +48,7 @@ impl Open {
         self.0.retain(|connection| connection.exists.strong_count() > 0);
         if self.0.len() >= MAX_CONNECTIONS {
             let clients: Vec<_> = self.0.iter().map(|connection| connection.client).collect();
-            if let Some(position) = to_close(&clients) {
+            if let Some(position) = connection_to_close(&clients) {
                 let OpenConnection { client, close, .. } = self.0.remove(position);
                 tracing::warn!(?client, "closing a connection for a new one: {MAX_CONNECTIONS} are open");
                 close.cancel();
@@ -58,14 +59,6 @@ impl Open {
         self.0.push(OpenConnection { client, close: close.clone(), exists: Arc::downgrade(&exists) });
         Limited { stream, closed: Box::pin(close.cancelled_owned()), _exists: exists }
     }
-}
-
-/// Returns the position of the connection to close, given the clients of all connections, the oldest first: the oldest
-/// connection of the client that has the most.
-fn to_close(clients: &[Option<IpAddr>]) -> Option<usize> {
-    let count = |of: &Option<IpAddr>| clients.iter().filter(|client| *client == of).count();
-    let most = clients.iter().map(count).max()?;
-    clients.iter().position(|client| count(client) == most)
 }
 
 /// A connection that counts as open until it is dropped.
@@ -120,27 +113,12 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Limited<I> {
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
     use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 
     use super::*;
 
     fn address(last: u8) -> Option<IpAddr> {
         Some([127, 0, 0, last].into())
-    }
-
-    #[rstest]
-    #[case::the_oldest_of_one_client(&[1, 1, 1], Some(0))]
-    #[case::the_oldest_where_all_have_one(&[1, 2, 3], Some(0))]
-    #[case::the_oldest_of_the_client_with_most(&[1, 2, 3, 2], Some(1))]
-    #[case::never_one_of_a_client_with_fewer(&[1, 2, 2, 2, 1], Some(1))]
-    #[case::none_without_connections(&[], None)]
-    fn the_oldest_connection_of_the_client_with_the_most_is_closed(
-        #[case] clients: &[u8],
-        #[case] position: Option<usize>,
-    ) {
-        let clients: Vec<_> = clients.iter().map(|last| address(*last)).collect();
-        assert_eq!(to_close(&clients), position);
     }
 
     #[tokio::test]

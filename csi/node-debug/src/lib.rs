@@ -10,7 +10,6 @@ mod client;
 mod cluster;
 mod conditions;
 mod connections;
-mod inotify;
 mod logs;
 pub mod proto;
 mod server;

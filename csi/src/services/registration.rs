@@ -1,21 +1,17 @@
 //! Registration with the kubelet. The kubelet watches a directory for sockets and queries the plugin that listens
 //! there.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use anyhow::{Context, bail, ensure};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::async_fd;
 use crate::backoff::Backoff;
 use crate::driver::DriverName;
+use crate::inotify::Watch;
 use crate::proto::registration as wire;
 use crate::proto::registration::registration_server::{Registration, RegistrationServer};
 use crate::transport::connection;
@@ -83,7 +79,8 @@ impl Registrar {
     /// Serves one socket until the driver must register again, or until `stop`.
     async fn serve(&self, stop: &CancellationToken, backoff: &mut Backoff) -> anyhow::Result<ServeEnd> {
         // The watch starts before the socket exists, so that no removal is missed.
-        let watch = DirectoryWatch::new(&self.directory)?;
+        let watch = Watch::new()?;
+        watch.add_directory(&self.directory)?;
         let (listener, file) = socket::listen(&self.socket())?;
         let (sender, mut outcomes) = mpsc::unbounded_channel();
         let service = RegistrationServer::new(Service { registrar: self.clone(), outcomes: sender });
@@ -101,8 +98,9 @@ impl Registrar {
                     ended.context("serve the registration socket")?;
                     bail!("the registration socket was closed");
                 }
-                changed = watch.changed() => {
-                    changed?;
+                is_gone = watch.changed() => {
+                    // This process cannot see a new directory of that name through its mount.
+                    ensure!(!is_gone?, "the registration directory was removed or renamed");
                     if !file.is_in_place() {
                         break ServeEnd::SocketRemoved;
                     }
@@ -156,49 +154,6 @@ impl Registration for Service {
         // counts.
         self.outcomes.send(plugin_registered).ok();
         Ok(Response::new(wire::RegistrationStatusResponse {}))
-    }
-}
-
-/// Reports when names in a directory have changed (inotify(7)).
-struct DirectoryWatch {
-    inotify: Inotify,
-    /// A duplicate of the inotify descriptor.
-    readable: AsyncFd<OwnedFd>,
-}
-
-impl DirectoryWatch {
-    fn new(directory: &Path) -> anyhow::Result<Self> {
-        let context = || format!("watch {}", directory.display());
-        let events = AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_MOVE
-            | AddWatchFlags::IN_DELETE_SELF
-            | AddWatchFlags::IN_MOVE_SELF
-            | AddWatchFlags::IN_ONLYDIR;
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).with_context(context)?;
-        inotify.add_watch(directory, events).with_context(context)?;
-        let duplicate = inotify.as_fd().try_clone_to_owned().with_context(context)?;
-        let readable = async_fd::register(duplicate, Interest::READABLE).with_context(context)?;
-        Ok(Self { inotify, readable })
-    }
-
-    async fn changed(&self) -> anyhow::Result<()> {
-        loop {
-            let mut ready = self.readable.readable().await?;
-            match ready.try_io(|_| Ok(self.inotify.read_events()?)) {
-                // The directory itself was removed. This process cannot see a new directory of that name through its
-                // mount.
-                Ok(Ok(events))
-                    if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) =>
-                {
-                    bail!("the registration directory was removed");
-                }
-                Ok(events) => {
-                    events?;
-                    return Ok(());
-                }
-                Err(_would_block) => {}
-            }
-        }
     }
 }
 

@@ -26,3 +26,4 @@ mod storage;
 mod storage_failure;
 #[path = "../support/mod.rs"]
 mod support;
+mod volume_mounts;

@@ -12,8 +12,7 @@ use testvm::packages;
 use testvm::session::Session;
 use testvm::vm::{Hypervisor, choose};
 
-use super::node_spec::NodeImages;
-use super::plan::{ContainerImage, DataMount, Link, NodePlan};
+use super::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
 use super::programs::Programs;
 use super::variant::NodeVariant;
 
@@ -22,6 +21,15 @@ const MODULE_SETS: [&str; 2] = ["boot", "node"];
 
 /// The image of the container that holds a pod's namespaces.
 const PAUSE: &str = "docker.io/library/pause:dev";
+
+/// The container images that a node imports when it boots.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeImages {
+    /// The names of the archives on the image disk.
+    pub(crate) archives: Vec<String>,
+    /// The image of the container that holds a pod's namespaces.
+    pub(crate) pause: String,
+}
 
 /// The read-only parts that all nodes share.
 #[derive(Debug)]
@@ -39,6 +47,7 @@ pub(crate) struct NodeParts {
     pub(crate) data_mount: DataMount,
     /// The programs of [`NodePlan::tools`].
     pub(crate) tools: Vec<(String, PathBuf)>,
+    pub(crate) services: Vec<NodeService>,
     pub(crate) links: Vec<Link>,
     pub(crate) variant: NodeVariant,
 }
@@ -75,6 +84,7 @@ impl NodeParts {
             },
             data_mount: plan.data_mount,
             tools: plan.tools,
+            services: plan.services,
             links: plan.links,
             variant,
         })
@@ -123,6 +133,7 @@ pub(crate) async fn tools_disk(
     let mut files = vec![
         ("kubelet".to_owned(), programs.kubelet.clone()),
         ("kube-proxy".to_owned(), programs.kube_proxy.clone()),
+        ("kubectl".to_owned(), programs.kubectl.clone()),
     ];
     files.extend_from_slice(more);
     let mut recipe = Recipe::new("kubernetes-node", 1);

@@ -28,6 +28,7 @@
 //!         images: vec![image],
 //!         data_mount: DataMount { mount_point: "/data".into(), options: "prjquota".into() },
 //!         tools: Vec::new(),
+//!         services: Vec::new(),
 //!         links: Vec::new(),
 //!     };
 //!     let parts = Parts::build(session, NodeVariant::default(), async { Ok(plan) }, None).await?;
@@ -71,10 +72,12 @@ pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;
 pub use self::layout::Layout;
 pub use self::node::Node;
-pub use self::node_spec::{DataDisk, KUBELET_DIRECTORY, KUBELET_ROOT, TOOLS_DIR, USER_NAMESPACES_HANDLER};
+pub use self::node_spec::{
+    DataDisk, KUBELET_DIRECTORY, KUBELET_ROOT, TOOLS_DIR, USER_NAMESPACES_HANDLER, log_file,
+};
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
-pub use self::plan::{ContainerImage, DataMount, Link, NodePlan};
+pub use self::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
 pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;
 pub use self::variant::{Kubelet, KubeletRoot, NodeVariant, PATCHED_SUFFIX};

@@ -216,9 +216,7 @@ async fn machine(
     disk::xfs(&data, control_plane.profile().data_mib()).await?;
     let data_mount = (data_disk == DataDisk::Mounted).then_some(&parts.node.data_mount);
     let inspection = parts.node.inspection.as_deref();
-    let inspects = inspection.is_some();
-    let kubelet_root = parts.node.variant.kubelet_root;
-    let spec = node_spec(control_plane, node, &parts.node.images, data_mount, kubelet_root, inspects)?;
+    let spec = node_spec(control_plane, node, &parts.node, data_mount)?;
     let mode = Mode::Node(spec);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =

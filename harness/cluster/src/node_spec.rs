@@ -11,8 +11,9 @@ use testvm_guest::spec::{
 
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
+use super::images::NodeParts;
 use super::pki::{ServerName, Subject};
-use super::plan::DataMount;
+use super::plan::{DataMount, NodeService};
 use super::trace;
 use super::variant::KubeletRoot;
 
@@ -77,30 +78,19 @@ impl NodeName {
     }
 }
 
-/// The container images that a node imports when it boots.
-#[derive(Clone, Debug)]
-pub(crate) struct NodeImages {
-    /// The names of the archives on the image disk.
-    pub(crate) archives: Vec<String>,
-    /// The image of the container that holds a pod's namespaces.
-    pub(crate) pause: String,
-}
-
 /// Returns the specification of one node of the cluster of `control_plane`. The node mounts its data disk as
 /// `data_mount` says, or not at all.
 pub(crate) fn node_spec(
     control_plane: &ControlPlane,
     node: &NodeName,
-    images: &NodeImages,
+    parts: &NodeParts,
     data_mount: Option<&DataMount>,
-    kubelet_root: KubeletRoot,
-    has_inspection_disk: bool,
 ) -> Result<NodeSpec> {
-    let mut steps = vec![
-        trace::step(),
-        service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"]))),
-    ];
-    for archive in &images.archives {
+    let kubelet_root = parts.variant.kubelet_root;
+    let mut steps = vec![trace::step()];
+    steps.extend(parts.services.iter().map(|service| planned(service, node)));
+    steps.push(service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"]))));
+    for archive in &parts.images.archives {
         let path = format!("{IMAGES_DIR}/{archive}");
         steps.push(run(
             "import",
@@ -135,14 +125,14 @@ pub(crate) fn node_spec(
         in_memory(CNI_STATE_DIR),
         trace::mount(),
     ];
-    mounts.extend(has_inspection_disk.then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
+    mounts.extend(parts.inspection.is_some().then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
     mounts.extend(data_mount.into_iter().flat_map(|data| data_mounts(data, kubelet_root)));
     Ok(NodeSpec {
         hostname: node.name(),
         root_disk: ROOT_DISK.into(),
         mounts,
         network: Some(Network::default()),
-        files: files(control_plane, node, images, kubelet_root)?,
+        files: files(control_plane, node, parts)?,
         steps,
     })
 }
@@ -180,12 +170,7 @@ fn data_mounts(data: &DataMount, kubelet_root: KubeletRoot) -> Vec<Mount> {
     mounts
 }
 
-fn files(
-    control_plane: &ControlPlane,
-    node: &NodeName,
-    images: &NodeImages,
-    kubelet_root: KubeletRoot,
-) -> Result<Vec<FileSpec>> {
+fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Result<Vec<FileSpec>> {
     let authority = control_plane.authority();
     let name = node.name();
     let address = control_plane.kubelet_address(node.index)?.ip();
@@ -193,15 +178,15 @@ fn files(
     let kubelet = authority.client(Subject { user: &kubelet_user, group: Some("system:nodes") })?;
     let serving = authority.server(&kubelet_user, &[ServerName::Ip(address), ServerName::Dns(&name)])?;
     let proxy = authority.client(Subject { user: "system:kube-proxy", group: None })?;
-    Ok(vec![
+    let mut files = vec![
         public("/etc/kubernetes/ca.crt", authority.certificate()),
         public("/etc/kubernetes/kubelet.crt", serving.certificate),
         private("/etc/kubernetes/kubelet.key", serving.key),
         private("/etc/kubernetes/kubelet.kubeconfig", control_plane.guest_kubeconfig(&kubelet)?),
-        public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config(kubelet_root))),
+        public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config(parts.variant.kubelet_root))),
         private("/etc/kubernetes/kube-proxy.kubeconfig", control_plane.guest_kubeconfig(&proxy)?),
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
-        public("/etc/containerd/config.toml", containerd_config(&images.pause)),
+        public("/etc/containerd/config.toml", containerd_config(&parts.images.pause)),
         public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
         // The kubelet reports the machine id, so nodes that share one image need different ids.
         public("/etc/machine-id", format!("{:032x}\n", u32::from(node.index) + 1)),
@@ -211,7 +196,13 @@ fn files(
             "/etc/hosts",
             format!("127.0.0.1 localhost\n10.0.2.15 {name}\n{HOST_SEEN_FROM_GUEST} control-plane\n"),
         ),
-    ])
+    ];
+    for service in &parts.services {
+        let caller = authority.client(Subject { user: &service.user, group: None })?;
+        let path = NodeService::kubeconfig(&service.name);
+        files.push(private(&path, control_plane.guest_kubeconfig(&caller)?));
+    }
+    Ok(files)
 }
 
 fn kubelet_config(root: KubeletRoot) -> Value {
@@ -334,11 +325,31 @@ fn run(name: &str, argv: &[&str], timeout: Duration) -> Step {
     Step::Run(Command { name: name.into(), argv: strings(argv), env: BTreeMap::new(), timeout })
 }
 
+/// Returns the path of the log of a service on its node.
+#[must_use]
+pub fn log_file(service: &str) -> String {
+    format!("/var/log/{service}.log")
+}
+
+/// Returns the step that starts a service of the caller's.
+fn planned(service: &NodeService, node: &NodeName) -> Step {
+    let NodeService { name, argv, socket, user: _ } = service;
+    Step::Service(Service {
+        name: name.clone(),
+        argv: argv.clone(),
+        env: BTreeMap::from([("NODE_NAME".to_owned(), node.name())]),
+        log_file: None,
+        restart: Restart::Always,
+        ready: Some(Ready { when: Condition::UnixSocket(socket.clone()), within: START_DEADLINE }),
+    })
+}
+
 fn service(name: &str, argv: &[&str], when: Condition) -> Step {
     Step::Service(Service {
         name: name.into(),
         argv: strings(argv),
         env: BTreeMap::new(),
+        log_file: Some(log_file(name)),
         restart: Restart::Always,
         ready: Some(Ready { when, within: START_DEADLINE }),
     })

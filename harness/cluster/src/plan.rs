@@ -16,8 +16,31 @@ pub struct NodePlan {
     /// Programs in [`TOOLS_DIR`](super::TOOLS_DIR) besides those of Kubernetes: the name of each there, and its
     /// path on the host.
     pub tools: Vec<(String, PathBuf)>,
+    /// Programs that run on the nodes besides those of Kubernetes, and start before them.
+    pub services: Vec<NodeService>,
     /// Symbolic links in the root file system of the nodes.
     pub links: Vec<Link>,
+}
+
+/// A program that runs on every node. The variable `NODE_NAME` has the name of the Node object.
+#[derive(Clone, Debug)]
+pub struct NodeService {
+    /// Its name in the log.
+    pub name: String,
+    /// Its command line.
+    pub argv: Vec<String>,
+    /// The unix socket on which it listens when it is ready.
+    pub socket: String,
+    /// The user of its kubeconfig at the API server, who has no rights unless the caller grants them.
+    pub user: String,
+}
+
+impl NodeService {
+    /// Returns the path of the kubeconfig on the node of a service called `name`.
+    #[must_use]
+    pub fn kubeconfig(name: &str) -> String {
+        format!("/etc/kubernetes/{name}.kubeconfig")
+    }
 }
 
 /// A symbolic link.

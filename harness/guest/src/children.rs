@@ -2,6 +2,7 @@
 //! status of a child that this program started to the thread that waits for it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -38,8 +39,8 @@ struct State {
 
 /// How the output of a child is handled.
 pub(super) enum Output {
-    /// Each line is reported under the child's name.
-    Log(Reporter),
+    /// Each line is reported under the child's name, and appended to the file if there is one.
+    Log(Reporter, Option<File>),
     /// The output is kept for [`Child::output`].
     Capture,
 }
@@ -190,20 +191,27 @@ fn end_of(status: WaitStatus) -> End {
 
 fn read(name: &str, pipe: Option<Box<dyn Read + Send>>, output: &Output) -> JoinHandle<Vec<u8>> {
     let name = name.to_owned();
-    let reporter = match output {
-        Output::Log(reporter) => Some(reporter.clone()),
+    let log = match output {
+        // Without a duplicate, the lines are still reported.
+        Output::Log(reporter, file) => {
+            Some((reporter.clone(), file.as_ref().and_then(|file| file.try_clone().ok())))
+        }
         Output::Capture => None,
     };
     std::thread::spawn(move || {
         let mut kept = Vec::new();
         let Some(mut pipe) = pipe else { return kept };
-        match reporter {
+        match log {
             // Keeps the output that was read before an error.
             None => drop(pipe.read_to_end(&mut kept)),
-            Some(reporter) => {
+            Some((reporter, mut file)) => {
                 let mut lines = BufReader::new(pipe);
                 while matches!(lines.read_until(b'\n', &mut kept), Ok(count) if count > 0) {
                     reporter.log(&name, String::from_utf8_lossy(&kept).trim_end());
+                    // A disk that is full is no reason to end the program. The host has the line.
+                    if file.as_mut().is_some_and(|file| file.write_all(&kept).is_err()) {
+                        file = None;
+                    }
                     kept.clear();
                 }
             }

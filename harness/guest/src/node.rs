@@ -70,7 +70,7 @@ fn take(step: &Step, services: &Services, children: &Children, reporter: &Report
 fn run_to_end(run: &spec::Command, children: &Children, reporter: &Reporter) -> Result<()> {
     let command = command(&run.argv, &run.env)?;
     let (end, ..) = children
-        .run(&run.name, command, "", Output::Log(reporter.clone()), run.timeout)
+        .run(&run.name, command, "", Output::Log(reporter.clone(), None), run.timeout)
         .with_context(|| format!("start {}", run.name))?;
     anyhow::ensure!(end == End::Exited(0), "{} ended with {end:?}: {}", run.name, run.argv.join(" "));
     Ok(())

@@ -1,6 +1,7 @@
 //! The services of a node: started in order, watched, and restarted if the specification requires it.
 
 use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,9 +148,10 @@ impl Shared {
     fn run_once(&self, service: &Service, started: &mpsc::Sender<Result<()>>) -> Result<End> {
         let mut command = command(&service.argv, &service.env)?;
         command.stdin(std::process::Stdio::null());
+        let log_file = service.log_file.as_deref().map(open_log).transpose()?;
         let child = self
             .children
-            .spawn(&service.name, command, Output::Log(self.reporter.clone()))
+            .spawn(&service.name, command, Output::Log(self.reporter.clone(), log_file))
             .with_context(|| format!("run {}", service.argv.join(" ")))?;
         self.running().insert(service.name.clone(), child.pid());
         // A caller waits for the first start only.
@@ -160,6 +162,10 @@ impl Shared {
         drop(child.output());
         Ok(end)
     }
+}
+
+fn open_log(path: &str) -> Result<File> {
+    OpenOptions::new().create(true).append(true).open(path).with_context(|| format!("open {path}"))
 }
 
 fn holds(condition: &Condition, children: &Children) -> bool {

@@ -154,6 +154,8 @@ pub struct Service {
     pub name: String,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
+    /// A file to which the guest also appends each line, for programs of the node that read logs.
+    pub log_file: Option<String>,
     pub restart: Restart,
     pub ready: Option<Ready>,
 }

@@ -58,7 +58,7 @@ fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter:
     let mut command = Command::new(&binary.path);
     command.args(&binary.args).env_clear().env("PATH", PATH).envs(&spec.env).envs(&binary.env);
     command.current_dir("/tmp");
-    match children.run(&binary.name, command, "", Output::Log(reporter.clone()), binary.timeout) {
+    match children.run(&binary.name, command, "", Output::Log(reporter.clone(), None), binary.timeout) {
         Ok((end, ..)) => end,
         Err(error) => End::NotStarted(format!("start {}: {error}", binary.path)),
     }

@@ -13,7 +13,7 @@ use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
 use crate::e2e;
 use crate::node_options::NodeOptions;
-use crate::nodes;
+use crate::nodes::{self, Debugging};
 use crate::test_env::workload::create_namespace;
 
 /// The namespace of the claims and pods of benchmarks.
@@ -35,7 +35,7 @@ pub(super) async fn measured(
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
 ) -> Result<Environment> {
     anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
-    let parts = nodes::parts(session, None, &NodeOptions::default(), tools).await?;
+    let parts = nodes::parts(session, None, &NodeOptions::default(), Debugging::Off, tools).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let logs = session.workspace.reports("bench").join(bench);

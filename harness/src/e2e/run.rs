@@ -18,9 +18,10 @@ use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{scenarios, self_check, state_dump};
 use crate::node_options::NodeOptions;
-use crate::nodes;
+use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
+use crate::test_env::node_debug;
 
 /// The name of the report and of the log directory.
 const RUN: &str = "e2e";
@@ -200,11 +201,14 @@ async fn start(
     logs: PathBuf,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, &[]);
+    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, Debugging::On, &[]);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
-    scenario.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
+    let cluster =
+        scenario.step("start a control plane and a node", Cluster::start(session, spec, parts)).await?;
+    scenario.step("grant node-debug its rights", node_debug::grant(session, cluster.client())).await?;
+    Ok(cluster)
 }
 
 async fn test(
@@ -221,6 +225,9 @@ async fn test(
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;
+    }
+    if !report.succeeded() {
+        state_dump::write_bundles(cluster, reports).await;
     }
     Ok(())
 }

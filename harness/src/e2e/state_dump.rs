@@ -2,16 +2,19 @@
 
 use std::fmt::Debug;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Event, Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::api::{ListParams, LogParams};
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use testvm_cluster::{Cluster, Node};
 
 use crate::test_env::environment::TestEnv;
+use crate::test_env::node_debug;
 
 /// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. If something cannot be read, its file has the
 /// error instead: a dump that fails must not hide why it was written.
@@ -29,12 +32,31 @@ pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
     dump::<PersistentVolume>(env, &objects).await;
     dump::<StorageClass>(env, &objects).await;
     dump::<CSINode>(env, &objects).await;
-    dump::<Node>(env, &objects).await;
+    dump::<NodeObject>(env, &objects).await;
     dump::<Event>(env, &objects).await;
     let pods: Api<Pod> = Api::all(env.client.clone());
     for pod in pods.list(&ListParams::default()).await.into_iter().flatten() {
         pod_logs(env, &pod, &logs).await;
     }
+}
+
+/// Writes the archive of `dbg bundle` of each node of the cluster into `dir`. If a node gives none, for example because its
+/// power is off, the reason is printed.
+pub(super) async fn write_bundles(cluster: &Cluster, dir: &Path) {
+    for node in cluster.nodes() {
+        if let Err(error) = write_bundle(node, dir).await {
+            eprintln!("store the archive of dbg bundle of {}: {error:#}", node.name());
+        }
+    }
+}
+
+/// Writes the archive of `dbg bundle` of a node into `dir`, and returns its path.
+pub(super) async fn write_bundle(node: &Node, dir: &Path) -> Result<PathBuf> {
+    let bundles = dir.join("bundles");
+    fs::create_dir_all(&bundles).with_context(|| format!("create {}", bundles.display()))?;
+    let path = bundles.join(format!("{}.tar", node.name()));
+    node_debug::store_bundle(node, &path).await?;
+    Ok(path)
 }
 
 async fn dump<K>(env: &TestEnv<'_>, dir: &Path)

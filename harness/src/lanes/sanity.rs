@@ -180,6 +180,7 @@ fn driver() -> Service {
         "--log-level=debug".to_owned(),
     ];
     Service {
+        log_file: None,
         name: "loopfs-csi".to_owned(),
         argv: argv.to_vec(),
         env: BTreeMap::new(),

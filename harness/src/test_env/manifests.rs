@@ -26,6 +26,11 @@ impl Manifests {
         Manifests::read(&session.workspace.root().join("csi").join("deploy"))
     }
 
+    /// Reads the manifests with the rights of node-debug.
+    pub(crate) fn of_node_debug(session: &Session) -> Result<Manifests> {
+        Manifests::read(&session.workspace.root().join("csi").join("node-debug").join("deploy"))
+    }
+
     /// Reads every `*.yaml` in a directory, sorted by name.
     fn read(dir: &Path) -> Result<Manifests> {
         let entries = std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;

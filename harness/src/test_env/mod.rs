@@ -6,6 +6,7 @@ pub(crate) mod containers;
 pub(crate) mod environment;
 pub(crate) mod inventory;
 pub(crate) mod manifests;
+pub(crate) mod node_debug;
 pub(crate) mod pods;
 pub(crate) mod projects;
 pub(crate) mod sizes;

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use csi::DriverName;
+use csi::inotify::{Watch, existing_ancestor};
 use csi::mount_watch::MountWatch;
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, NodeObject};
-use crate::inotify::{Watch, existing_ancestor};
 
 pub(crate) use evaluation::Evaluation;
 
@@ -226,7 +226,7 @@ impl Conditions {
                 }
                 Query::QuotaEnforced(data_dir) => {
                     let data_dir = data_dir.clone();
-                    check_disk(&self.disk_checks, move || storage::quota_enforced(&data_dir)).await
+                    check_disk(&self.disk_checks, move || Ok(storage::quota_enforced(&data_dir))).await
                 }
                 Query::NodeReady(node) => node.ready().await,
                 Query::VolumePublished(query) => {

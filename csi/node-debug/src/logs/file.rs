@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use csi::inotify::{Watch, existing_ancestor};
 use jiff::Timestamp;
 use nix::fcntl::OFlag;
 
 use super::line::LineSplitter;
 use super::ring::Ring;
-use crate::inotify::{Watch, existing_ancestor};
 
 const CHUNK_BYTES: usize = 64 << 10;
 

@@ -13,9 +13,12 @@ use super::level;
 use super::line::{Line, RawLine};
 use crate::proto::Level;
 
-/// The bytes that an entry counts in addition to its text: more than the buffer needs to manage it. A component that
-/// writes only newlines is therefore bounded as well.
-const OVERHEAD_BYTES: usize = 64;
+/// The most bytes that the allocator adds to the text of a line: its header, and the rounding to its smallest size.
+const ALLOCATION_BYTES: usize = 32;
+
+/// The bytes that an entry counts in addition to its text. The buffer has at most twice the capacity that it needs (see
+/// [`Entries::shrink`]). A component that writes only newlines is therefore bounded as well.
+const OVERHEAD_BYTES: usize = 2 * size_of::<Line>() + ALLOCATION_BYTES;
 
 /// The most lines that a ring keeps.
 pub(crate) const MAX_LINES: usize = 100_000;
@@ -109,7 +112,8 @@ impl Ring {
         self.append(Line { time: arrival, level: Level::Warn, text: Vec::new(), cut_bytes: 0, lost_lines });
     }
 
-    fn append(&self, line: Line) {
+    fn append(&self, mut line: Line) {
+        line.text.shrink_to_fit();
         let mut entries = self.lock();
         entries.bytes += cost(&line.text);
         entries.lines.push_back(line);
@@ -118,6 +122,7 @@ impl Ring {
             entries.bytes -= cost(&oldest.text);
             entries.start += 1;
         }
+        entries.shrink();
         // Under the lock, so that the position never goes back if two streams write concurrently.
         self.end.send_replace(entries.end());
     }
@@ -187,6 +192,25 @@ impl Entries {
     fn end(&self) -> Position {
         self.start + self.lines.len() as u64
     }
+
+    /// Releases capacity that is more than twice what is used. It keeps some for further lines, so that it does not copy the
+    /// lines at each call.
+    fn shrink(&mut self) {
+        let used = self.lines.len();
+        if self.lines.capacity() > 2 * used {
+            self.lines.shrink_to(used + used / 2);
+        }
+    }
+
+    /// Returns the bytes of memory that the lines take, at most.
+    #[cfg(test)]
+    fn memory(&self) -> usize {
+        let allocated = |line: &Line| match line.text.capacity() {
+            0 => 0,
+            capacity => capacity + ALLOCATION_BYTES,
+        };
+        self.lines.capacity() * size_of::<Line>() + self.lines.iter().map(allocated).sum::<usize>()
+    }
 }
 
 fn cost(text: &[u8]) -> usize {
@@ -226,6 +250,34 @@ mod tests {
             (2, vec!["c".into(), "d".into(), "e".into()], 5)
         );
         assert_eq!(ring.counts(), Counts { lines: 3, bytes: 3 * (1 + OVERHEAD_BYTES as u64), dropped: 2 });
+    }
+
+    #[test]
+    fn short_lines_take_no_more_memory_than_the_ring_has() {
+        const MAX_BYTES: usize = 64 << 10;
+        for size in [0, 1, 8, 9, 24, 25, 40] {
+            let ring = Ring::new(MAX_BYTES);
+            for _ in 0..800 {
+                push(&ring, &"x".repeat(size));
+                let memory = ring.lock().memory();
+                assert!(memory <= MAX_BYTES, "lines of {size} bytes take {memory} bytes");
+            }
+            // It uses what it has.
+            assert!(ring.counts().bytes > MAX_BYTES as u64 - 1000);
+        }
+    }
+
+    #[test]
+    fn long_lines_after_short_ones_take_no_more_memory_than_the_ring_has() {
+        const MAX_BYTES: usize = 64 << 10;
+        let ring = Ring::new(MAX_BYTES);
+        for size in [0, 4000] {
+            for _ in 0..1000 {
+                push(&ring, &"x".repeat(size));
+                let memory = ring.lock().memory();
+                assert!(memory <= MAX_BYTES, "lines of {size} bytes take {memory} bytes");
+            }
+        }
     }
 
     #[test]

@@ -26,10 +26,12 @@ fn follow(scheme: &str, prepare: impl FnOnce(&Path)) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     prepare(&path);
-    let source = format!("a={scheme}:{}", path.display()).parse().unwrap();
-    let logs = Logs::new(vec![source], MAX_BYTES);
-    let following = logs.follow();
-    Fixture { directory, logs, _following: following }
+    follow_in(directory, &format!("{scheme}:{}", path.display()))
+}
+
+fn follow_in(directory: TempDir, source: &str) -> Fixture {
+    let logs = Logs::new(vec![format!("a={source}").parse().unwrap()], MAX_BYTES);
+    Fixture { _following: logs.follow(), logs, directory }
 }
 
 impl Fixture {
@@ -44,6 +46,32 @@ impl Fixture {
     fn texts(&self) -> Vec<String> {
         let batch = self.component().ring.read(0, Position::MAX, Selection::default(), usize::MAX);
         batch.lines.iter().map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect()
+    }
+
+    /// Waits until the source has a problem, and returns it.
+    async fn until_problem(&self) -> String {
+        let wait = async {
+            loop {
+                match self.component().problem() {
+                    Some(problem) => break problem,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        };
+        tokio::time::timeout(TIMEOUT, wait).await.expect("the source has a problem")
+    }
+
+    /// Connects to the socket as soon as the service listens.
+    async fn connected(&self) -> UnixStream {
+        let connected = async {
+            loop {
+                match UnixStream::connect(self.path()) {
+                    Ok(stream) => break stream,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        tokio::time::timeout(TIMEOUT, connected).await.expect("the service listens")
     }
 
     /// Waits until the newest line is `last`, and returns all lines.
@@ -100,8 +128,7 @@ async fn a_file_that_is_truncated_is_read_from_its_beginning() {
 async fn a_file_is_awaited_together_with_its_directories() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pods/a/log");
-    let logs = Logs::new(vec![format!("a={}", path.display()).parse().unwrap()], MAX_BYTES);
-    let log = Fixture { _following: logs.follow(), logs, directory };
+    let log = follow_in(directory, &path.display().to_string());
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     append(&path, "first\n");
     assert_eq!(log.lines_until("first").await, ["first"]);
@@ -137,13 +164,7 @@ async fn of_a_large_file_only_whole_lines_that_fit_are_read() {
 #[tokio::test]
 async fn a_directory_in_place_of_the_file_is_a_problem_that_names_it() {
     let log = follow("file", |path| fs::create_dir(path).unwrap());
-    let wait = async {
-        while log.component().problem().is_none() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
-    let problem = log.component().problem().unwrap();
+    let problem = log.until_problem().await;
     assert!(problem.contains("is not a regular file") && problem.contains("/log"), "{problem}");
 }
 
@@ -162,15 +183,7 @@ async fn a_pipe_is_created_and_read_from_several_writers() {
 #[tokio::test]
 async fn a_socket_accepts_lines_and_the_last_one_without_newline() {
     let log = follow("unix", |_| ());
-    let connected = async {
-        loop {
-            match UnixStream::connect(log.path()) {
-                Ok(stream) => break stream,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    };
-    let mut stream = tokio::time::timeout(TIMEOUT, connected).await.unwrap();
+    let mut stream = log.connected().await;
     stream.write_all(b"one\ntwo").unwrap();
     drop(stream);
     assert_eq!(log.lines_until("two").await, ["one", "two"]);
@@ -179,15 +192,7 @@ async fn a_socket_accepts_lines_and_the_last_one_without_newline() {
 #[tokio::test]
 async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
     let log = follow("unix", |_| ());
-    let connected = async {
-        loop {
-            match UnixStream::connect(log.path()) {
-                Ok(stream) => break stream,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    };
-    let mut stream = tokio::time::timeout(TIMEOUT, connected).await.unwrap();
+    let mut stream = log.connected().await;
     tokio::task::spawn_blocking(move || {
         for _ in 0..64 {
             stream.write_all(&[0x1b; 64 << 10]).unwrap();
@@ -207,13 +212,7 @@ async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
 async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
     let mut other = None;
     let log = follow("unix", |path| other = Some(std::os::unix::net::UnixListener::bind(path).unwrap()));
-    let wait = async {
-        while log.component().problem().is_none() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
-    let problem = log.component().problem().unwrap();
+    let problem = log.until_problem().await;
     assert!(problem.contains("another process listens on"), "{problem}");
     let Fixture { directory, logs: _, _following: following } = log;
     drop(following);
@@ -234,13 +233,7 @@ async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
         std::os::unix::fs::symlink(&target, path).unwrap();
         std::os::unix::fs::lchown(path, Some(OTHER), None).unwrap();
     });
-    let wait = async {
-        while log.component().problem().is_none() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
-    let problem = log.component().problem().unwrap();
+    let problem = log.until_problem().await;
     assert!(problem.contains("is a symbolic link of user 12345"), "{problem}");
     assert!(log.texts().is_empty());
 }

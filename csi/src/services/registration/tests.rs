@@ -1,6 +1,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::libc::O_PATH;
@@ -63,12 +64,13 @@ impl Running {
     }
 
     async fn socket_that(&self, fits: impl Fn(&SocketIdentity) -> bool) -> SocketIdentity {
-        let watch = DirectoryWatch::new(self.directory.path()).unwrap();
+        let watch = Watch::new().unwrap();
+        watch.add_directory(self.directory.path()).unwrap();
         let appears = async {
             loop {
                 match SocketIdentity::at(&self.socket()) {
                     Ok(seen) if fits(&seen) => return seen,
-                    _ => watch.changed().await.unwrap(),
+                    _ => drop(watch.changed().await.unwrap()),
                 }
             }
         };

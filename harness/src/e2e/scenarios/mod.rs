@@ -12,6 +12,7 @@ pub(super) mod install;
 pub(super) mod kubelet_quotas;
 pub(super) mod kubelet_root;
 pub(super) mod node;
+mod node_debug;
 mod node_without_storage;
 pub(super) mod orphans;
 pub(super) mod outages;

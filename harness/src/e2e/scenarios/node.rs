@@ -11,6 +11,7 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
 
+use super::node_debug;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
@@ -59,6 +60,7 @@ pub(in crate::e2e) async fn run(
             Ok(())
         })
         .await?;
+    node_debug::run(scenario, env, node, POD).await?;
     scenario.step("the pod ends", end(env, POD)).await?;
     let title = match (kubelet, options.losetup()) {
         (Kubelet::Patched, _) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity};
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
@@ -17,6 +17,7 @@ use super::install::serves;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
+use crate::test_env::node_debug;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -51,10 +52,8 @@ async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    let csi_nodes: Api<CSINode> = Api::all(env.client.clone());
-    let csi_node = csi_nodes.get(node.name()).await.map_err(api_error).context("read the CSINode")?;
-    let drivers: Vec<&str> = csi_node.spec.drivers.iter().map(|driver| driver.name.as_str()).collect();
-    anyhow::ensure!(!drivers.contains(&env.driver.name.as_str()), "{drivers:?} are registered");
+    let is_registered = node_debug::is_met(node, &["plugin-registered"]).await?;
+    anyhow::ensure!(!is_registered, "the driver is registered");
     let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
     let published =
         published.list(&ListParams::default()).await.map_err(api_error).context("list capacities")?;

@@ -8,25 +8,34 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::async_fd;
+
 /// A watch on directories and files. It reports that something changed, and the caller looks what.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     inotify: Inotify,
     /// A duplicate of the inotify descriptor.
     readable: AsyncFd<OwnedFd>,
 }
 
 impl Watch {
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    /// Returns a value that watches nothing yet.
+    ///
+    /// # Errors
+    /// EMFILE: this user has too many instances (`fs.inotify.max_user_instances`), or this process too many descriptors.
+    pub fn new() -> anyhow::Result<Self> {
         let context = "create an inotify instance; see fs.inotify.max_user_instances";
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).context(context)?;
         let duplicate = inotify.as_fd().try_clone_to_owned().context(context)?;
-        let readable = csi::async_fd::register(duplicate, Interest::READABLE).context(context)?;
+        let readable = async_fd::register(duplicate, Interest::READABLE).context(context)?;
         Ok(Self { inotify, readable })
     }
 
     /// Watches the names in a directory.
-    pub(crate) fn add_directory(&self, directory: &Path) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// ENOENT, ENOTDIR: there is no such directory. ENOSPC: this user has too many watches (`fs.inotify.max_user_watches`).
+    pub fn add_directory(&self, directory: &Path) -> anyhow::Result<()> {
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -41,7 +50,10 @@ impl Watch {
     }
 
     /// Watches the content of an open file, whatever its name is.
-    pub(crate) fn add_file(&self, file: impl AsFd) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// ENOSPC: this user has too many watches (`fs.inotify.max_user_watches`).
+    pub fn add_file(&self, file: impl AsFd) -> anyhow::Result<()> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
         let events = AddWatchFlags::IN_MODIFY
             | AddWatchFlags::IN_ATTRIB
@@ -55,7 +67,10 @@ impl Watch {
 
     /// Returns when something has changed since the last call. Returns `true` if a watched directory or file was itself
     /// deleted or moved: another one may have its path, which this value does not watch.
-    pub(crate) async fn changed(&self) -> anyhow::Result<bool> {
+    ///
+    /// # Errors
+    /// The event loop has ended.
+    pub async fn changed(&self) -> anyhow::Result<bool> {
         let gone = AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF;
         loop {
             let mut ready = self.readable.readable().await?;
@@ -69,7 +84,8 @@ impl Watch {
 
 /// Returns the nearest directory above `path` that exists. The creation of `path` is visible there, or below a directory
 /// whose creation is.
-pub(crate) fn existing_ancestor(path: &Path) -> &Path {
+#[must_use]
+pub fn existing_ancestor(path: &Path) -> &Path {
     path.ancestors().skip(1).find(|directory| directory.is_dir()).unwrap_or(Path::new("/"))
 }
 

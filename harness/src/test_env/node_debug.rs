@@ -1,0 +1,92 @@
+//! The service node-debug on the harness's nodes, and its client dbg.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::ByteString;
+use kube::Client;
+use serde_json::json;
+use testvm::session::Session;
+use testvm_cluster::{Node, TOOLS_DIR};
+use testvm_guest::control::ExecOutput;
+
+use super::manifests::Manifests;
+use crate::nodes::DBG;
+
+/// Limits a command that does not wait for a condition.
+const DBG_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time that a command may take besides its wait.
+const MARGIN: Duration = Duration::from_secs(30);
+
+/// Writes an archive, prints it in base64 and removes it. The archive is on a file system in memory, because the disk may be
+/// the fault that it is about.
+const BUNDLE: &str = "set -e
+directory=$(mktemp -d /run/bundle.XXXXXX)
+trap 'rm -rf \"$directory\"' EXIT
+\"$1\" bundle --output \"$directory/bundle.tar\" >&2
+base64 --wrap=0 \"$directory/bundle.tar\"";
+
+/// Grants node-debug what an administrator grants it.
+pub(crate) async fn grant(session: &Session, client: &Client) -> Result<()> {
+    Manifests::of_node_debug(session)?.apply(client).await.context("grant node-debug its rights")
+}
+
+/// Runs `dbg` on a node, and returns its output, whatever its exit code.
+pub(crate) async fn run(node: &Node, args: &[&str]) -> Result<ExecOutput> {
+    run_within(node, args, DBG_TIMEOUT).await
+}
+
+/// Runs `dbg` on a node, and returns what it prints if it succeeds.
+pub(crate) async fn output(node: &Node, args: &[&str]) -> Result<String> {
+    let output = run(node, args).await?;
+    anyhow::ensure!(output.code == 0, "dbg {} ended with {output:?}", args.join(" "));
+    Ok(output.stdout)
+}
+
+/// Waits until a condition of the node is met. `condition` has the name of the condition and its arguments.
+pub(crate) async fn wait(node: &Node, condition: &[&str], within: Duration) -> Result<()> {
+    let timeout = format!("{}s", within.as_secs());
+    let args = [&["condition", "wait", "--timeout", timeout.as_str()], condition].concat();
+    let output = run_within(node, &args, within + MARGIN).await?;
+    anyhow::ensure!(
+        output.code == 0,
+        "condition {} of {}: {}{}",
+        condition.join(" "),
+        node.name(),
+        output.stdout.trim(),
+        output.stderr.trim()
+    );
+    Ok(())
+}
+
+/// Returns `true` if a condition of the node is met.
+pub(crate) async fn is_met(node: &Node, condition: &[&str]) -> Result<bool> {
+    let args = [&["condition", "get"], condition].concat();
+    let output = run(node, &args).await?;
+    match output.code {
+        0 => Ok(true),
+        1 => Ok(false),
+        _ => anyhow::bail!("dbg {} ended with {output:?}", args.join(" ")),
+    }
+}
+
+/// Stores the archive of `dbg bundle` of a node at `path`.
+pub(crate) async fn store_bundle(node: &Node, path: &Path) -> Result<()> {
+    let dbg = program();
+    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], DBG_TIMEOUT).await?;
+    let ByteString(archive) =
+        serde_json::from_value(json!(encoded.trim())).context("decode the archive of dbg bundle")?;
+    fs::write(path, archive).with_context(|| format!("write {}", path.display()))
+}
+
+async fn run_within(node: &Node, args: &[&str], timeout: Duration) -> Result<ExecOutput> {
+    let dbg = program();
+    let argv: Vec<&str> = [dbg.as_str()].into_iter().chain(args.iter().copied()).collect();
+    node.exec(&argv, timeout).await
+}
+
+fn program() -> String {
+    format!("{TOOLS_DIR}/{DBG}")
+}
