@@ -10,4 +10,5 @@ pub(crate) mod pods;
 pub(crate) mod projects;
 pub(crate) mod sizes;
 pub(crate) mod users;
+pub(crate) mod volume_work;
 pub(crate) mod workload;
