@@ -58,6 +58,16 @@ enum NodeImage {
 }
 
 impl NodeOptions {
+    /// Returns the default nodes with the tool of loopfs as their first losetup.
+    pub(crate) fn with_drop_in_losetup() -> NodeOptions {
+        NodeOptions { losetup: Some(Losetup::DropIn), ..NodeOptions::default() }
+    }
+
+    /// Returns the default nodes with the patched kubelet.
+    pub(crate) fn with_patched_kubelet() -> NodeOptions {
+        NodeOptions { kubelet: KubeletBuild::Patched, ..NodeOptions::default() }
+    }
+
     /// Refuses options that cannot work together.
     ///
     /// # Errors
