@@ -68,6 +68,12 @@ impl NodeOptions {
         NodeOptions { kubelet: KubeletBuild::Patched, ..NodeOptions::default() }
     }
 
+    /// Puts the kubelet's directory on the data disk.
+    #[must_use]
+    pub(crate) fn with_kubelet_on_data_disk(self) -> NodeOptions {
+        NodeOptions { kubelet_root: KubeletDisk::DataDisk, ..self }
+    }
+
     /// Refuses options that cannot work together.
     ///
     /// # Errors

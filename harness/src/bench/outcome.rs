@@ -43,6 +43,8 @@ pub(super) enum NodePart {
     Losetup,
     /// The start of pods with a block volume, on one cluster for each kind of node.
     Pods,
+    /// The measuring of emptyDirs with many files by the kubelet, on one cluster for each kubelet.
+    Stats,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -59,8 +61,8 @@ pub(super) enum Bench {
     Growth,
     /// Bulk deletion of volumes with many files on a real cluster, while others are provisioned; and of volumes in memory.
     Deletion,
-    /// The tools and the kubelet of a node: `losetup -j` of util-linux and of this project, and pods that start with a block
-    /// volume, by a stock kubelet and by a patched one.
+    /// The tools and the kubelet of a node: `losetup -j` of util-linux and of this project, pods that start with a block
+    /// volume, and emptyDirs with many files, by a stock kubelet and by a patched one.
     Node,
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod manifests;
 pub(crate) mod pods;
 pub(crate) mod projects;
 pub(crate) mod sizes;
+pub(crate) mod user_namespaces;
 pub(crate) mod users;
 pub(crate) mod volume_work;
 pub(crate) mod workload;

@@ -3,6 +3,7 @@
 mod losetup;
 mod pods;
 mod run;
+mod stats;
 mod variant;
 
 pub(super) use self::run::run;

@@ -197,7 +197,10 @@ pub(super) fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
         "a pod with a block volume on a node with {n} others: ready twice as fast with the patched kubelet"
     );
     let (fast, slow) = (patched.row(POD_START), stock.row(POD_START));
-    let starts = threshold::faster(all, &text, (&fast, n), 2.0, (&slow, n));
+    let starts = threshold::faster(all, &text, (&fast, n), 2.0, (&slow, n)).with_cause(
+        "the part of a pod's start that does not depend on volumes, pod_start_seconds_without_volume, takes its time with either \
+         kubelet",
+    );
     let text = "loop devices of a block volume with the patched kubelet: 1";
     let (one, two) = (patched.row(LOOP_DEVICES), stock.row(LOOP_DEVICES));
     let devices = threshold::no_more(all, text, (&one, n), 1.0);

@@ -4,16 +4,15 @@ use anyhow::Result;
 use testvm::session::Session;
 
 use super::super::outcome::{Args, NodePart, Outcome};
-use super::losetup;
-use super::pods::{self, Scale};
+use super::{losetup, pods, stats};
 
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let runs = |part| args.part.is_none_or(|only| only == part);
     anyhow::ensure!(
         args.kernel.is_none() || args.part == Some(NodePart::Losetup),
-        "--kernel with the part pods: the nodes of a cluster have one kernel; add --part losetup"
+        "--kernel with the parts pods and stats: the nodes of a cluster have one kernel; add --part losetup"
     );
-    let scale = Scale::of(args);
+    let (scale, stats_scale) = (pods::Scale::of(args), stats::Scale::of(args));
     let mut parts = Vec::new();
     if runs(NodePart::Losetup) {
         parts.push(losetup::run(session, args).await?);
@@ -21,10 +20,14 @@ pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outc
     if runs(NodePart::Pods) {
         parts.extend(pods::run(session, args, scale).await?);
     }
+    if runs(NodePart::Stats) {
+        parts.extend(stats::run(session, args, stats_scale).await?);
+    }
     let thresholds = |all: &_| {
         let of_losetup = runs(NodePart::Losetup).then(|| losetup::thresholds(all));
         let of_pods = runs(NodePart::Pods).then(|| pods::thresholds(all, scale));
-        of_losetup.into_iter().chain(of_pods).flatten().collect()
+        let of_stats = runs(NodePart::Stats).then(|| stats::thresholds(all, stats_scale));
+        of_losetup.into_iter().chain(of_pods).chain(of_stats).flatten().collect()
     };
     Ok(Outcome::new(parts, thresholds, &[losetup::PLOT]))
 }
