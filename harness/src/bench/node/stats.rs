@@ -9,13 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
-use kube::api::GetParams;
-use kube::core::Request;
 use serde_json::{Value, json};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::{KUBELET_ROOT, Node};
 use tokio::time::sleep;
 
@@ -130,10 +126,10 @@ async fn measure(env: &TestEnv<'_>, node: &Node, source: Source, scale: Scale, s
     fill(node, source, scale, step).await?;
     step.note(format!("the kubelet measures {} emptyDirs", scale.directories()));
     let deadline = Instant::now() + MEASURE_TIMEOUT;
-    until_reported(&env.client, node, &names, scale, deadline).await?;
-    let before = Durations::read(&env.client, node, source).await?;
+    until_reported(node, &names, scale, deadline).await?;
+    let before = Durations::read(node, source).await?;
     loop {
-        let since = Durations::read(&env.client, node, source).await?.since(&before)?;
+        let since = Durations::read(node, source).await?.since(&before)?;
         let measured = since.measured(source);
         if measured >= scale.rounds * scale.directories() {
             return Ok(since.milliseconds(source));
@@ -189,15 +185,9 @@ async fn fill(node: &Node, source: Source, scale: Scale, step: &Step) -> Result<
 }
 
 /// Waits until the kubelet reports the files of all emptyDirs of the pods.
-async fn until_reported(
-    client: &Client,
-    node: &Node,
-    pods: &[String],
-    scale: Scale,
-    deadline: Instant,
-) -> Result<()> {
+async fn until_reported(node: &Node, pods: &[String], scale: Scale, deadline: Instant) -> Result<()> {
     loop {
-        let summary: Value = serde_json::from_str(&of_kubelet(client, node, "/stats", "summary").await?)
+        let summary: Value = serde_json::from_str(&node.kubelet_page("/stats/summary").await?)
             .context("parse the kubelet's statistics")?;
         let reported = inodes(&summary, pods).into_values().filter(|inodes| *inodes >= scale.files).count();
         if reported as u64 == scale.directories() {
@@ -229,14 +219,6 @@ fn inodes(summary: &Value, pods: &[String]) -> BTreeMap<(String, String), u64> {
     inodes
 }
 
-/// Returns a page of the kubelet. The page is in the directory `below`, which begins with a slash unless it is empty.
-async fn of_kubelet(client: &Client, node: &Node, below: &str, page: &str) -> Result<String> {
-    let request = Request::new(format!("/api/v1/nodes/{}/proxy{below}", node.name()));
-    let request = request.get(page, &GetParams::default()).context("make a request")?;
-    let read = client.request_text(request).await.map_err(api_error);
-    read.with_context(|| format!("read {below}/{page} of the kubelet of {}", node.name()))
-}
-
 impl Source {
     fn noun(self) -> &'static str {
         match self {
@@ -254,8 +236,8 @@ impl Source {
 }
 
 impl Durations {
-    async fn read(client: &Client, node: &Node, source: Source) -> Result<Durations> {
-        Durations::parse(&of_kubelet(client, node, "", "metrics").await?, source)
+    async fn read(node: &Node, source: Source) -> Result<Durations> {
+        Durations::parse(&node.kubelet_page("/metrics").await?, source)
     }
 
     fn parse(page: &str, source: Source) -> Result<Durations> {
