@@ -198,8 +198,7 @@ pub(super) fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
     );
     let (fast, slow) = (patched.row(POD_START), stock.row(POD_START));
     let starts = threshold::faster(all, &text, (&fast, n), 2.0, (&slow, n)).with_cause(
-        "the part of a pod's start that does not depend on volumes, pod_start_seconds_without_volume, takes its time with either \
-         kubelet",
+        "most of a pod's start does not depend on its volume: compare pod_start_seconds_without_volume",
     );
     let text = "loop devices of a block volume with the patched kubelet: 1";
     let (one, two) = (patched.row(LOOP_DEVICES), stock.row(LOOP_DEVICES));

@@ -148,6 +148,13 @@ fn pod(name: &str, source: Source) -> Result<Pod> {
     let volumes: Vec<Value> = (0..DIRECTORIES_PER_POD).map(directory).collect();
     spec.volumes =
         Some(serde_json::from_value(json!(volumes)).context("an emptyDir is not what its type says")?);
+    // The kubelet leaves out volumes that no container mounts.
+    let mount = |number| json!({"name": volume(source, number), "mountPath": format!("/{number}")});
+    let mounts: Vec<Value> = (0..DIRECTORIES_PER_POD).map(mount).collect();
+    for container in &mut spec.containers {
+        container.volume_mounts =
+            Some(serde_json::from_value(json!(mounts)).context("a mount is not what its type says")?);
+    }
     Ok(match source {
         Source::Walk => pod,
         Source::Quota => with_user_namespace(pod),
@@ -363,6 +370,14 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
         assert_eq!(volumes.len() as u64, DIRECTORIES_PER_POD);
         let limit = |volume: &k8s_openapi::api::core::v1::Volume| volume.empty_dir.clone()?.size_limit;
         assert!(volumes.iter().all(|volume| limit(volume).is_some_and(|limit| limit.0 == SIZE_LIMIT)));
+    }
+
+    #[test]
+    fn a_container_mounts_each_emptydir_of_its_pod() {
+        let spec = pod("pod", Source::Walk).unwrap().spec.unwrap();
+        let volumes: Vec<String> = spec.volumes.unwrap().into_iter().map(|volume| volume.name).collect();
+        let mounts = spec.containers.into_iter().flat_map(|container| container.volume_mounts.unwrap());
+        assert_eq!(mounts.map(|mount| mount.name).collect::<Vec<_>>(), volumes);
     }
 
     #[test]
