@@ -33,7 +33,7 @@ Examples:
   cargo harness bench loop            loop devices and project ids beside what other programs do
   cargo harness bench csi             statistics of volumes with few files and with many, beside du
   cargo harness bench clone           clones and snapshots of images of any size, clones of directory trees
-  cargo harness bench node            losetup -j of util-linux and of loopfs, with up to 4,000 devices
+  cargo harness bench node            losetup -j of util-linux and of loopfs; pods that start beside 500 block volumes
   cargo harness up                    a cluster to play with; `cargo harness down` removes it";
 
 #[derive(Debug, Subcommand)]

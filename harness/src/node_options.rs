@@ -58,6 +58,22 @@ enum NodeImage {
 }
 
 impl NodeOptions {
+    /// Returns the default nodes with the tool of loopfs as their first losetup.
+    pub(crate) fn with_drop_in_losetup() -> NodeOptions {
+        NodeOptions { losetup: Some(Losetup::DropIn), ..NodeOptions::default() }
+    }
+
+    /// Returns the default nodes with the patched kubelet.
+    pub(crate) fn with_patched_kubelet() -> NodeOptions {
+        NodeOptions { kubelet: KubeletBuild::Patched, ..NodeOptions::default() }
+    }
+
+    /// Puts the kubelet's directory on the data disk.
+    #[must_use]
+    pub(crate) fn with_kubelet_on_data_disk(self) -> NodeOptions {
+        NodeOptions { kubelet_root: KubeletDisk::DataDisk, ..self }
+    }
+
     /// Refuses options that cannot work together.
     ///
     /// # Errors

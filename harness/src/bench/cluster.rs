@@ -25,20 +25,21 @@ pub(super) const CLASS: &str = "loopfs";
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts a cluster with the benchmark profile, the driver and an empty [`NAMESPACE`], runs `measure` there,
-/// and stops the cluster. The node has `tools` in addition to those of Kubernetes: pairs of the name there
-/// and the path on the host.
+/// and stops the cluster. The node is that of `options`. It has `tools` in addition to those of Kubernetes: pairs of the
+/// name there and the path on the host. The logs are in the directory `name` of the benchmarks' reports.
 pub(super) async fn measured(
     session: &Session,
     args: &Args,
-    bench: &str,
+    name: &str,
+    options: NodeOptions,
     tools: &[(String, PathBuf)],
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
 ) -> Result<Environment> {
     anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
-    let parts = nodes::parts(session, None, &NodeOptions::default(), Debugging::Off, tools).await?;
+    let parts = nodes::parts(session, None, &options, Debugging::Off, tools).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("create a temporary directory")?;
-    let logs = session.workspace.reports("bench").join(bench);
+    let logs = session.workspace.reports("bench").join(name);
     // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;
     let spec = ClusterSpec {

@@ -21,6 +21,7 @@ use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
 use super::threshold::{self, Threshold};
+use crate::node_options::NodeOptions;
 use crate::nodes::DATA_DIR;
 
 /// Like the StorageClass of the manifests, but with many inodes for little space.
@@ -84,9 +85,10 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
         step.done("");
         Ok(samples.rows(setup.scale.files()))
     };
-    let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
-        measure(Setup { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
-    });
+    let on_disk =
+        cluster::measured(session, args, "deletion", NodeOptions::default(), &[], async |cluster, node| {
+            measure(Setup { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
+        });
     let on_disk = session.until_cancelled(on_disk).await?;
     let without_files = Scale { files_each: 0, ..scale };
     let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {

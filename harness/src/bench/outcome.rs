@@ -27,6 +27,24 @@ pub struct Args {
     /// cargo's target directory.
     #[arg(long, value_name = "DIR")]
     pub(super) dir: Option<PathBuf>,
+    /// Only for node: measure this part alone.
+    #[arg(long, value_enum, value_name = "PART")]
+    pub(super) part: Option<NodePart>,
+    /// Only for node: the number of block volumes on each node, to which pods are added. The default is 500, and 20 with
+    /// --quick.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=5000))]
+    pub(super) volumes: Option<u64>,
+}
+
+/// A part of the benchmark node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub(super) enum NodePart {
+    /// `losetup -j` of util-linux and of this project, without a cluster.
+    Losetup,
+    /// The start of pods with a block volume, on one cluster for each kind of node.
+    Pods,
+    /// The measuring of emptyDirs with many files by the kubelet, on one cluster for each kubelet.
+    Stats,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -43,11 +61,28 @@ pub(super) enum Bench {
     Growth,
     /// Bulk deletion of volumes with many files on a real cluster, while others are provisioned; and of volumes in memory.
     Deletion,
-    /// The tools and the kubelet of a node: `losetup -j` of util-linux and of this project.
+    /// The tools and the kubelet of a node: `losetup -j` of util-linux and of this project, pods that start with a block
+    /// volume, and emptyDirs with many files, by a stock kubelet and by a patched one.
     Node,
 }
 
 impl Args {
+    /// Refuses options of another benchmark.
+    ///
+    /// # Errors
+    /// The message names the option and the remedy.
+    pub(super) fn check(&self) -> Result<()> {
+        let of_node = [("--part", self.part.is_some()), ("--volumes", self.volumes.is_some())];
+        for (option, is_given) in of_node {
+            anyhow::ensure!(
+                !is_given || self.bench == Bench::Node,
+                "{option} with the benchmark {}: only the benchmark node has it; leave {option} out",
+                self.bench.name()
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the arguments of a measuring program: these, and `--quick` for a short run.
     pub(super) fn of_program(&self, args: &[&str]) -> Vec<String> {
         args.iter().copied().chain(self.quick.then_some("--quick")).map(str::to_owned).collect()

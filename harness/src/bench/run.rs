@@ -11,8 +11,9 @@ use super::{clones, deletion, growth, loop_devices, node, plot, provision, table
 /// Runs a benchmark, prints its tables and writes its files.
 ///
 /// # Errors
-/// The benchmark does not complete.
+/// The benchmark does not complete, or it has no such option.
 pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
+    args.check()?;
     let outcome = match args.bench {
         Bench::Loop => loop_devices::run(session, args).await?,
         Bench::Csi => volume_stats::run(session, args).await?,

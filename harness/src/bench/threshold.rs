@@ -49,7 +49,7 @@ fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
 pub(super) fn faster(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
     compare(all, Measurements::median, text, ours, other, |ratio| {
         let gain = 1.0 / ratio;
-        (gain >= factor, format!("{gain:.0} times as fast; the threshold is at least {factor}"))
+        (gain >= factor, format!("{gain:.1} times as fast; the threshold is at least {factor}"))
     })
 }
 

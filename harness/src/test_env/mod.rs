@@ -10,5 +10,7 @@ pub(crate) mod node_debug;
 pub(crate) mod pods;
 pub(crate) mod projects;
 pub(crate) mod sizes;
+pub(crate) mod user_namespaces;
 pub(crate) mod users;
+pub(crate) mod volume_work;
 pub(crate) mod workload;

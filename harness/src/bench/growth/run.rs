@@ -14,6 +14,7 @@ use super::super::threshold::{self, Threshold};
 use super::kubelet;
 use super::resizes::Provisioner;
 use super::watched::{GROW_TIMEOUT, GROWN, SIZE, Watched};
+use crate::node_options::NodeOptions;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::users::{self, User};
@@ -57,7 +58,7 @@ async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<
         env.timeouts.start = START_TIMEOUT;
         measure(session, &env, node, runs).await
     };
-    cluster::measured(session, args, "growth", &[], measure).await
+    cluster::measured(session, args, "growth", NodeOptions::default(), &[], measure).await
 }
 
 async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize) -> Result<Vec<Row>> {

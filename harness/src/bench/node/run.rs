@@ -3,10 +3,31 @@
 use anyhow::Result;
 use testvm::session::Session;
 
-use super::super::outcome::{Args, Outcome};
-use super::losetup;
+use super::super::outcome::{Args, NodePart, Outcome};
+use super::{losetup, pods, stats};
 
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
-    let part = losetup::run(session, args).await?;
-    Ok(Outcome::new(vec![part], losetup::thresholds, &[losetup::PLOT]))
+    let runs = |part| args.part.is_none_or(|only| only == part);
+    anyhow::ensure!(
+        args.kernel.is_none() || args.part == Some(NodePart::Losetup),
+        "--kernel with the parts pods and stats: the nodes of a cluster have one kernel; add --part losetup"
+    );
+    let (scale, stats_scale) = (pods::Scale::of(args), stats::Scale::of(args));
+    let mut parts = Vec::new();
+    if runs(NodePart::Losetup) {
+        parts.push(losetup::run(session, args).await?);
+    }
+    if runs(NodePart::Pods) {
+        parts.extend(pods::run(session, args, scale).await?);
+    }
+    if runs(NodePart::Stats) {
+        parts.extend(stats::run(session, args, stats_scale).await?);
+    }
+    let thresholds = |all: &_| {
+        let of_losetup = runs(NodePart::Losetup).then(|| losetup::thresholds(all));
+        let of_pods = runs(NodePart::Pods).then(|| pods::thresholds(all, scale));
+        let of_stats = runs(NodePart::Stats).then(|| stats::thresholds(all, stats_scale));
+        of_losetup.into_iter().chain(of_pods).chain(of_stats).flatten().collect()
+    };
+    Ok(Outcome::new(parts, thresholds, &[losetup::PLOT]))
 }

@@ -18,6 +18,7 @@ use super::contender::Contender;
 use super::memory;
 use super::peer::{self, Limits, Peer};
 use crate::builds;
+use crate::node_options::NodeOptions;
 
 /// The user name of the driver's pods at the API server.
 const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
@@ -66,7 +67,8 @@ async fn prepare_and_run(session: &Session, args: &Args, scale: Scale) -> Result
     let driver = builds::driver_programs(session).await?.csi;
     let tools = [provisioner, resizer, (peer::DRIVER.to_owned(), driver)];
     let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, scale).await;
-    let mut part = cluster::measured(session, args, "provision", &tools, measure).await?;
+    let mut part =
+        cluster::measured(session, args, "provision", NodeOptions::default(), &tools, measure).await?;
     part.place = format!("{}; peer: {}", part.place, peer::DESCRIPTION);
     Ok(part)
 }

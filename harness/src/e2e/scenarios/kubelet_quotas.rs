@@ -15,12 +15,12 @@ use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until};
 use tokio::time::{Instant, sleep};
 
-use super::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use super::{driver_restart, install};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::projects::{FIRST_OF_KUBELET, Projects};
 use crate::test_env::sizes::Size;
+use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{SCRATCH, VolumeMode, claim, scratch_pod};
 use crate::test_env::{claims, pods};
 

@@ -19,6 +19,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
+use crate::test_env::volume_work::{KUBELET, VOLUME_PROGRAMS, by_kubelet_for_volumes, loop_devices};
 use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "node";
@@ -29,10 +30,6 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The losetup of util-linux in the root file system of a node.
 const UTIL_LINUX_LOSETUP: &str = "/usr/sbin/losetup";
-/// The programs that a stock kubelet starts for volumes, if the node has them.
-const VOLUME_PROGRAMS: [&str; 6] = ["mount", "umount", "losetup", "systemd-run", "xfs_quota", "du"];
-/// The name of the kubelet's process.
-const KUBELET: &str = "kubelet";
 
 pub(in crate::e2e) async fn run(
     scenario: &mut Scenario<'_>,
@@ -112,25 +109,14 @@ async fn has_losetup(options: &NodeOptions, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Returns the loop devices that are bound to a file, each with the path of that file.
-async fn loop_devices(node: &Node) -> Result<BTreeSet<String>> {
-    let list = "for device in /sys/block/loop*/loop; do \
-                if read -r file 2>/dev/null < \"$device/backing_file\"; then echo \"$device $file\"; fi; done";
-    let output = node.output(&["sh", "-c", list], TOOL_DEADLINE).await?;
-    Ok(output.lines().map(str::to_owned).collect())
-}
-
 /// Checks what the kubelet started. That a stock kubelet starts programs shows that the trace records them.
 fn check_started(started: &[StartedProgram], kubelet: Kubelet, losetup: Losetup) -> Result<()> {
     anyhow::ensure!(
         started.iter().any(|program| program.name() == KUBELET),
         "the trace does not even have the start of the kubelet"
     );
-    let of_kubelet = started.iter().filter(|program| program.by == KUBELET);
-    let for_volumes: BTreeSet<&str> = of_kubelet
-        .filter(|program| VOLUME_PROGRAMS.contains(&program.name()))
-        .map(|program| program.path.as_str())
-        .collect();
+    let for_volumes: BTreeSet<&str> =
+        by_kubelet_for_volumes(started).map(|program| program.path.as_str()).collect();
     let expected = match (kubelet, losetup) {
         (Kubelet::Patched, _) => {
             anyhow::ensure!(for_volumes.is_empty(), "the kubelet started {for_volumes:?}");

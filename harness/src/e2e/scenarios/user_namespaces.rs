@@ -2,11 +2,8 @@
 //! evade the limit. In a user namespace of its own (`hostUsers: false`), it cannot.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::node::v1::RuntimeClass;
-use kube::api::{DeleteParams, PostParams};
-use kube::{Api, ResourceExt};
-use testvm_cluster::USER_NAMESPACES_HANDLER;
+use kube::ResourceExt;
+use kube::api::PostParams;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
 use testvm_cluster::waiting::{State, until_logged};
@@ -16,6 +13,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};
 use crate::test_env::sizes::Size;
+use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{VolumeMode, claim, holder};
 
 pub(in crate::e2e) const NAME: &str = "user namespaces";
@@ -41,33 +39,6 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
         .step("the driver reports the volume whose project id was changed, and no other", reported(env))
         .await?;
     scenario.step("pods and claims go", clear(env)).await
-}
-
-/// Returns the pod with a user namespace of its own.
-pub(super) fn with_user_namespace(mut pod: Pod) -> Pod {
-    let spec = pod.spec.get_or_insert_default();
-    spec.host_users = Some(false);
-    spec.runtime_class_name = Some(USER_NAMESPACES_HANDLER.into());
-    pod
-}
-
-/// Creates the RuntimeClass of [`with_user_namespace`].
-pub(super) async fn create_runtime_class(env: &TestEnv<'_>) -> Result<()> {
-    let mut class = RuntimeClass { handler: USER_NAMESPACES_HANDLER.into(), ..RuntimeClass::default() };
-    class.metadata.name = Some(USER_NAMESPACES_HANDLER.into());
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    classes
-        .create(&PostParams::default(), &class)
-        .await
-        .map_err(api_error)
-        .context("create the RuntimeClass")
-        .map(drop)
-}
-
-pub(super) async fn delete_runtime_class(env: &TestEnv<'_>) -> Result<()> {
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    let deleted = classes.delete(USER_NAMESPACES_HANDLER, &DeleteParams::default()).await;
-    deleted.map_err(api_error).context("delete the RuntimeClass").map(drop)
 }
 
 async fn start(env: &TestEnv<'_>) -> Result<()> {
