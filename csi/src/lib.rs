@@ -46,6 +46,7 @@ pub mod inotify;
 mod metrics;
 pub mod mount_watch;
 mod object;
+mod propagation;
 pub mod proto;
 mod request;
 mod services;
@@ -117,6 +118,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     } = args;
     let root = PublishRoot::open(&kubelet_dir)
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
+    root.require_propagation()?;
     let root = Arc::new(root);
     let monitor = Arc::new(StorageMonitor::new(data_dir, Arc::clone(&root)));
     let probe = Arc::new(Probe::new(Arc::clone(&monitor)));

@@ -12,6 +12,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::error::{Error, Result};
+use crate::propagation;
 use crate::request::TargetPath;
 
 /// The kubelet directory, below which volumes are published.
@@ -27,6 +28,17 @@ impl PublishRoot {
         let path = path.canonicalize()?;
         let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok(Self { directory, path })
+    }
+
+    /// Returns an error if volumes that are published below this directory would not appear on the node.
+    pub(crate) fn require_propagation(&self) -> Result<()> {
+        let mounts = mountinfo::read()?;
+        let Some(mount) = propagation::unshared(&mounts, &self.path) else { return Ok(()) };
+        Err(Error::Precondition(format!(
+            "{}: mounts in this container do not appear on the node, because this bind mount is not shared; mount it with \
+             mountPropagation: Bidirectional (Kubernetes) or bind-propagation=rshared (Docker)",
+            mount.mount_point.display()
+        )))
     }
 
     /// Opens the parent directory of `target`. Returns `None` if that directory does not exist.

@@ -46,8 +46,13 @@ impl Process {
         self.ended.clone()
     }
 
-    pub(crate) fn signal(mut self, signal: Signal) -> ExitStatus {
+    pub(crate) fn signal(self, signal: Signal) -> ExitStatus {
         kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+        self.wait()
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) fn wait(mut self) -> ExitStatus {
         let status = self.child.wait().unwrap();
         self.ended.cancel();
         status

@@ -15,6 +15,7 @@ mod in_use;
 mod left_behind;
 mod metrics;
 mod mount;
+mod propagation;
 mod restart;
 mod restart_storm;
 mod rpc_table;

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use testvm::cache;
+use testvm::images::debian_program::{LOSETUP, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
-use testvm::images::{util_linux, xfsprogs};
 use testvm::packages;
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
@@ -73,10 +73,10 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
-    let programs = [util_linux::losetup(session).await?, xfsprogs::mkfs_xfs(session).await?].concat();
+    let programs = [LOSETUP.files(session).await?, MKFS_XFS.files(session).await?].concat();
     // Both programs bring the C library of the same suite.
     for (path, host) in programs.into_iter().collect::<BTreeMap<_, _>>() {
-        files.push(GuestFile { path: path.to_owned(), mode: 0o755, host });
+        files.push(GuestFile { path, mode: 0o755, host });
     }
     let init = builds::guest_programs(session).await?.init;
     let mut machines = Vec::new();
@@ -178,8 +178,8 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         ("LOOPFS_TEST_XFS_NOQUOTA", "/mnt/xfs-noquota"),
         ("LOOPFS_TEST_SCRATCH", "/tmp"),
         ("LOOPFS_TEST_TOOL", TOOL_PATH),
-        ("LOOPFS_TEST_LOSETUP", util_linux::LOSETUP),
-        ("LOOPFS_TEST_MKFS_XFS", xfsprogs::MKFS_XFS),
+        ("LOOPFS_TEST_LOSETUP", LOSETUP.path()),
+        ("LOOPFS_TEST_MKFS_XFS", MKFS_XFS.path()),
     ];
     TestsSpec {
         mounts: vec![

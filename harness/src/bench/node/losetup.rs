@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use anyhow::{Context, Result};
-use testvm::images::util_linux;
+use testvm::images::debian_program::LOSETUP;
 use testvm::rust_build;
 use testvm::session::Session;
 use testvm::vm::GuestFile;
@@ -42,8 +42,8 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
         return here::run(session, &program, args, &[(DROP_IN.0, OsString::from(losetup))]).await;
     }
     let mut beside = vec![GuestFile { path: DROP_IN.1.to_owned(), mode: 0o755, host: tool }];
-    for (path, host) in session.until_cancelled(util_linux::losetup(session)).await? {
-        beside.push(GuestFile { path: path.to_owned(), mode: 0o755, host });
+    for (path, host) in session.until_cancelled(LOSETUP.files(session)).await? {
+        beside.push(GuestFile { path, mode: 0o755, host });
     }
     let runs = [args.of_program(&["losetup", guest::XFS])];
     let parts = guest::run(session, args.kernel.as_deref(), &program, beside, &runs, guest::DISK_MIB).await?;

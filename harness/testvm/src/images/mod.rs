@@ -3,6 +3,7 @@
 //! Each is built from data in [`Workspace::definitions`](crate::session::Workspace::definitions) and cached under a hash of its inputs. Nothing here needs root.
 //! Packages come only from the mirror that this machine uses anyway.
 
+pub mod debian_program;
 pub mod disk;
 pub mod initramfs;
 pub mod kernel;
@@ -10,8 +11,6 @@ pub mod node;
 pub mod oci;
 pub mod qemu;
 pub mod shell;
-pub mod util_linux;
 pub mod write_log;
-pub mod xfsprogs;
 
 mod debian;
