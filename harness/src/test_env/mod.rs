@@ -8,6 +8,7 @@ pub(crate) mod inventory;
 pub(crate) mod manifests;
 pub(crate) mod pods;
 pub(crate) mod projects;
+pub(crate) mod runtime_classes;
 pub(crate) mod sizes;
 pub(crate) mod users;
 pub(crate) mod workload;

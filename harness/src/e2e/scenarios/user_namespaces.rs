@@ -3,20 +3,19 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::node::v1::RuntimeClass;
-use kube::api::{DeleteParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
+use kube::api::PostParams;
 use testvm_cluster::USER_NAMESPACES_HANDLER;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
 use testvm_cluster::waiting::{State, until_logged};
 
 use crate::e2e::scenario::{Scenario, StepResult};
-use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim, holder};
+use crate::test_env::{claims, runtime_classes};
 
 pub(in crate::e2e) const NAME: &str = "user namespaces";
 
@@ -53,21 +52,11 @@ pub(super) fn with_user_namespace(mut pod: Pod) -> Pod {
 
 /// Creates the RuntimeClass of [`with_user_namespace`].
 pub(super) async fn create_runtime_class(env: &TestEnv<'_>) -> Result<()> {
-    let mut class = RuntimeClass { handler: USER_NAMESPACES_HANDLER.into(), ..RuntimeClass::default() };
-    class.metadata.name = Some(USER_NAMESPACES_HANDLER.into());
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    classes
-        .create(&PostParams::default(), &class)
-        .await
-        .map_err(api_error)
-        .context("create the RuntimeClass")
-        .map(drop)
+    runtime_classes::create(env, USER_NAMESPACES_HANDLER, USER_NAMESPACES_HANDLER).await
 }
 
 pub(super) async fn delete_runtime_class(env: &TestEnv<'_>) -> Result<()> {
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    let deleted = classes.delete(USER_NAMESPACES_HANDLER, &DeleteParams::default()).await;
-    deleted.map_err(api_error).context("delete the RuntimeClass").map(drop)
+    runtime_classes::delete(env, USER_NAMESPACES_HANDLER).await
 }
 
 async fn start(env: &TestEnv<'_>) -> Result<()> {
