@@ -50,6 +50,7 @@ pub mod background;
 mod components;
 mod control_plane;
 pub mod exec;
+mod gvisor;
 mod images;
 mod kubeconfig;
 mod layout;
@@ -70,6 +71,7 @@ pub mod waiting;
 
 pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;
+pub use self::gvisor::GVISOR_HANDLER;
 pub use self::layout::Layout;
 pub use self::node::Node;
 pub use self::node_spec::{

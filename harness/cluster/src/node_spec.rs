@@ -11,6 +11,7 @@ use testvm_guest::spec::{
 
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
+use super::gvisor;
 use super::images::NodeParts;
 use super::pki::{ServerName, Subject};
 use super::plan::{DataMount, NodeService};
@@ -187,6 +188,7 @@ fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Re
         private("/etc/kubernetes/kube-proxy.kubeconfig", control_plane.guest_kubeconfig(&proxy)?),
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
         public("/etc/containerd/config.toml", containerd_config(&parts.images.pause)),
+        public(gvisor::OPTIONS_FILE, gvisor::options(TOOLS_DIR)),
         public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
         // The kubelet reports the machine id, so nodes that share one image need different ids.
         public("/etc/machine-id", format!("{:032x}\n", u32::from(node.index) + 1)),
@@ -252,7 +254,7 @@ fn kube_proxy_config(node: &str) -> Value {
 }
 
 /// Returns the configuration of containerd. runc runs pods, as in most clusters; crun runs those whose
-/// RuntimeClass names [`USER_NAMESPACES_HANDLER`].
+/// RuntimeClass names [`USER_NAMESPACES_HANDLER`], and gVisor those that name [`GVISOR_HANDLER`](gvisor::GVISOR_HANDLER).
 fn containerd_config(pause: &str) -> String {
     format!(
         r#"version = 4
@@ -277,7 +279,8 @@ fn containerd_config(pause: &str) -> String {
       [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{USER_NAMESPACES_HANDLER}.options]
         BinaryName = "/usr/bin/crun"
         SystemdCgroup = false
-"#
+{gvisor}"#,
+        gvisor = gvisor::handler(TOOLS_DIR),
     )
 }
 

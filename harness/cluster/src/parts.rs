@@ -6,6 +6,7 @@ use anyhow::Result;
 use testvm::session::Session;
 use testvm::vm::Accelerator;
 
+use super::gvisor;
 use super::images::{self, NodeParts};
 use super::plan::NodePlan;
 use super::programs::Programs;
@@ -34,8 +35,10 @@ impl Parts {
         kubernetes_bin: Option<&Path>,
     ) -> Result<Parts> {
         let programs = Programs::ensure(session, variant.kubelet, kubernetes_bin);
-        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session, variant, plan))?;
-        let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
+        let node = NodeParts::prepare(session, variant, plan);
+        let (programs, gvisor, node) = tokio::try_join!(programs, gvisor::programs(session), node)?;
+        let tools = [gvisor.as_slice(), node.tools.as_slice()].concat();
+        let tools_disk = images::tools_disk(session, &programs, &tools).await?;
         Ok(Parts { programs, node, tools_disk })
     }
 

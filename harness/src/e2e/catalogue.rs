@@ -8,9 +8,9 @@ use super::faults::{self, Fault};
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
-    bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
-    kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims, removal, retained_volumes,
-    second_node, user_namespaces,
+    bad_claims, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, infeasible_resize,
+    install, kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims, removal,
+    retained_volumes, second_node, user_namespaces,
 };
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
@@ -65,7 +65,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 19] = [
+pub(super) const SCENARIOS: [Entry; 20] = [
     Entry { name: install::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(install(s, state))) },
     anywhere(flow::NAME, |s, state| Box::pin(flow::run(s, state.env, state.fault))),
     anywhere(read_only_claims::NAME, |s, state| Box::pin(read_only_claims::run(s, state.env))),
@@ -90,6 +90,14 @@ pub(super) const SCENARIOS: [Entry; 19] = [
         run: Run::OwnNode {
             skipped: "pods with a user namespace of their own",
             run: |s, state, _, _| Box::pin(user_namespaces::run(s, state.env)),
+        },
+    },
+    Entry {
+        name: gvisor::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "pods under gVisor",
+            run: |s, state, _, node| Box::pin(gvisor::run(s, state.env, node)),
         },
     },
     Entry {

@@ -34,6 +34,10 @@ pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> 
     made.map_err(api_error).with_context(|| format!("create namespace {name}")).map(drop)
 }
 
+/// The paths of the Filesystem volumes in the pod of the main flow.
+pub(crate) const WRITABLE_PATH: &str = "/vol/default";
+pub(crate) const READ_ONLY_PATH: &str = "/vol/readonly";
+
 /// The arguments of the main flow's test program.
 pub(crate) struct FlowSpec<'a> {
     pub(crate) class: &'a StorageClass,
@@ -73,12 +77,12 @@ pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
                             "--grown-size", spec.grown.bytes().to_string(),
                             "--flags", enforced_flags(spec.class),
                             "--listen", VERDICT_PORT.to_string(),
-                            "writable:/vol/default", "readonly:/vol/readonly", "block:/vol/block",
+                            format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}"), "block:/vol/block",
                         ],
                         "ports": [{"containerPort": VERDICT_PORT}],
                         "volumeMounts": [
-                            {"name": "vol-default", "mountPath": "/vol/default"},
-                            {"name": "vol-readonly", "mountPath": "/vol/readonly", "readOnly": spec.honour_read_only},
+                            {"name": "vol-default", "mountPath": WRITABLE_PATH},
+                            {"name": "vol-readonly", "mountPath": READ_ONLY_PATH, "readOnly": spec.honour_read_only},
                         ],
                         "volumeDevices": [{"name": "vol-block", "devicePath": "/vol/block"}],
                     }],

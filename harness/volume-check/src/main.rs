@@ -5,6 +5,8 @@
 //! `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running. The other verbs read and write volumes
 //! from within a pod, through `kubectl exec`.
 
+mod execution;
+mod mount_flags;
 mod pattern;
 mod pattern_files;
 mod size;
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
         ["watch-size", volume] => parse_volume(volume).and_then(|volume| size::watch(&volume)),
+        ["execute-copy", directory] => execution::of_a_copy(Path::new(directory)),
         ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
         ["write-at", file, text] => write_at(Path::new(file), text),
@@ -79,7 +82,7 @@ impl Watch {
             match word {
                 "--size" => size = Some(value()?.parse()?),
                 "--grown-size" => grown_size = Some(value()?.parse()?),
-                "--flags" => flags = parse_flags(value()?)?,
+                "--flags" => flags = mount_flags::parse(value()?)?,
                 "--listen" => listen = Some(value()?.parse()?),
                 volume => volumes.push(parse_volume(volume)?),
             }
@@ -95,18 +98,6 @@ impl Watch {
             volumes,
         })
     }
-}
-
-fn parse_flags(words: &str) -> Checked<FsFlags> {
-    words.split(',').filter(|word| !word.is_empty()).try_fold(FsFlags::empty(), |flags, word| {
-        Ok(flags
-            | match word {
-                "nosuid" => FsFlags::ST_NOSUID,
-                "nodev" => FsFlags::ST_NODEV,
-                "noexec" => FsFlags::ST_NOEXEC,
-                _ => return Err(format!("{word:?} is not one of nosuid, nodev, noexec").into()),
-            })
-    })
 }
 
 /// Runs `work` in a thread of its own. This thread waits for the signal that ends the pod, because the kernel
@@ -186,7 +177,8 @@ fn check_all(watch: &Watch, size: u64, before: Option<u64>) -> Checked {
 }
 
 fn check_writable(path: &Path, size: u64, flags: FsFlags, before: Option<u64>) -> Checked {
-    expect_equal("mount flags", flags, check_size(path, size)?)?;
+    check_size(path, size)?;
+    expect_equal("mount flags", flags, mount_flags::of_mount(path)?)?;
     let kept = path.join("kept");
     if let Some(before) = before {
         let text = fs::read_to_string(&kept).map_err(|e| named("the file written before the resize", e))?;
@@ -235,16 +227,15 @@ fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
         Err(e) if e.raw_os_error() == Some(Errno::EROFS as i32) => {}
         Err(e) => return Err(named("a write did not fail with EROFS", e)),
     }
-    let found = check_size(path, size)?;
-    expect_equal("mount flags", FsFlags::ST_RDONLY, found - flags)
+    check_size(path, size)?;
+    expect_equal("mount flags", FsFlags::ST_RDONLY, mount_flags::of_mount(path)? - flags)
 }
 
-/// Checks the size, and returns the flags of the mount that a StorageClass or a pod can request.
-fn check_size(path: &Path, size: u64) -> Checked<FsFlags> {
+/// Checks the total bytes and inodes that statfs(2) returns.
+fn check_size(path: &Path, size: u64) -> Checked {
     let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
     expect_equal("total bytes", size, stat.blocks() * stat.fragment_size())?;
-    expect_equal("total inodes", size / BYTES_PER_INODE, stat.files())?;
-    Ok(stat.flags() & (FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC))
+    expect_equal("total inodes", size / BYTES_PER_INODE, stat.files())
 }
 
 /// Checks a device of exactly `size` bytes, by writing and reading its first and last bytes.

@@ -8,6 +8,7 @@ pub(crate) const USAGE: &str = "\
 usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
        volume-check hold | show PATH | write FILE TEXT | read FILE | write-at DEVICE TEXT | read-at DEVICE BYTES
        volume-check write-pattern [--unsynced] VOLUME.. | verify-pattern VOLUME.. | watch-size VOLUME
+       volume-check execute-copy DIRECTORY
 VOLUME is writable:PATH, readonly:PATH or block:PATH";
 
 pub(crate) type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;

@@ -1,6 +1,8 @@
 //! The main flow: a StatefulSet with a mounted, a read-only and a block volume. Its pod checks them from
 //! inside. They are expanded while in use, and the driver is killed during that.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -20,7 +22,7 @@ use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::create_namespace;
-use crate::test_env::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT};
+use crate::test_env::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
 
 pub(in crate::e2e) const NAME: &str = "flow";
 
@@ -36,15 +38,13 @@ pub(in crate::e2e) async fn run(
     scenario.step("create the StatefulSet with three claims of 1Mi", create(env, broken)).await?;
     scenario.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
     let killed = kill_driver(scenario, env, "kill the driver while the pod starts", &containers[..1]).await?;
-    scenario
-        .step("[INIT-PASSED]", verdict(env, "[INIT-PASSED]", "[INIT-FAILED]", env.timeouts.start))
-        .await?;
+    scenario.step("[INIT-PASSED]", verdict(env, FLOW_POD, "[INIT-PASSED]", env.timeouts.start)).await?;
     let title = "the node's mounts have the options of the StorageClass";
     match env.node {
-        Some(node) => scenario.step(title, check_mount_options(env, node)).await?,
+        Some(node) => scenario.step(title, check_mount_options(env, node, FLOW_POD)).await?,
         None => scenario.skip(title, FOREIGN_NODE),
     }
-    scenario.step("exec sees the volume", exec_sees(env, SIZE)).await?;
+    scenario.step("exec sees the volume", exec_sees(env, FLOW_POD, SIZE)).await?;
     scenario.step("port-forward reaches the pod", forward_reaches(env, "[INIT-PASSED]")).await?;
     if env.node.is_some() {
         scenario.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
@@ -63,13 +63,11 @@ pub(in crate::e2e) async fn run(
         _ => env.timeouts.grow,
     };
     scenario.step("the claims have grown", grown(env, within)).await?;
-    scenario
-        .step("[RESIZE-PASSED]", verdict(env, "[RESIZE-PASSED]", "[INIT-FAILED]", env.timeouts.grow))
-        .await?;
+    scenario.step("[RESIZE-PASSED]", verdict(env, FLOW_POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
     if env.node.is_some() {
         scenario.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
     }
-    scenario.step("exec sees the grown volume", exec_sees(env, GROWN)).await?;
+    scenario.step("exec sees the grown volume", exec_sees(env, FLOW_POD, GROWN)).await?;
     scenario.step("describe shows what happened to the claims", events(env)).await?;
     scenario.step("logs of the driver can be read", driver_logs(env)).await
 }
@@ -111,9 +109,10 @@ async fn bound(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn verdict(env: &TestEnv<'_>, passed: &str, failed: &str, within: std::time::Duration) -> Result<()> {
-    until_logged(&env.pods(), FLOW_POD, None, within, |line| {
-        if line.starts_with(failed) {
+/// Waits until the test program in the pod logs the line `passed`.
+pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: Duration) -> Result<()> {
+    until_logged(&env.pods(), pod, None, within, |line| {
+        if line.starts_with("[INIT-FAILED]") {
             State::Failed(line.to_owned())
         } else {
             State::ready_if(line.starts_with(passed), format!("its last line is {line:?}"))
@@ -122,10 +121,12 @@ async fn verdict(env: &TestEnv<'_>, passed: &str, failed: &str, within: std::tim
     .await
 }
 
-/// Checks the mount options on the node, before a container runtime mounts the volumes once more with its own
-/// options.
-async fn check_mount_options(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    let mounts = volume_mounts(node).await?;
+/// Checks the mount options of the pod's two Filesystem volumes on the node, before a container runtime mounts them
+/// once more with its own options.
+pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &str) -> Result<()> {
+    let uid = env.pods().get(pod).await.map_err(api_error)?.uid().context("the pod has no uid")?;
+    let mut mounts = volume_mounts(node).await?;
+    mounts.retain(|(target, _)| target.split('/').any(|part| part == uid));
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
     for (target, options) in mounts {
         for option in env.driver.class.mount_options.iter().flatten() {
@@ -138,8 +139,9 @@ async fn check_mount_options(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-async fn exec_sees(env: &TestEnv<'_>, size: Size) -> Result<()> {
-    let shown = exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "show", "/vol/default"]).await?;
+/// Checks the size of the writable volume that a program started in the pod sees.
+pub(super) async fn exec_sees(env: &TestEnv<'_>, pod: &str, size: Size) -> Result<()> {
+    let shown = exec_ok(&env.pods(), pod, &["/volume-check", "show", WRITABLE_PATH]).await?;
     let expected = format!("{} bytes", size.bytes());
     anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
     Ok(())
@@ -159,7 +161,7 @@ async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
 }
 
 /// Waits until the status of each claim has the requested size and no resize is in progress.
-async fn grown(env: &TestEnv<'_>, within: std::time::Duration) -> Result<()> {
+async fn grown(env: &TestEnv<'_>, within: Duration) -> Result<()> {
     let asked = Quantity(GROWN.quantity());
     until_claims(env, within, |claim| {
         let status = claim.status.clone().unwrap_or_default();
@@ -275,7 +277,7 @@ async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
 /// Waits until `complaint` returns nothing for any claim of the flow.
 async fn until_claims(
     env: &TestEnv<'_>,
-    within: std::time::Duration,
+    within: Duration,
     complaint: impl Fn(&PersistentVolumeClaim) -> Option<String>,
 ) -> Result<()> {
     until_none_complains(env.claims(), "claim", &FLOW_CLAIMS, within, complaint).await.map(drop)

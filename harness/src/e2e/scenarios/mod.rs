@@ -6,6 +6,7 @@ pub(super) mod deletion_in_use;
 pub(super) mod driver_restart;
 pub(super) mod flow;
 mod full_node;
+pub(super) mod gvisor;
 pub(super) mod half_provisioned;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
