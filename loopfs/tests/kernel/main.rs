@@ -32,6 +32,7 @@ mod refusals;
 mod settings;
 mod snapshots;
 mod space;
+mod static_dev;
 mod store;
 mod store_crashes;
 mod trash;
