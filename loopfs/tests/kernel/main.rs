@@ -11,6 +11,7 @@ mod command_line;
 mod conditions;
 mod data_disk;
 mod directory_copies;
+mod doctor;
 mod environment;
 mod foreign_files;
 mod foreign_projects;
