@@ -10,6 +10,7 @@
 //! | `mount` | [`mount`] | bind mounts that are never visible without their flags, and the mount table |
 //! | `data-disk` | [`data_disk`] | checks and mounts the disk of the volumes, expands its file system, and claims an empty disk for mkfs.xfs |
 //! | `node-identity` | [`node_identity`] | node name, machine id and name of the operating system in the forms that Kubernetes accepts |
+//! | `preflight` | [`preflight`] | checks what of all this a machine lacks, and names the remedies |
 //! | `volume-store` (default, enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //!
 //! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts no thread except
@@ -52,6 +53,8 @@ pub mod loop_device;
 pub mod mount;
 #[cfg(feature = "node-identity")]
 pub mod node_identity;
+#[cfg(feature = "preflight")]
+pub mod preflight;
 #[cfg(feature = "project-quota")]
 pub mod project_quota;
 #[cfg(feature = "project-quota")]

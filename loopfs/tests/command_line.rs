@@ -74,6 +74,7 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
         (&["data-dir", "mount"], "log_replayed"),
         (&["data-dir", "format"], "mkfs.xfs"),
         (&["node-identity"], "machine_id"),
+        (&["doctor"], "not_checked"),
     ] {
         let help = text(&loopfs(&[command, &["--help"]].concat()).stdout);
         assert!(help.contains(fields), "{fields} is missing in {help}");
@@ -95,6 +96,50 @@ fn a_node_without_machine_id_and_with_a_damaged_os_release_still_has_its_name() 
     assert!(errors.contains("etc/machine-id") && errors.contains("etc/os-release"), "{errors}");
     let output = loopfs(&["node-identity", "--root", directory]);
     assert_eq!(text(&output.stdout), "node name   node-1\n");
+}
+
+/// Returns the first cells of the rows of the README's section on doctor that are code.
+fn documented(of_doctor: &str) -> Vec<&str> {
+    let cells = of_doctor.lines().filter_map(|line| line.strip_prefix("| `")?.split(['`', ' ']).next());
+    cells.collect()
+}
+
+#[test]
+fn the_readme_lists_the_options_and_checks_of_doctor() {
+    let readme = include_str!("../README.md");
+    let section = readme.split("\n### doctor\n").nth(1).unwrap().split("\n### ").next().unwrap();
+    let (options, checks): (Vec<_>, Vec<_>) =
+        documented(section).into_iter().partition(|name| name.starts_with("--"));
+    assert_eq!(checks, loopfs::preflight::IDS);
+    let help = text(&loopfs(&["doctor", "--help"]).stdout);
+    let listed = help.lines().filter_map(|line| line.trim_start().strip_prefix("--")?.split(' ').next());
+    let listed: Vec<_> = listed.filter(|name| *name != "json").map(|name| format!("--{name}")).collect();
+    assert_eq!(options, listed);
+}
+
+#[test]
+fn doctor_reports_every_check_and_exits_with_1_only_if_something_is_missing() {
+    // A user other than root sees less, and every check has a result all the same.
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().to_str().unwrap();
+    let args = ["doctor", "--data-dir", directory, "--kubelet-dir", directory];
+    let output = loopfs(&[&["--json"], &args[..]].concat());
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    let ids: Vec<_> = checks.iter().map(|check| check["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, loopfs::preflight::IDS);
+    // Nothing is mounted at a temporary directory, and it is no kubelet's.
+    let status = |id: &str| checks.iter().find(|check| check["id"] == id).unwrap()["status"].clone();
+    assert_eq!((status("data-dir"), status("propagation")), ("missing".into(), "missing".into()));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let missing = checks.iter().filter(|check| check["status"] == "missing").count();
+    assert_eq!(found["missing"], missing);
+
+    let output = loopfs(&args);
+    let table = text(&output.stdout);
+    assert!(table.starts_with("CHECK "), "{table}");
+    assert!(table.contains("\ndata-dir           missing"), "{table}");
+    assert!(table.contains("loopfs data-dir format DEVICE"), "{table}");
 }
 
 #[test]

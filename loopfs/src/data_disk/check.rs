@@ -187,7 +187,7 @@ impl DataDisk {
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.device_problems();
         if let Some(filesystem) = &self.filesystem {
-            problems.extend(filesystem.feature_problems());
+            problems.extend(feature_problems(filesystem.features));
         }
         problems.extend(self.mounts.iter().flat_map(|mount| mount.problems(&self.device)));
         problems
@@ -283,27 +283,27 @@ impl DataFilesystemInfo {
             damaged: superblock.needs_repair || !superblock.checksum_valid,
         })
     }
+}
 
-    /// Returns the features that volumes need and the file system lacks.
-    fn feature_problems(&self) -> Vec<Problem> {
-        let Features { crc, reflink, ftype, bigtime: _ } = self.features;
-        let needed = [
-            (crc, "XFS version 5 (crc=1)", "kernels will drop version 4"),
-            (reflink, "reflink", "volumes cannot be cloned and have no snapshots"),
-            (ftype, "ftype", "containers cannot use it for overlayfs"),
-        ];
-        let lacking = needed.into_iter().filter(|(has, ..)| !has);
-        lacking
-            .map(|(_, name, effect)| Problem {
-                problem: format!("the XFS lacks {name}, so {effect}"),
-                remedy: "move the data to a disk formatted with `loopfs data-dir format`".to_owned(),
-            })
-            .collect()
-    }
+/// Returns the features that volumes need and a file system with these lacks.
+pub(crate) fn feature_problems(features: Features) -> Vec<Problem> {
+    let Features { crc, reflink, ftype, bigtime: _ } = features;
+    let needed = [
+        (crc, "XFS version 5 (crc=1)", "kernels will drop version 4"),
+        (reflink, "reflink", "volumes cannot be cloned and have no snapshots"),
+        (ftype, "ftype", "containers cannot use it for overlayfs"),
+    ];
+    let lacking = needed.into_iter().filter(|(has, ..)| !has);
+    lacking
+        .map(|(_, name, effect)| Problem {
+            problem: format!("the XFS lacks {name}, so {effect}"),
+            remedy: "move the data to a disk formatted with `loopfs data-dir format`".to_owned(),
+        })
+        .collect()
 }
 
 impl DataMount {
-    fn of(mount: &Mount) -> Self {
+    pub(crate) fn of(mount: &Mount) -> Self {
         // Another mount can cover the mount point.
         let opened = File::open(&mount.mount_point).ok();
         let root = opened.filter(|root| statx::mount_id(root) == Ok(Some(mount.id)));
@@ -326,35 +326,47 @@ impl DataMount {
 
     /// Returns the problems of a mount of `device`.
     pub(crate) fn problems(&self, device: &Path) -> Vec<Problem> {
+        let problems = [self.flags_problem(), self.read_only_problem(device), self.quota_problem(device)];
+        problems.into_iter().flatten().collect()
+    }
+
+    /// Returns the problem that the mount lacks one of [`MOUNT_FLAGS`].
+    pub(crate) fn flags_problem(&self) -> Option<Problem> {
         let directory = self.directory.display();
-        let mut problems = Vec::new();
-        let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
-        let again =
-            format!("run `umount {directory}` and `loopfs data-dir mount {} {directory}`", device.display());
         let missing = self.missing_flags().join(",");
-        if !missing.is_empty() {
-            add(
-                format!("{directory} is mounted without {missing}"),
-                format!("run `mount -o remount,bind,{} {directory}`", MOUNT_FLAGS.join(",")),
-            );
-        }
-        if self.is_read_only() {
-            add(
-                format!("{directory} is mounted read-only"),
-                format!("look for I/O errors in the kernel log; {again}"),
-            );
-        }
+        (!missing.is_empty()).then(|| Problem {
+            problem: format!("{directory} is mounted without {missing}"),
+            remedy: format!("run `mount -o remount,bind,{} {directory}`", MOUNT_FLAGS.join(",")),
+        })
+    }
+
+    /// Returns the problem that the mount of `device` is read-only.
+    pub(crate) fn read_only_problem(&self, device: &Path) -> Option<Problem> {
+        self.is_read_only().then(|| Problem {
+            problem: format!("{} is mounted read-only", self.directory.display()),
+            remedy: format!("look for I/O errors in the kernel log; {}", self.mount_again(device)),
+        })
+    }
+
+    /// Returns the problem that no project limits are enforced at the mount of `device`.
+    pub(crate) fn quota_problem(&self, device: &Path) -> Option<Problem> {
+        let directory = self.directory.display();
         match self.quota.map(Enforcement::problem) {
-            Some(None) => {}
-            Some(Some((_, remedy))) => {
-                add(format!("project limits are not enforced at {directory}"), format!("{remedy}; {again}"));
-            }
-            None => add(
-                format!("the quotas of {directory} cannot be read"),
-                "unmount what covers the mount point, or run this as root".to_owned(),
-            ),
+            Some(None) => None,
+            Some(Some((_, remedy))) => Some(Problem {
+                problem: format!("project limits are not enforced at {directory}"),
+                remedy: format!("{remedy}; {}", self.mount_again(device)),
+            }),
+            None => Some(Problem {
+                problem: format!("the quotas of {directory} cannot be read"),
+                remedy: "unmount what covers the mount point, or run this as root".to_owned(),
+            }),
         }
-        problems
+    }
+
+    fn mount_again(&self, device: &Path) -> String {
+        let directory = self.directory.display();
+        format!("run `umount {directory}` and `loopfs data-dir mount {} {directory}`", device.display())
     }
 }
 

@@ -15,6 +15,8 @@ mod source;
 mod superblock;
 
 pub use blank::{BlankDisk, FormatLock, MIN_SIZE};
+#[cfg(feature = "preflight")]
+pub(crate) use check::feature_problems;
 pub use check::{DataDisk, DataFilesystemInfo, DataMount, Problem};
 pub use log::LogState;
 pub use mounting::{Growth, Mounted, mount};

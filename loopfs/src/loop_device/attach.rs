@@ -9,7 +9,7 @@ use nix::sys::stat::fstat;
 
 use super::binding::{Access, Binding};
 use super::detach::{Detach, PendingDetach};
-use super::device::{CONTROL, LoopDevice, Status, node_name, read_status};
+use super::device::{CONTROL, LoopDevice, NO_NODE, Status, node_name, read_status};
 use super::discard::{self, Outcome};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
@@ -98,9 +98,7 @@ pub(super) fn attach(
             }
             Err(Errno::ENOENT) if loop_dev::exists(index) => {
                 release();
-                let detail = "the kernel has the device and /dev has no node for it; \
-                              let this process see the host's /dev (devtmpfs)";
-                return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), detail));
+                return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), NO_NODE));
             }
             // Another program has bound it, or it is being detached or removed: try the next index.
             Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT)

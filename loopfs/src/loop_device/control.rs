@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::binding::{Access, BackingFile, Binding};
 use super::detach::{Detach, PendingDetach};
-use super::device::{CONTROL, LoopDevice, Status, node_name, open_device, read_status};
+use super::device::{CONTROL, LoopDevice, NO_NODE, Status, node_name, open_device, read_status};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
 use super::options::{AttachOptions, Lifetime};
@@ -66,11 +66,12 @@ struct Shared {
 
 impl LoopControl {
     /// Opens `/dev/loop-control` and adds the idle devices of earlier processes to the pool. If the loop module is not loaded,
-    /// the kernel loads it.
+    /// the kernel loads it. If `/dev` is a copy, in which the kernel creates no nodes, the library creates the missing ones: this
+    /// one, and `/dev/loopN` when it opens a device.
     ///
     /// # Errors
-    /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's. EACCES, EPERM: the process may not open
-    /// the node.
+    /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's and the process may not create nodes there.
+    /// EACCES, EPERM: the process may not open the node.
     pub fn open() -> Result<Self> {
         // First, because this loads the module, and the default range depends on a parameter of the module.
         let control = open_control()?;
@@ -334,7 +335,9 @@ impl Drop for Removal {
     }
 }
 
-const REMEDY: &str = "load the loop module (modprobe loop), and let this process see the host's /dev";
+/// What to do if the loop driver does not respond.
+pub(crate) const REMEDY: &str =
+    "load the loop module (modprobe loop), and let this process see the host's /dev";
 
 fn open_control() -> Result<OwnedFd> {
     loop_dev::open_control().map_err(|errno| match errno {
@@ -345,7 +348,7 @@ fn open_control() -> Result<OwnedFd> {
 
 /// Checks that the loop driver responds: requests the removal of a device that cannot exist, the only request of the driver that
 /// changes nothing. The driver returns ENODEV.
-fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
     match loop_dev::remove(control, BEYOND_ALL_INDICES) {
         Ok(()) | Err(Errno::ENODEV) => Ok(()),
         Err(errno) => Err(Error::sys("query", CONTROL, errno).explain(REMEDY)),
@@ -362,7 +365,7 @@ fn open_if_bound(index: u32) -> Result<Option<LoopDevice>> {
 fn open_named_by_lock(index: u32) -> Result<Option<LoopDevice>> {
     match LoopDevice::open_index(index) {
         Err(error) if error.errno() == Some(Errno::ENOENT as i32) && loop_dev::exists(index) => {
-            Err(error.explain("the kernel has the device; let this process see the host's /dev (devtmpfs)"))
+            Err(error.explain(NO_NODE))
         }
         opened => if_bound(opened),
     }

@@ -14,6 +14,10 @@ use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
 use crate::units::{Bytes, DeviceNumber};
 
+/// Why a device without a node cannot be opened, and the remedy. The library has tried to create the node.
+pub(super) const NO_NODE: &str = "the kernel has the device, /dev has no node for it, and this process could not create one; let it \
+                                  see the host's /dev (devtmpfs), or create nodes there (CAP_MKNOD, device cgroup `b 7:* rwm`)";
+
 /// The node that adds and removes devices.
 pub(super) const CONTROL: &str = "/dev/loop-control";
 
@@ -138,7 +142,8 @@ impl LoopDevice {
         &self.binding
     }
 
-    /// Returns the path of the node that devtmpfs or udev creates for the device.
+    /// Returns the path of the node of the device. Where `/dev` is a copy without devtmpfs, the library created it there when it
+    /// opened the device.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         PathBuf::from(node_name(self.binding.index))

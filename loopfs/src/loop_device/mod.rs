@@ -24,6 +24,8 @@ pub mod unmanaged;
 pub use attachments::Attachments;
 pub use binding::{Access, BackingFile, BackingRange, Binding};
 pub use control::{DeviceCounts, LoopControl};
+#[cfg(feature = "preflight")]
+pub(crate) use control::{REMEDY as NO_DRIVER_REMEDY, require_driver};
 pub use detach::{Detach, PendingDetach};
 pub use device::{LoopDevice, Status};
 pub use discard::Discard;

@@ -37,15 +37,22 @@ const CONTROL: &str = "/dev/loop-control";
 /// The device number of `/dev/loop-control` (Documentation/admin-guide/devices.txt). The kernel does not export
 /// linux/miscdevice.h to user space.
 const CONTROL_NUMBER: u64 = makedev(10, 237);
+/// The mode of nodes that this module creates, the one that devtmpfs gives to block devices.
+const NODE_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// Opens `/dev/loop-control`. If the node is missing, it first loads the loop module. Returns ENODEV if the node exists but
-/// the kernel has no module for it.
+/// Opens `/dev/loop-control`. If the node is missing, it first loads the loop module. Then, if `/dev` is a copy in which the
+/// kernel creates no nodes, it creates the node. Returns ENODEV if the node exists but the kernel has no module for it, and
+/// ENOENT if the node can be neither found nor created.
 pub(crate) fn open_control() -> Result<OwnedFd> {
-    match open_node(CONTROL) {
+    let opened = open_node(CONTROL, OFlag::O_RDWR);
+    // An error of `load_module` is ignored: the node is then still missing, which is what the caller can act on.
+    if !matches!(opened, Err(Errno::ENOENT)) || load_module().is_err() {
+        return opened;
+    }
+    match open_node(CONTROL, OFlag::O_RDWR) {
         Err(Errno::ENOENT) => {
-            // An error here is ignored: the node is then still missing, and the second attempt returns ENOENT.
-            load_module().ok();
-            open_node(CONTROL)
+            create_node(CONTROL, SFlag::S_IFCHR, CONTROL_NUMBER)?;
+            open_node(CONTROL, OFlag::O_RDWR)
         }
         opened => opened,
     }
@@ -54,27 +61,55 @@ pub(crate) fn open_control() -> Result<OwnedFd> {
 /// Makes the kernel load the loop module. If a process opens a device number that has no driver, the kernel runs modprobe(8)
 /// in the root file system of the host, even if the process is in a container. This needs a device node. systemd creates it
 /// at boot (`kmod static-nodes`), but other init systems do not. This function therefore creates the node in a temporary
-/// directory below `/dev`. Once the module is loaded, the kernel creates `/dev/loop-control` itself. Returns EPERM or EACCES
-/// if the process may not create nodes there.
+/// directory below `/dev`. Once the module is loaded, the kernel creates `/dev/loop-control` itself, unless `/dev` is a copy.
+/// Returns EPERM or EACCES if the process may not create nodes there.
 fn load_module() -> Result<()> {
     // mkdtemp(3) creates the directory with mode 0700. If the process dies here, the directory stays until the next boot.
     let directory = mkdtemp("/dev/.loopfs-XXXXXX")?;
     let node = directory.join("loop-control");
-    let made = mknod(&node, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, CONTROL_NUMBER);
-    let opened = made.and_then(|()| open_node(&node));
+    let made = mknod(&node, SFlag::S_IFCHR, NODE_MODE, CONTROL_NUMBER);
+    let opened = made.and_then(|()| open_node(&node, OFlag::O_RDWR));
     unlink(&node).ok();
     std::fs::remove_dir(&directory).ok();
     opened.map(drop)
 }
 
-fn open_node<P: NixPath + ?Sized>(node: &P) -> Result<OwnedFd> {
-    open(node, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
+fn open_node<P: NixPath + ?Sized>(node: &P, access: OFlag) -> Result<OwnedFd> {
+    open(node, access | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// Opens `/dev/loopN`. Returns ENXIO while the kernel unbinds or removes the device, and ENOENT without a node.
+/// Creates a node in `/dev` for a device that the kernel has. A container's `/dev` is a tmpfs with copies of the nodes that the
+/// host had when the container started, and devtmpfs is not there to add the later ones. A concurrent call of another process
+/// creates the same node, so an existing node is no error. Nodes are not removed: a device with this index has the same number
+/// again. Returns ENOENT if the process may not create nodes there, because the node is still missing.
+fn create_node(path: &str, kind: SFlag, number: u64) -> Result<()> {
+    match mknod(path, kind, NODE_MODE, number) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(_) => Err(Errno::ENOENT),
+    }
+}
+
+/// Opens `/dev/loopN`. If the node is missing and the kernel has the device, it creates the node. Returns ENXIO while the kernel
+/// unbinds or removes the device, and ENOENT without a node.
 pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
-    let access = if writable { OFlag::O_RDWR } else { OFlag::O_RDONLY };
-    open(format!("/dev/loop{index}").as_str(), access | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty())
+    let access = OFlag::O_NONBLOCK | if writable { OFlag::O_RDWR } else { OFlag::O_RDONLY };
+    let path = format!("/dev/loop{index}");
+    match open_node(path.as_str(), access) {
+        Err(Errno::ENOENT) => {
+            create_node(&path, SFlag::S_IFBLK, number_in_sysfs(index)?)?;
+            open_node(path.as_str(), access)
+        }
+        opened => opened,
+    }
+}
+
+/// Returns the number of device `index`. It is not 7:`index` if the parameter `max_part` of the module is set. Returns ENOENT if
+/// the kernel has no such device.
+fn number_in_sysfs(index: u32) -> Result<u64> {
+    let text = read_attribute(index, "dev").map_err(errno_of)?;
+    let (major, minor) = text.split_once(':').ok_or(Errno::EIO)?;
+    let number = |text: &str| text.parse().or(Err(Errno::EIO));
+    Ok(makedev(number(major)?, number(minor)?))
 }
 
 /// Returns `st_rdev` of an open device.

@@ -24,6 +24,8 @@ pub(crate) mod loop_dev;
 #[path = "loop_model.rs"]
 pub(crate) mod loop_dev;
 pub(crate) mod mount;
+#[cfg(feature = "preflight")]
+pub(crate) mod probe;
 pub(crate) mod quotactl;
 pub(crate) mod random;
 pub(crate) mod reflink;

@@ -50,6 +50,19 @@ pub(crate) struct EofBlocks {
 const XFS_EOFBLOCKS_VERSION: u32 = 1;
 const XFS_EOF_FLAGS_PRID: u32 = 1 << 3;
 
+/// `XFS_FSOP_GEOM_FLAGS_V5SB`: version 5, with checksums.
+#[cfg(feature = "preflight")]
+pub(crate) const V5SB: u32 = 1 << 15;
+/// `XFS_FSOP_GEOM_FLAGS_FTYPE`.
+#[cfg(feature = "preflight")]
+pub(crate) const FTYPE: u32 = 1 << 16;
+/// `XFS_FSOP_GEOM_FLAGS_REFLINK`.
+#[cfg(feature = "preflight")]
+pub(crate) const REFLINK: u32 = 1 << 20;
+/// `XFS_FSOP_GEOM_FLAGS_BIGTIME`.
+#[cfg(feature = "preflight")]
+pub(crate) const BIGTIME: u32 = 1 << 21;
+
 ioctl!(read xfs_ioc_fsgeometry_v1 with b'X', 100; Geometry);
 
 /// `XFS_IOC_FSGEOMETRY_V1`. Returns ENOTTY or another errno if the file system is not XFS.

@@ -38,4 +38,6 @@ pub use spec::{
     VolumeSpec,
 };
 pub use store::VolumeStore;
+#[cfg(feature = "preflight")]
+pub(crate) use store::verify_data_directory;
 pub use volume::{InodeStats, Volume, VolumeStats};

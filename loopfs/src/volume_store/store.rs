@@ -28,6 +28,19 @@ pub struct VolumeStore {
     pub(super) ids: ProjectIds,
 }
 
+/// Opens the file system that is mounted at `data_dir`, unless another one is recorded beside it. Changes nothing.
+fn recorded_filesystem(data_dir: &Path) -> Result<DataFilesystem> {
+    let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
+    filesystem.require_record()?;
+    Ok(filesystem)
+}
+
+/// Checks that a store can be opened or created on the file system that is mounted at `data_dir`. Changes nothing.
+#[cfg(feature = "preflight")]
+pub(crate) fn verify_data_directory(data_dir: &Path) -> Result<()> {
+    recorded_filesystem(data_dir).map(drop)
+}
+
 impl VolumeStore {
     /// Opens the store on the file system mounted at `data_dir`, and creates it at first use.
     ///
@@ -68,8 +81,7 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotFound`]: the file system contains no store. Otherwise as [`open`](Self::open).
     pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
-        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
-        filesystem.require_record()?;
+        let filesystem = recorded_filesystem(data_dir)?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
             return Err(match filesystem.recorded_uuid()? {
                 Some(_) => lost_store(data_dir),

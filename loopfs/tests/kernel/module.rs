@@ -15,7 +15,7 @@ use crate::environment::{Leaks, directory, image};
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Unloads the loop module, which removes all loop devices.
-fn unload_loop_module() {
+pub(crate) fn unload_loop_module() {
     LoopControl::open().unwrap().remove_idle(0);
     let start = Instant::now();
     loop {

@@ -30,20 +30,29 @@ fn assert_refused<T: std::fmt::Debug>(result: loopfs::Result<T>, kind: ErrorKind
     assert_eq!((error.kind(), error.errno()), (kind, errno.map(|errno| errno as i32)), "{error}");
 }
 
-/// Runs `work` while an empty tmpfs covers `path`, in a mount namespace that lasts as long as its thread.
+/// Runs `work` while an empty tmpfs, which is read-only, covers `path`, in a mount namespace that lasts as long as its thread.
 pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> T {
-    let covered = || {
+    let nothing =
+        |path: &str| mount(Some("none"), path, Some("tmpfs"), MsFlags::MS_RDONLY, None::<&str>).unwrap();
+    in_namespace(|| {
+        nothing(path);
+        work()
+    })
+}
+
+/// Runs `work` in a mount namespace that lasts as long as its thread.
+pub(crate) fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let apart = || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let nothing = None::<&str>;
         mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
-        mount(Some("none"), path, Some("tmpfs"), MsFlags::empty(), nothing).unwrap();
         work()
     };
-    std::thread::scope(|scope| scope.spawn(covered).join().unwrap())
+    std::thread::scope(|scope| scope.spawn(apart).join().unwrap())
 }
 
 #[test]
-fn opening_the_loop_control_without_the_host_s_dev_fails() {
+fn opening_the_loop_control_without_its_node_fails_where_none_can_be_created() {
     let error = with_covered("/dev", LoopControl::open).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::NotFound, Some(libc::ENOENT)));
     assert!(error.to_string().contains("load the loop module"), "no remedy in: {error}");

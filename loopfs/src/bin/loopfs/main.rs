@@ -3,6 +3,7 @@
 
 mod data_dir;
 mod devices;
+mod doctor;
 mod losetup;
 mod node_identity;
 mod output;
@@ -26,13 +27,14 @@ Sizes are bytes, or a number with KiB, MiB, GiB, TiB, PiB or EiB (powers of 1024
 Exit codes:
   0  success
   1  the command failed, with the cause on standard error; or `detach` found the device in use, `quota audit` found
-     inodes outside the project, `quota tag` skipped entries, or `data-dir check` found a problem
+     inodes outside the project, `quota tag` skipped entries, `data-dir check` found a problem, or `doctor` found that
+     something is missing
   2  the command line is invalid
 
 With --json, standard output is one JSON document: sizes in bytes, times in seconds since 1970, null for none. Field
 names do not change; new fields may be added. Errors are text on standard error.
 
-All commands need root (CAP_SYS_ADMIN). Project quotas need XFS mounted with prjquota, and Linux 5.14.
+All commands but `doctor` need root (CAP_SYS_ADMIN). Project quotas need XFS mounted with prjquota, and Linux 5.14.
 
 Examples:
   loopfs attach disk.img                        # prints /dev/loop65536
@@ -43,6 +45,7 @@ Examples:
   loopfs quota show /srv/data/alice
   loopfs quota audit /srv/data/alice || echo 'project ids were changed'
   loopfs --json store list /var/lib/loopfs/data
+  loopfs doctor --data-dir /var/lib/loopfs/data --kubelet-dir /var/lib/kubelet
   loopfs data-dir format /dev/vdb --yes-format-this-disk      # prints the UUID
   loopfs data-dir mount UUID=1b466c45-bcaa-4ddd-a46c-e65ff913722d /var/lib/loopfs/data";
 
@@ -72,6 +75,7 @@ enum Command {
     #[command(subcommand)]
     DataDir(data_dir::DataDirCommand),
     NodeIdentity(node_identity::NodeIdentity),
+    Doctor(doctor::Doctor),
     /// Set up loop devices with the options and output of losetup(8)
     #[command(disable_help_flag = true)]
     Losetup {
@@ -125,6 +129,7 @@ fn run(command: &Command) -> anyhow::Result<Output> {
         Command::Store(command) => command.run(),
         Command::DataDir(command) => command.run(),
         Command::NodeIdentity(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
     }
 }

@@ -341,7 +341,12 @@ fn open_file(request: &Request, path: &Path) -> std::result::Result<(File, Acces
 fn open_node(path: &Path) -> std::result::Result<Device, i32> {
     let mut attempt = 0;
     loop {
-        let errno = match Device::open_path(path, Access::ReadWrite) {
+        // By its index, the library creates the node if `/dev` is a copy, in which the kernel creates none.
+        let opened = match index_in(path) {
+            Some(index) => Device::open_index(index, Access::ReadWrite),
+            None => Device::open_path(path, Access::ReadWrite),
+        };
+        let errno = match opened {
             Ok(device) => return Ok(device),
             Err(error) => errno_of(&error),
         };

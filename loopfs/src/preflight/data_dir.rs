@@ -1,0 +1,161 @@
+//! The judgement of the data directory.
+
+use super::check::{Check, Status};
+use super::facts::{DataDir, DataFilesystemFacts};
+use crate::data_disk::feature_problems;
+use crate::error::{Error, ErrorKind};
+use crate::units::Bytes;
+
+const DIRECTORY: &str = "data-dir";
+const OPTIONS: &str = "data-dir-options";
+const QUOTA: &str = "data-dir-quota";
+const FEATURES: &str = "data-dir-features";
+const SPACE: &str = "data-dir-space";
+
+/// The share of the file system that should be available, as a divisor: 5 %.
+const AVAILABLE_SHARE: u64 = 20;
+
+pub(super) fn judge(directory: Option<&DataDir>) -> Vec<Check> {
+    const ALL: [&str; 5] = [DIRECTORY, OPTIONS, QUOTA, FEATURES, SPACE];
+    let Some(directory) = directory else {
+        return ALL.map(|id| Check::not_checked(id, "no data directory was given (--data-dir)")).into();
+    };
+    let mut checks = vec![verified(directory)];
+    match &directory.filesystem {
+        Some(filesystem) => {
+            checks.extend([options(filesystem), quota(filesystem), features(filesystem), space(filesystem)]);
+        }
+        None => {
+            let reason =
+                format!("{} is not the mount of an XFS that this process can open", directory.path.display());
+            checks.extend(ALL[1..].iter().map(|id| Check::not_checked(id, reason.clone())));
+        }
+    }
+    checks
+}
+
+/// Judges the result of the checks that the store makes at its start.
+fn verified(directory: &DataDir) -> Check {
+    let path = directory.path.display();
+    match &directory.verified {
+        Ok(()) => Check::ok(DIRECTORY, format!("an XFS is mounted at {path}")),
+        // The check of the quota reports it.
+        Err(error) if error.kind() == ErrorKind::NotEnforced && directory.filesystem.is_some() => {
+            Check::ok(DIRECTORY, format!("an XFS is mounted at {path}"))
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Check::not_checked(DIRECTORY, error.to_string()).with_remedy("check as root")
+        }
+        Err(error) => Check::missing(DIRECTORY, error.to_string(), remedy(directory, error)),
+    }
+}
+
+fn remedy(directory: &DataDir, error: &Error) -> String {
+    let path = directory.path.display();
+    match error.kind() {
+        ErrorKind::NeverMounted => format!(
+            "format an empty disk with `loopfs data-dir format DEVICE --yes-format-this-disk`, and mount it with `loopfs \
+             data-dir mount DEVICE {path}`"
+        ),
+        ErrorKind::NotMounted => {
+            format!("mount the disk of the volumes with `loopfs data-dir mount UUID=... {path}`")
+        }
+        ErrorKind::WrongFilesystem => {
+            format!(
+                "unmount {path}, and mount the disk of the volumes with `loopfs data-dir mount UUID=... {path}`"
+            )
+        }
+        _ => format!(
+            "look at the directory with `loopfs data-dir check {path}`, and for I/O errors in the kernel log"
+        ),
+    }
+}
+
+fn options(filesystem: &DataFilesystemFacts) -> Check {
+    let mount = &filesystem.mount;
+    if let Some(problem) = mount.read_only_problem(&filesystem.device) {
+        return Check::problem(OPTIONS, Status::Missing, problem);
+    }
+    match mount.flags_problem() {
+        Some(problem) => Check::problem(OPTIONS, Status::Warning, problem),
+        None => Check::ok(OPTIONS, mount.options.join(",")),
+    }
+}
+
+fn quota(filesystem: &DataFilesystemFacts) -> Check {
+    match filesystem.mount.quota_problem(&filesystem.device) {
+        Some(problem) => Check::problem(QUOTA, Status::Missing, problem),
+        None => Check::ok(QUOTA, "the kernel counts the usage of projects and enforces their limits"),
+    }
+}
+
+fn features(filesystem: &DataFilesystemFacts) -> Check {
+    let problems = feature_problems(filesystem.features);
+    let found: Vec<_> = problems.iter().map(|problem| problem.problem.as_str()).collect();
+    match problems.first() {
+        Some(first) => Check::warning(FEATURES, found.join("; "), first.remedy.clone()),
+        None => Check::ok(FEATURES, "reflink, ftype and checksums"),
+    }
+}
+
+fn space(filesystem: &DataFilesystemFacts) -> Check {
+    let DataFilesystemFacts { size, available, .. } = filesystem;
+    let found = format!("{} MiB of {} MiB are available", available.0 / Bytes::MIB.0, size.0 / Bytes::MIB.0);
+    if available.0 < size.0 / AVAILABLE_SHARE {
+        return Check::warning(SPACE, found, "enlarge the disk, or delete volumes");
+    }
+    Check::ok(SPACE, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::preflight::facts::tests::data_dir;
+    use crate::project_quota::Enforcement;
+
+    fn filesystem(directory: &mut DataDir) -> &mut DataFilesystemFacts {
+        directory.filesystem.as_mut().unwrap()
+    }
+
+    fn fail(directory: &mut DataDir, kind: ErrorKind) {
+        directory.verified = Err(Error::new(kind, "open the data directory", "/data", "the cause"));
+        directory.filesystem = None;
+    }
+
+    #[rstest]
+    #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "loopfs data-dir format")]
+    #[case::not_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::Missing, "loopfs data-dir mount UUID=... /data")]
+    #[case::other(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::WrongFilesystem), Status::Missing, "unmount /data")]
+    #[case::shut_down(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::ShutDown), Status::Missing, "kernel log")]
+    #[case::denied(DIRECTORY, |d: &mut DataDir| {
+        d.verified = Err(Error::sys("open", "/data", Errno::EACCES));
+    }, Status::NotChecked, "root")]
+    #[case::no_filesystem(QUOTA, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::NotChecked, "")]
+    #[case::only_quota_off(DIRECTORY, |d: &mut DataDir| {
+        d.verified = Err(Error::new(ErrorKind::NotEnforced, "use", "/data", "off"));
+    }, Status::Ok, "")]
+    #[case::quota_off(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::NoQuota), Status::Missing, "prjquota")]
+    #[case::counted(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::AccountingOnly), Status::Missing, "pqnoenforce")]
+    #[case::read_only(OPTIONS, |d: &mut DataDir| filesystem(d).mount.options.push("ro".into()), Status::Missing, "kernel log")]
+    #[case::no_nodev(OPTIONS, |d: &mut DataDir| filesystem(d).mount.options.retain(|o| o != "nodev"), Status::Warning, "remount,bind")]
+    #[case::no_reflink(FEATURES, |d: &mut DataDir| filesystem(d).features.reflink = false, Status::Warning, "loopfs data-dir format")]
+    #[case::nearly_full(SPACE, |d: &mut DataDir| filesystem(d).available = Bytes(1 << 30), Status::Warning, "enlarge the disk")]
+    #[case::enough(SPACE, |d: &mut DataDir| filesystem(d).available = Bytes(5 << 30), Status::Ok, "")]
+    fn one_fact_decides_one_status_and_remedy(
+        #[case] id: &str,
+        #[case] change: fn(&mut DataDir),
+        #[case] status: Status,
+        #[case] remedy: &str,
+    ) {
+        let mut directory = data_dir();
+        change(&mut directory);
+        let checks = judge(Some(&directory));
+        let check = checks.iter().find(|check| check.id == id).unwrap();
+        assert_eq!(check.status, status, "{check:?}");
+        assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");
+        assert!(check.remedy.as_deref().unwrap_or_default().contains(remedy), "{check:?}");
+    }
+}

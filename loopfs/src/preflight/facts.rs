@@ -1,0 +1,192 @@
+//! The facts that the checks judge.
+
+use std::path::PathBuf;
+
+use crate::data_disk::{DataMount, Features};
+use crate::error::Error;
+use crate::units::Bytes;
+
+/// What a process can learn about the machine and about itself without changing anything.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// The release of the kernel, as uname(2) returns it.
+    pub(super) release: String,
+    pub(super) xfs: Driver,
+    /// The kernel's XFS has quotas. `None` if that is not visible.
+    pub(super) xfs_quota: Option<bool>,
+    pub(super) loop_driver: Driver,
+    /// The parameter `max_part` of the loop module, if the module is loaded.
+    pub(super) max_part: Option<u32>,
+    pub(super) control: Control,
+    pub(super) dev: Option<Dev>,
+    /// sysfs is mounted, and its virtual devices can be written. `None` if `/sys` is not mounted.
+    pub(super) sysfs_writable: Option<bool>,
+    /// System calls that loopfs needs.
+    pub(super) calls: Vec<(&'static str, Call)>,
+    /// A seccomp filter is active.
+    pub(super) seccomp: bool,
+    /// The effective capabilities. `None` if `/proc` is not mounted.
+    pub(super) capabilities: Option<u64>,
+    pub(super) initial_user_namespace: Option<bool>,
+    /// The kernel grants leases of files. `None` if `/proc/sys` is not visible.
+    pub(super) leases: Option<bool>,
+    pub(super) cgroup: Cgroup,
+    /// `None` if no directory was given.
+    pub(super) data_dir: Option<DataDir>,
+    /// `None` if no directory was given.
+    pub(super) kubelet: Option<Kubelet>,
+}
+
+/// A driver of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Driver {
+    /// It is loaded or built in.
+    Registered,
+    /// Its module is installed, and not loaded.
+    Module,
+    /// The kernel has neither.
+    Absent,
+    /// It is not loaded, and this process does not see the modules of the kernel.
+    Unknown,
+}
+
+/// `/dev/loop-control`.
+#[derive(Clone, Debug)]
+pub(super) enum Control {
+    /// The loop driver responds.
+    Responds,
+    /// There is no node.
+    NoNode,
+    /// The node exists, and was not opened, because that would load the module.
+    NotOpened,
+    /// It cannot be opened or used.
+    Fails(Error),
+}
+
+/// The mount at `/dev`.
+#[derive(Clone, Debug)]
+pub(super) struct Dev {
+    pub(super) fs_type: String,
+    pub(super) options: Vec<String>,
+    /// Number of loop devices of the kernel.
+    pub(super) devices: usize,
+    /// Number of those that have no node.
+    pub(super) without_node: usize,
+}
+
+/// How the kernel responds to a system call with invalid arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Exists,
+    /// ENOSYS.
+    Absent,
+    /// EPERM.
+    Denied,
+}
+
+/// The control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cgroup {
+    V2,
+    V1,
+    None,
+}
+
+/// The data directory.
+#[derive(Clone, Debug)]
+pub(super) struct DataDir {
+    pub(super) path: PathBuf,
+    /// The result of the checks that the store makes when it is opened.
+    pub(super) verified: Result<(), Error>,
+    /// The XFS that is mounted there. `None` if the process cannot open it, or if there is none.
+    pub(super) filesystem: Option<DataFilesystemFacts>,
+}
+
+/// The XFS of the data directory.
+#[derive(Clone, Debug)]
+pub(super) struct DataFilesystemFacts {
+    pub(super) mount: DataMount,
+    /// The source of the mount.
+    pub(super) device: PathBuf,
+    pub(super) features: Features,
+    pub(super) size: Bytes,
+    pub(super) available: Bytes,
+}
+
+/// The kubelet's directory.
+#[derive(Clone, Debug)]
+pub(super) struct Kubelet {
+    pub(super) path: PathBuf,
+    /// The directories in which the driver mounts volumes.
+    pub(super) mounted: Vec<KubeletDirectory>,
+    /// The directory in which drivers register. `None` if the process cannot look for it.
+    pub(super) registry: Option<bool>,
+}
+
+/// A directory below the kubelet's, in which the driver mounts volumes.
+#[derive(Clone, Debug)]
+pub(super) struct KubeletDirectory {
+    pub(super) path: PathBuf,
+    pub(super) mount: Result<KubeletMount, Error>,
+}
+
+/// The mount that a directory is in.
+#[derive(Clone, Debug)]
+pub(super) struct KubeletMount {
+    pub(super) mount_point: PathBuf,
+    pub(super) shared: bool,
+    pub(super) read_only: bool,
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::project_quota::Enforcement;
+
+    /// Returns the facts of a node with everything that loopfs needs.
+    pub(in crate::preflight) fn complete() -> Facts {
+        Facts {
+            release: "6.12.48+deb13-amd64".to_owned(),
+            xfs: Driver::Registered,
+            xfs_quota: Some(true),
+            loop_driver: Driver::Registered,
+            max_part: Some(0),
+            control: Control::Responds,
+            dev: Some(dev("devtmpfs")),
+            sysfs_writable: Some(true),
+            calls: vec![("quotactl_fd", Call::Exists), ("mount_setattr", Call::Exists)],
+            seccomp: false,
+            capabilities: Some((1 << 41) - 1),
+            initial_user_namespace: Some(true),
+            leases: Some(true),
+            cgroup: Cgroup::V2,
+            data_dir: Some(data_dir()),
+            kubelet: Some(kubelet()),
+        }
+    }
+
+    pub(in crate::preflight) fn dev(fs_type: &str) -> Dev {
+        let options = ["rw", "nosuid"].map(str::to_owned).into();
+        Dev { fs_type: fs_type.to_owned(), options, devices: 9, without_node: 0 }
+    }
+
+    pub(in crate::preflight) fn data_dir() -> DataDir {
+        let mount = DataMount {
+            directory: "/data".into(),
+            options: ["rw", "nosuid", "nodev", "noexec", "prjquota"].map(str::to_owned).into(),
+            quota: Some(Enforcement::Enforcing),
+        };
+        let features = Features { crc: true, reflink: true, ftype: true, bigtime: true };
+        let (size, available) = (Bytes(100 << 30), Bytes(50 << 30));
+        let filesystem = DataFilesystemFacts { mount, device: "/dev/vdb".into(), features, size, available };
+        DataDir { path: "/data".into(), verified: Ok(()), filesystem: Some(filesystem) }
+    }
+
+    pub(in crate::preflight) fn kubelet() -> Kubelet {
+        let mounted = ["pods", "plugins"].map(|name| KubeletDirectory {
+            path: format!("/var/lib/kubelet/{name}").into(),
+            mount: Ok(KubeletMount { mount_point: "/".into(), shared: true, read_only: false }),
+        });
+        Kubelet { path: "/var/lib/kubelet".into(), mounted: mounted.into(), registry: Some(true) }
+    }
+}

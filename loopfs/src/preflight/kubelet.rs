@@ -1,0 +1,132 @@
+//! The judgement of the kubelet's directory.
+
+use super::check::Check;
+use super::facts::{Kubelet, KubeletDirectory, KubeletMount};
+use crate::error::ErrorKind;
+
+const PROPAGATION: &str = "propagation";
+const SOCKETS: &str = "csi-sockets";
+
+/// `sun_path` of `sockaddr_un` without the NUL at its end.
+const MAX_SOCKET_PATH: usize = 107;
+/// The longest name of a CSI driver.
+const MAX_DRIVER_NAME: usize = 63;
+
+pub(super) fn judge(kubelet: Option<&Kubelet>) -> Vec<Check> {
+    match kubelet {
+        Some(kubelet) => vec![propagation(kubelet), sockets(kubelet)],
+        None => [PROPAGATION, SOCKETS]
+            .map(|id| Check::not_checked(id, "no directory of a kubelet was given (--kubelet-dir)"))
+            .into(),
+    }
+}
+
+/// Judges whether the containers of pods see what the driver mounts in the kubelet's directories.
+fn propagation(kubelet: &Kubelet) -> Check {
+    let mut found = Vec::new();
+    for KubeletDirectory { path, mount } in &kubelet.mounted {
+        let shown = path.display();
+        match mount {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Check::not_checked(PROPAGATION, error.to_string()).with_remedy("check as root");
+            }
+            Err(error) => {
+                let remedy =
+                    "start the kubelet, which creates the directory, or give the --root-dir of the kubelet";
+                return Check::missing(PROPAGATION, error.to_string(), remedy);
+            }
+            Ok(KubeletMount { mount_point, read_only: true, .. }) => {
+                return Check::missing(
+                    PROPAGATION,
+                    format!("{shown} is in the mount at {}, which is read-only", mount_point.display()),
+                    format!("run `mount -o remount,bind,rw {}`", mount_point.display()),
+                );
+            }
+            Ok(KubeletMount { mount_point, shared: false, .. }) => {
+                let mount_point = mount_point.display();
+                return Check::missing(
+                    PROPAGATION,
+                    format!(
+                        "{shown} is in the mount at {mount_point}, which is not shared, so no pod sees a volume"
+                    ),
+                    format!(
+                        "run `mount --make-rshared {mount_point}` on the host before the kubelet starts; in a container, mount \
+                         the directory with Bidirectional propagation (Docker: `:rshared`)"
+                    ),
+                );
+            }
+            Ok(_) => found.push(shown.to_string()),
+        }
+    }
+    Check::ok(PROPAGATION, format!("{} are in shared mounts", found.join(" and ")))
+}
+
+fn sockets(kubelet: &Kubelet) -> Check {
+    let path = kubelet.path.display();
+    let around = kubelet.path.as_os_str().len() + "/plugins//csi.sock".len();
+    let left = MAX_SOCKET_PATH.saturating_sub(around);
+    if left < MAX_DRIVER_NAME {
+        return Check::warning(
+            SOCKETS,
+            format!(
+                "{path} is so long that the socket of a driver fits only if the driver's name has at most {left} bytes"
+            ),
+            "give the kubelet a --root-dir with a shorter path",
+        );
+    }
+    match kubelet.registry {
+        Some(true) => {
+            Check::ok(SOCKETS, format!("{path}/plugins_registry exists, in which drivers register"))
+        }
+        Some(false) => Check::warning(
+            SOCKETS,
+            format!("{path}/plugins_registry does not exist, in which drivers register"),
+            "start the kubelet, which creates it; the container of the driver has it at another path",
+        ),
+        None => Check::not_checked(SOCKETS, format!("this process may not look into {path}"))
+            .with_remedy("check as root"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::Error;
+    use crate::preflight::check::Status;
+    use crate::preflight::facts::tests::kubelet;
+
+    fn mount(kubelet: &mut Kubelet) -> &mut KubeletMount {
+        kubelet.mounted[1].mount.as_mut().unwrap()
+    }
+
+    #[rstest]
+    #[case::private(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Missing, "mount --make-rshared /")]
+    #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "remount,bind,rw")]
+    #[case::absent(PROPAGATION, |k: &mut Kubelet| {
+        k.mounted[0].mount = Err(Error::sys("open", "/k/pods", Errno::ENOENT));
+    }, Status::Missing, "start the kubelet")]
+    #[case::denied(PROPAGATION, |k: &mut Kubelet| {
+        k.mounted[0].mount = Err(Error::sys("open", "/k/pods", Errno::EACCES));
+    }, Status::NotChecked, "root")]
+    #[case::no_registry(SOCKETS, |k: &mut Kubelet| k.registry = Some(false), Status::Warning, "start the kubelet")]
+    #[case::registry_unknown(SOCKETS, |k: &mut Kubelet| k.registry = None, Status::NotChecked, "root")]
+    #[case::long_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(26)).into(), Status::Warning, "shorter path")]
+    #[case::longest_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(25)).into(), Status::Ok, "")]
+    fn one_fact_decides_one_status_and_remedy(
+        #[case] id: &str,
+        #[case] change: fn(&mut Kubelet),
+        #[case] status: Status,
+        #[case] remedy: &str,
+    ) {
+        let mut kubelet = kubelet();
+        change(&mut kubelet);
+        let checks = judge(Some(&kubelet));
+        let check = checks.iter().find(|check| check.id == id).unwrap();
+        assert_eq!(check.status, status, "{check:?}");
+        assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");
+        assert!(check.remedy.as_deref().unwrap_or_default().contains(remedy), "{check:?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! The check of a machine before loopfs runs on it: what is missing, and what to do about it.
+//!
+//! [`check()`] works on any machine, in any container and as any user. It changes nothing: it loads no module, mounts nothing and
+//! attaches nothing. One module gathers facts, and pure functions judge them.
+
+mod check;
+mod data_dir;
+mod facts;
+mod gather;
+mod kubelet;
+mod machine;
+
+use std::path::PathBuf;
+
+use facts::Facts;
+
+pub use check::{Check, Status};
+
+/// The ids of the checks, in the order in which [`check()`] returns them.
+pub const IDS: [&str; 19] = [
+    "kernel",
+    "xfs",
+    "xfs-quota",
+    "loop-driver",
+    "loop-control",
+    "dev",
+    "sysfs",
+    "system-calls",
+    "capabilities",
+    "user-namespace",
+    "file-leases",
+    "cgroup",
+    "data-dir",
+    "data-dir-options",
+    "data-dir-quota",
+    "data-dir-features",
+    "data-dir-space",
+    "propagation",
+    "csi-sockets",
+];
+
+/// The directories to check.
+#[derive(Clone, Debug, Default)]
+pub struct Directories {
+    /// The mount point of the file system of the volumes.
+    pub data_dir: Option<PathBuf>,
+    /// The kubelet's directory.
+    pub kubelet_dir: Option<PathBuf>,
+}
+
+/// Checks this machine as this process sees it. A fact that the process may not read is [`Status::NotChecked`].
+#[must_use]
+pub fn check(directories: &Directories) -> Vec<Check> {
+    judge(&Facts::gather(directories))
+}
+
+fn judge(facts: &Facts) -> Vec<Check> {
+    let mut checks = machine::judge(facts);
+    checks.extend(data_dir::judge(facts.data_dir.as_ref()));
+    checks.extend(kubelet::judge(facts.kubelet.as_ref()));
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_with_everything_is_ok_in_every_check_and_in_the_documented_order() {
+        let checks = judge(&facts::tests::complete());
+        let ids: Vec<_> = checks.iter().map(|check| check.id).collect();
+        assert_eq!(ids, IDS);
+        for check in checks {
+            assert_eq!((check.status, &check.remedy), (Status::Ok, &None), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn directories_that_are_not_given_are_not_checked() {
+        let facts = Facts { data_dir: None, kubelet: None, ..facts::tests::complete() };
+        let open: Vec<_> =
+            judge(&facts).into_iter().filter(|check| check.status == Status::NotChecked).collect();
+        assert_eq!(open.iter().map(|check| check.id).collect::<Vec<_>>(), IDS[12..]);
+        assert!(open.iter().all(|check| check.found.contains("-dir")), "{open:?}");
+    }
+
+    #[test]
+    fn the_check_of_this_machine_has_every_id_and_a_remedy_for_every_problem() {
+        let directories = Directories { data_dir: Some("/".into()), kubelet_dir: Some("/no/such".into()) };
+        let checks = check(&directories);
+        assert_eq!(checks.iter().map(|check| check.id).collect::<Vec<_>>(), IDS);
+        for check in checks {
+            assert!(!check.found.is_empty(), "{check:?}");
+            let problem = matches!(check.status, Status::Warning | Status::Missing);
+            assert!(check.remedy.is_some() || !problem, "{check:?}");
+        }
+    }
+}

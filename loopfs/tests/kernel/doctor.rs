@@ -1,0 +1,176 @@
+//! Tests of `loopfs doctor` on machines that lack something. Each one changes the mount namespace of a thread only.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use loopfs::loop_device::LoopControl;
+use loopfs::preflight::{self, Check, Directories, Status};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::Value;
+
+use crate::environment::{Leaks, path_from, scratch, xfs, xfs_without_quota};
+use crate::quota_refusals::run_without_capabilities;
+use crate::refusals::in_namespace;
+use crate::static_dev::{no_loop_nodes, with_static_dev};
+
+/// The result of one run.
+struct Report {
+    code: Option<i32>,
+    checks: BTreeMap<String, (String, String)>,
+}
+
+impl Report {
+    /// Returns the status of a check, and its finding with the remedy.
+    #[track_caller]
+    fn of(&self, id: &str) -> (&str, &str) {
+        let (status, text) = &self.checks[id];
+        (status, text)
+    }
+
+    /// Returns the ids of the checks with this status.
+    fn with(&self, status: &str) -> Vec<&str> {
+        self.checks.iter().filter(|(_, (found, _))| found == status).map(|(id, _)| id.as_str()).collect()
+    }
+}
+
+fn doctor(data_dir: &Path, kubelet_dir: &Path) -> Report {
+    let directories =
+        [OsStr::new("--data-dir"), data_dir.as_ref(), "--kubelet-dir".as_ref(), kubelet_dir.as_ref()];
+    let output = Command::new(path_from("LOOPFS_TEST_TOOL"))
+        .args(["--json", "doctor"])
+        .args(directories)
+        // Where /dev is nodev, /dev/null cannot be opened.
+        .stdin(Stdio::piped())
+        .output()
+        .expect("the tool runs");
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let checks = json["checks"].as_array().unwrap().iter().map(|check| {
+        let shown = format!("{}: {}", text(&check["found"]), text(&check["remedy"]));
+        (text(&check["id"]), (text(&check["status"]), shown))
+    });
+    let report = Report { code: output.status.code(), checks: checks.collect() };
+    assert_eq!(report.code == Some(1), !report.with("missing").is_empty(), "{:?}", report.checks);
+    assert_eq!(json["missing"], report.with("missing").len());
+    report
+}
+
+/// Creates the directory of a kubelet in a mount of its own with this propagation. Call it in a namespace of its own.
+fn kubelet(directory: &Path, propagation: MsFlags) {
+    let nothing = None::<&str>;
+    for name in ["pods", "plugins", "plugins_registry"] {
+        std::fs::create_dir(directory.join(name)).unwrap();
+    }
+    mount(Some(directory), directory, nothing, MsFlags::MS_BIND, nothing).unwrap();
+    mount(nothing, directory, nothing, propagation, nothing).unwrap();
+}
+
+#[test]
+fn a_node_with_everything_lacks_nothing() {
+    let leaks = Leaks::watch();
+    let scratch = scratch();
+    drop(LoopControl::open().unwrap());
+    let report = in_namespace(|| {
+        kubelet(scratch.path(), MsFlags::MS_SHARED);
+        doctor(&xfs(), scratch.path())
+    });
+    assert_eq!(report.code, Some(0), "{:?}", report.checks);
+    assert_eq!(report.with("missing"), [""; 0], "{:?}", report.checks);
+    // The test machine has no cgroups. Its data file system may be nearly full after other tests.
+    let open: Vec<_> = report.with("not_checked").into_iter().filter(|id| *id != "cgroup").collect();
+    assert_eq!(open, [""; 0], "{:?}", report.checks);
+    let warnings: Vec<_> = report.with("warning").into_iter().filter(|id| *id != "data-dir-space").collect();
+    assert_eq!(warnings, [""; 0], "{:?}", report.checks);
+    leaks.check();
+}
+
+#[test]
+fn a_data_directory_without_quotas_or_without_its_mount_is_missing() {
+    let kubelet = scratch();
+    let report = doctor(&xfs_without_quota(), kubelet.path());
+    let (status, text) = report.of("data-dir-quota");
+    assert!(status == "missing" && text.contains("prjquota") && text.contains("umount"), "{status} {text}");
+    assert_eq!(report.of("data-dir").0, "ok", "it is an XFS");
+    assert_eq!(report.of("xfs-quota").0, "ok", "the kernel has quotas");
+    let nothing = scratch();
+    let report = doctor(nothing.path(), kubelet.path());
+    let (status, text) = report.of("data-dir");
+    assert!(status == "missing" && text.contains("loopfs data-dir mount"), "{status} {text}");
+    assert_eq!(report.of("data-dir-quota").0, "not_checked");
+}
+
+#[test]
+fn a_read_only_data_directory_is_missing_and_one_without_nodev_a_warning() {
+    let kubelet = scratch();
+    let remounted = |flags: MsFlags| {
+        in_namespace(|| {
+            let nothing = None::<&str>;
+            let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
+            mount(nothing, &xfs(), nothing, flags, nothing).unwrap();
+            doctor(&xfs(), kubelet.path())
+        })
+    };
+    let report = remounted(MsFlags::MS_RDONLY);
+    assert_eq!(report.of("data-dir-options").0, "missing", "{:?}", report.checks);
+    let report = remounted(MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC);
+    let (status, text) = report.of("data-dir-options");
+    assert!(status == "warning" && text.contains("without nodev"), "{status} {text}");
+}
+
+#[test]
+fn private_propagation_of_the_kubelet_s_directory_is_missing() {
+    let scratch = scratch();
+    let report = in_namespace(|| {
+        kubelet(scratch.path(), MsFlags::MS_PRIVATE);
+        doctor(&xfs(), scratch.path())
+    });
+    assert_eq!(report.with("missing"), ["propagation"], "{:?}", report.checks);
+    let (_, text) = report.of("propagation");
+    let remedy = format!("mount --make-rshared {}", scratch.path().display());
+    assert!(text.contains(&remedy), "{text}");
+}
+
+#[test]
+fn a_static_dev_is_a_warning_and_missing_where_no_node_can_be_created() {
+    let kubelet = scratch();
+    drop(LoopControl::open().unwrap());
+    let report = with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        let report = doctor(&xfs(), kubelet.path());
+        let names: Vec<_> =
+            std::fs::read_dir("/dev").unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(
+            !names.iter().any(|name| name.to_string_lossy().contains("loop")),
+            "doctor created {names:?}"
+        );
+        report
+    });
+    let (status, text) = report.of("dev");
+    assert!(status == "warning" && text.contains("tmpfs") && text.contains("extraMount"), "{status} {text}");
+    assert_eq!(report.of("loop-control").0, "ok");
+    let report = with_static_dev(no_loop_nodes, MsFlags::MS_NODEV, || doctor(&xfs(), kubelet.path()));
+    let (status, text) = report.of("dev");
+    assert!(status == "missing" && text.contains("nodev"), "{status} {text}");
+    assert_eq!(report.of("loop-control").0, "missing");
+}
+
+#[test]
+fn a_process_without_capabilities_or_in_a_user_namespace_reports_what_it_cannot_see() {
+    let Some(owned) = run_without_capabilities() else { return };
+    // The process may start no other, so it calls the library.
+    let directories = Directories { data_dir: Some(xfs()), kubelet_dir: Some(owned) };
+    let status = |checks: &[Check], id: &str| checks.iter().find(|check| check.id == id).unwrap().status;
+    let checks = preflight::check(&directories);
+    assert_eq!(status(&checks, "capabilities"), Status::Missing, "{checks:?}");
+    assert_eq!(status(&checks, "user-namespace"), Status::Ok, "{checks:?}");
+    for id in ["loop-control", "system-calls"] {
+        assert_eq!(status(&checks, id), Status::NotChecked, "{checks:?}");
+    }
+    for id in ["kernel", "xfs-quota", "loop-driver", "data-dir", "data-dir-quota", "data-dir-features"] {
+        assert_eq!(status(&checks, id), Status::Ok, "{id}: {checks:?}");
+    }
+    unshare(CloneFlags::CLONE_NEWUSER).unwrap();
+    assert_eq!(status(&preflight::check(&directories), "user-namespace"), Status::Missing);
+}

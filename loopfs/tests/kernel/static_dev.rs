@@ -1,0 +1,154 @@
+//! Tests with a `/dev` that is a copy from before the loop devices were created, as in a container of Docker or kind: a tmpfs in
+//! which the kernel creates no nodes.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+
+use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice};
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{Mode, SFlag, mknod};
+
+use crate::environment::{Leaks, directory, image, path_from};
+use crate::module::unload_loop_module;
+use crate::refusals::in_namespace;
+
+const MIB: u64 = 1 << 20;
+
+/// Runs `work` while a tmpfs covers `/dev` that has copies of the nodes whose names `copied` accepts, in a mount namespace that
+/// lasts as long as its thread.
+pub(crate) fn with_static_dev<T: Send>(
+    copied: fn(&OsStr) -> bool,
+    flags: MsFlags,
+    work: impl FnOnce() -> T + Send,
+) -> T {
+    in_namespace(|| {
+        let nodes: Vec<_> = std::fs::read_dir("/dev").unwrap().map(|entry| entry.unwrap().path()).collect();
+        let nodes = nodes.iter().filter(|path| copied(path.file_name().unwrap()));
+        let nodes: Vec<_> = nodes.map(|path| (path, std::fs::symlink_metadata(path).unwrap())).collect();
+        mount(Some("none"), "/dev", Some("tmpfs"), MsFlags::MS_NOSUID | flags, None::<&str>).unwrap();
+        for (path, status) in nodes {
+            let kind = match status.file_type() {
+                kind if kind.is_char_device() => SFlag::S_IFCHR,
+                kind if kind.is_block_device() => SFlag::S_IFBLK,
+                _ => continue,
+            };
+            mknod(path, kind, Mode::from_bits_truncate(status.mode()), status.rdev()).unwrap();
+        }
+        work()
+    })
+}
+
+/// Accepts the nodes that a container without further devices has.
+pub(crate) fn no_loop_nodes(name: &OsStr) -> bool {
+    ["null", "zero", "full", "random", "urandom", "tty"].map(OsStr::new).contains(&name)
+}
+
+#[test]
+fn devices_without_a_node_are_attached_found_and_detached_in_a_static_dev() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(Access::ReadWrite);
+    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        let control = LoopControl::open().unwrap();
+        control.verify().unwrap();
+        let device = control.attach(image.as_fd(), &options).unwrap();
+        let node = std::fs::metadata(device.path()).unwrap();
+        assert!(node.file_type().is_block_device());
+        assert_eq!(
+            node.rdev(),
+            File::from(device.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap().rdev()
+        );
+        assert_eq!(node.mode() & 0o777, 0o600, "only root may open it");
+        let found = control.find(image.as_fd()).unwrap();
+        assert_eq!(found[0].binding(), device.binding());
+        drop(found);
+        assert_eq!(LoopDevice::open_path(&device.path()).unwrap().binding(), device.binding());
+        assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+        // The index is idle in the pool, and its node is still there.
+        let again = control.attach(image.as_fd(), &options).unwrap();
+        assert_eq!(control.detach(again).unwrap(), Detach::Detached);
+    });
+    leaks.check();
+}
+
+#[test]
+fn a_device_of_another_namespace_gets_its_node_when_it_is_found() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let binding =
+        control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap().binding().clone();
+    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        let node = format!("/dev/loop{}", binding.index);
+        assert!(!Path::new(&node).exists());
+        assert!(control.list().unwrap().iter().any(|status| status.binding == binding));
+        assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding);
+        assert!(Path::new(&node).exists());
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    });
+    leaks.check();
+}
+
+#[test]
+fn a_node_that_outlived_its_device_does_not_hinder_the_next_device_of_the_index() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0x6_0000));
+    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        let control = LoopControl::open().unwrap();
+        for _ in 0..2 {
+            let device = control.attach(image.as_fd(), &options).unwrap();
+            assert_eq!(device.detach().unwrap(), Detach::Detached);
+            loopfs::loop_device::unmanaged::remove(0x6_0000).unwrap();
+            assert!(Path::new("/dev/loop393216").exists() && !Path::new("/sys/block/loop393216").exists());
+            assert!(control.find(image.as_fd()).unwrap().is_empty());
+        }
+    });
+    leaks.check();
+}
+
+#[test]
+fn the_module_is_loaded_and_the_control_node_created_in_a_static_dev() {
+    let leaks = Leaks::watch();
+    unload_loop_module();
+    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        LoopControl::open().unwrap().verify().unwrap();
+        let names: Vec<_> = std::fs::read_dir("/dev").unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(names.contains(&"loop-control".into()), "{names:?}");
+        assert!(!names.iter().any(|name| name.to_string_lossy().starts_with('.')), "{names:?}");
+    });
+    leaks.check();
+}
+
+#[test]
+fn a_static_dev_in_which_nodes_cannot_be_opened_is_an_error() {
+    let error = with_static_dev(no_loop_nodes, MsFlags::MS_NODEV, LoopControl::open).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
+    assert!(error.to_string().contains("see the host's /dev"), "no remedy in: {error}");
+}
+
+#[test]
+fn the_losetup_of_loopfs_binds_a_device_without_a_node() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    drop(image(directory.path(), "image", MIB));
+    let file = directory.path().join("image");
+    let tool = path_from("LOOPFS_TEST_TOOL");
+    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        let run = |args: &[&OsStr]| Command::new(&tool).arg("losetup").args(args).output().unwrap();
+        let set_up = run(&["-f".as_ref(), "--show".as_ref(), file.as_ref()]);
+        assert!(set_up.status.success(), "{set_up:?}");
+        let device = String::from_utf8(set_up.stdout).unwrap();
+        assert!(Path::new(device.trim()).exists(), "{device}");
+        let detached = run(&["-d".as_ref(), device.trim().as_ref()]);
+        assert!(detached.status.success(), "{detached:?}");
+    });
+    leaks.check();
+}
