@@ -54,7 +54,7 @@ impl DebianProgram {
             .cache
             .artifact(&recipe, async |directory: &Path| {
                 let step =
-                    session.progress.step(&format!("fetch {} of package {}", self.name(), self.package));
+                    session.progress.step(format!("fetch {} of package {}", self.name(), self.package));
                 debian::extract(SUITE, self.package, directory, |path| self.place(path), step.notes())
                     .await?;
                 step.done("");
