@@ -339,9 +339,13 @@ impl Drop for Removal {
 pub(crate) const REMEDY: &str =
     "load the loop module (modprobe loop), and let this process see the host's /dev";
 
+/// What to do if the device cgroup of a container denies the loop driver.
+const NOT_ALLOWED: &str = "the device cgroup of this container denies it: allow the devices `b 7:*` and `c 10:237`, or make it privileged";
+
 fn open_control() -> Result<OwnedFd> {
     loop_dev::open_control().map_err(|errno| match errno {
         Errno::ENOENT | Errno::ENODEV => Error::sys("open", CONTROL, errno).explain(REMEDY),
+        Errno::EPERM => Error::sys("open", CONTROL, errno).explain(NOT_ALLOWED),
         _ => Error::sys("open", CONTROL, errno),
     })
 }

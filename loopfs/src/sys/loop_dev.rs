@@ -81,12 +81,28 @@ fn open_node<P: NixPath + ?Sized>(node: &P, access: OFlag) -> Result<OwnedFd> {
 /// Creates a node in `/dev` for a device that the kernel has. A container's `/dev` is a tmpfs with copies of the nodes that the
 /// host had when the container started, and devtmpfs is not there to add the later ones. A concurrent call of another process
 /// creates the same node, so an existing node is no error. Nodes are not removed: a device with this index has the same number
-/// again. Returns ENOENT if the process may not create nodes there, because the node is still missing.
+/// again. Returns ENOENT if the process may not create nodes there, because the node is still missing, and also in a devtmpfs:
+/// the kernel creates the node there a moment after the device, and would never remove one that is not its own.
 fn create_node(path: &str, kind: SFlag, number: u64) -> Result<()> {
+    if dev_is_devtmpfs() {
+        return Err(Errno::ENOENT);
+    }
     match mknod(path, kind, NODE_MODE, number) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(_) => Err(Errno::ENOENT),
     }
+}
+
+/// Returns `true` if `/dev` is a devtmpfs, or if that cannot be found out. statfs(2) does not tell it from a tmpfs.
+fn dev_is_devtmpfs() -> bool {
+    let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return true };
+    is_devtmpfs(&String::from_utf8_lossy(&mounts))
+}
+
+/// Returns `true` if the topmost mount at `/dev` is a devtmpfs. The table has covered mounts first.
+fn is_devtmpfs(mountinfo: &str) -> bool {
+    let at_dev = |line: &&str| line.split(' ').nth(4) == Some("/dev");
+    mountinfo.lines().rfind(at_dev).is_some_and(|line| line.contains(" - devtmpfs "))
 }
 
 /// Opens `/dev/loopN`. If the node is missing and the kernel has the device, it creates the node. Returns ENXIO while the kernel

@@ -128,6 +128,25 @@ fn the_module_is_loaded_and_the_control_node_created_in_a_static_dev() {
 }
 
 #[test]
+fn a_node_that_a_devtmpfs_lacks_is_not_created() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let aside = device.path().with_extension("aside");
+    std::fs::rename(device.path(), &aside).unwrap();
+    let error = LoopDevice::open_path(&device.path()).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
+    let error = control.find(image.as_fd()).unwrap_err();
+    assert!(error.to_string().contains("/dev has no node"), "{error}");
+    assert!(!device.path().exists(), "the kernel would not remove this node with its device");
+    std::fs::rename(&aside, device.path()).unwrap();
+    assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+    leaks.check();
+}
+
+#[test]
 fn a_static_dev_in_which_nodes_cannot_be_opened_is_an_error() {
     let error = with_static_dev(no_loop_nodes, MsFlags::MS_NODEV, LoopControl::open).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
