@@ -23,6 +23,7 @@ mod scratch_disk;
 mod secrets;
 mod settings;
 mod snapshots;
+mod static_dev;
 mod storage;
 mod storage_failure;
 #[path = "../support/mod.rs"]
