@@ -93,9 +93,10 @@ fn create_node(path: &str, kind: SFlag, number: u64) -> Result<()> {
     }
 }
 
-/// Returns `true` if `/dev` is a devtmpfs, or if that cannot be found out. statfs(2) does not tell it from a tmpfs.
+/// Returns `true` if `/dev` is a devtmpfs, or if that cannot be found out. statfs(2) does not tell it from a tmpfs. Reads the
+/// table of the thread, because `/proc/self` has that of the main thread, which may be in another mount namespace.
 fn dev_is_devtmpfs() -> bool {
-    let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return true };
+    let Ok(mounts) = std::fs::read("/proc/thread-self/mountinfo") else { return true };
     is_devtmpfs(&String::from_utf8_lossy(&mounts))
 }
 
