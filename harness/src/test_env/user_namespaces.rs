@@ -1,14 +1,11 @@
 //! Pods with a user namespace of their own (`hostUsers: false`), and the RuntimeClass that they need.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::node::v1::RuntimeClass;
-use kube::Api;
-use kube::api::{DeleteParams, PostParams};
 use testvm_cluster::USER_NAMESPACES_HANDLER;
-use testvm_cluster::api_error::api_error;
 
 use super::environment::TestEnv;
+use super::runtime_classes;
 
 /// Returns the pod with a user namespace of its own.
 pub(crate) fn with_user_namespace(mut pod: Pod) -> Pod {
@@ -20,19 +17,9 @@ pub(crate) fn with_user_namespace(mut pod: Pod) -> Pod {
 
 /// Creates the RuntimeClass of [`with_user_namespace`].
 pub(crate) async fn create_runtime_class(env: &TestEnv<'_>) -> Result<()> {
-    let mut class = RuntimeClass { handler: USER_NAMESPACES_HANDLER.into(), ..RuntimeClass::default() };
-    class.metadata.name = Some(USER_NAMESPACES_HANDLER.into());
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    classes
-        .create(&PostParams::default(), &class)
-        .await
-        .map_err(api_error)
-        .context("create the RuntimeClass")
-        .map(drop)
+    runtime_classes::create(env, USER_NAMESPACES_HANDLER, USER_NAMESPACES_HANDLER).await
 }
 
 pub(crate) async fn delete_runtime_class(env: &TestEnv<'_>) -> Result<()> {
-    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
-    let deleted = classes.delete(USER_NAMESPACES_HANDLER, &DeleteParams::default()).await;
-    deleted.map_err(api_error).context("delete the RuntimeClass").map(drop)
+    runtime_classes::delete(env, USER_NAMESPACES_HANDLER).await
 }
