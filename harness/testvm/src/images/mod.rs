@@ -6,6 +6,7 @@
 pub mod disk;
 pub mod initramfs;
 pub mod kernel;
+pub mod kind;
 pub mod node;
 pub mod oci;
 pub mod qemu;
