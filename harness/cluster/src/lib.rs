@@ -50,6 +50,7 @@ mod components;
 mod control_plane;
 pub mod exec;
 mod images;
+pub mod kind;
 mod kubeconfig;
 mod layout;
 mod loopback;
