@@ -7,7 +7,7 @@ use testvm::images::shell;
 use testvm::session::Session;
 use testvm_cluster::{ContainerImage, DataMount, KubeletRoot, Link, NodePlan, Parts, TOOLS_DIR};
 
-use crate::builds;
+use crate::builds::{self, DriverPrograms, GuestPrograms};
 use crate::node_options::{Losetup, NodeOptions};
 
 /// The image of the test pods.
@@ -61,7 +61,20 @@ async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBu
     if options.losetup() == Losetup::DropIn || options.variant().kubelet_root == KubeletRoot::DataDisk {
         tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
     }
-    let images = vec![
+    let (init, pause) = (guest.init.clone(), guest.pause.clone());
+    let images = images(guest, driver, tool, busybox);
+    let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
+    Ok(NodePlan { init, pause, images, data_mount, tools, links })
+}
+
+/// Returns the images that test pods and the manifests name.
+pub(crate) fn images(
+    guest: GuestPrograms,
+    driver: DriverPrograms,
+    tool: PathBuf,
+    busybox: PathBuf,
+) -> Vec<ContainerImage> {
+    vec![
         ContainerImage {
             archive: "volume-check.tar",
             reference: VOLUME_CHECK,
@@ -74,7 +87,5 @@ async fn plan(session: &Session, options: &NodeOptions, tools: &[(String, PathBu
             reference: DRIVER,
             files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
         },
-    ];
-    let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
-    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools, links })
+    ]
 }
