@@ -9,7 +9,7 @@ use testvm_cluster::{
     ContainerImage, DataMount, KubeletRoot, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
 };
 
-use crate::builds;
+use crate::builds::{self, DriverPrograms, GuestPrograms};
 use crate::node_options::{Losetup, NodeOptions};
 
 /// The image of the test pods.
@@ -90,10 +90,26 @@ async fn plan(
     }
     let mut services = Vec::new();
     if debugging == Debugging::On {
-        tools.extend([(NODE_DEBUG.to_owned(), driver.node_debug), (DBG.to_owned(), driver.dbg)]);
+        tools.extend([
+            (NODE_DEBUG.to_owned(), driver.node_debug.clone()),
+            (DBG.to_owned(), driver.dbg.clone()),
+        ]);
         services.push(node_debug());
     }
-    let images = vec![
+    let (init, pause) = (guest.init.clone(), guest.pause.clone());
+    let images = images(guest, driver, tool, busybox);
+    let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
+    Ok(NodePlan { init, pause, images, data_mount, tools, services, links })
+}
+
+/// Returns the images that test pods and the manifests name.
+pub(crate) fn images(
+    guest: GuestPrograms,
+    driver: DriverPrograms,
+    tool: PathBuf,
+    busybox: PathBuf,
+) -> Vec<ContainerImage> {
+    vec![
         ContainerImage {
             archive: "volume-check.tar",
             reference: VOLUME_CHECK,
@@ -106,9 +122,7 @@ async fn plan(
             reference: DRIVER,
             files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
         },
-    ];
-    let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
-    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools, services, links })
+    ]
 }
 
 /// Returns the service node-debug with all that it can serve.

@@ -17,7 +17,7 @@ use super::programs::Programs;
 use super::variant::NodeVariant;
 
 /// Module sets of the kernel catalogue that a node needs.
-const MODULE_SETS: [&str; 2] = ["boot", "node"];
+pub(crate) const MODULE_SETS: [&str; 2] = ["boot", "node"];
 
 /// The image of the container that holds a pod's namespaces.
 const PAUSE: &str = "docker.io/library/pause:dev";
@@ -148,7 +148,7 @@ pub(crate) async fn tools_disk(
 }
 
 /// Returns a text that distinguishes builds of a large program without reading it.
-fn identity(path: &Path) -> Result<String> {
+pub(crate) fn identity(path: &Path) -> Result<String> {
     let path = fs::canonicalize(path).with_context(|| format!("find {}", path.display()))?;
     let file = fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
     Ok(format!("{} {} {}.{}", path.display(), file.len(), file.mtime(), file.mtime_nsec()))

@@ -52,6 +52,7 @@ mod control_plane;
 pub mod exec;
 mod gvisor;
 mod images;
+pub mod kind;
 mod kubeconfig;
 mod layout;
 mod loopback;

@@ -18,6 +18,9 @@ const KUBERNETES: GoModule = GoModule {
     overlay: None,
 };
 
+/// kind, and kubeadm of the same release.
+pub(crate) const KIND: GoModule = GoModule { name: "kind", without_go: None, ..KUBERNETES };
+
 /// The kubelet with the changes of `kubernetes/overlay`. Its version says so.
 const PATCHED_KUBELET: GoModule = GoModule {
     version_variables: &kubernetes_variables(|v| format!("{v}{PATCHED_SUFFIX}"), |_| "dirty".into()),

@@ -6,6 +6,7 @@
 
 mod catalogue;
 mod faults;
+mod kind;
 mod run;
 mod runner;
 mod scenario;
@@ -14,4 +15,4 @@ mod self_check;
 mod state_dump;
 
 pub use self::run::{Args, run};
-pub(crate) use self::run::{install_driver, run_on_nodes};
+pub(crate) use self::run::{install_driver, run_on_kind, run_on_nodes};

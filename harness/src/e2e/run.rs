@@ -16,7 +16,7 @@ use super::catalogue;
 use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
-use super::{scenarios, self_check, state_dump};
+use super::{kind, scenarios, self_check, state_dump};
 use crate::node_options::NodeOptions;
 use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
@@ -32,8 +32,13 @@ const NAMESPACE: &str = "loopfs-e2e";
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root"])]
     kubeconfig: Option<PathBuf>,
+
+    /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
+    /// --story, only the scenario flow and those that install and remove the driver run.
+    #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root"])]
+    cluster: Option<ClusterProgram>,
 
     /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
     #[arg(long)]
@@ -57,6 +62,13 @@ pub struct Args {
 
     #[command(flatten)]
     nodes: NodeOptions,
+}
+
+/// A program that creates clusters.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum ClusterProgram {
+    /// kind, whose nodes are containers. The commands of csi/deploy/README.md create the cluster and install the driver.
+    Kind,
 }
 
 impl Args {
@@ -122,6 +134,10 @@ impl Args {
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     args.check()?;
+    if args.cluster == Some(ClusterProgram::Kind) {
+        return run_on_kind(session, &args.scenarios, args.kubernetes_bin(), &session.workspace.reports(RUN))
+            .await;
+    }
     match &args.kubeconfig {
         Some(kubeconfig) => {
             let selection = Selection::new(&args.scenarios, args.nodes.variant());
@@ -154,6 +170,23 @@ pub(crate) async fn run_on_nodes(
         Args { nodes, scenarios, kubernetes_bin: kubernetes_bin.map(Path::to_owned), ..Args::default() };
     args.check()?;
     against_its_own(session, Manifests::of_driver(session)?, &args, reports).await
+}
+
+/// Runs scenarios on a cluster of kind. Without names, those that need no node of the harness's own and check the driver as
+/// users install it: the flow, and the scenarios that install and remove the driver.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_on_kind(
+    session: &Session,
+    only: &[String],
+    kubernetes_bin: Option<&Path>,
+    reports: &Path,
+) -> Result<Report> {
+    let default = [scenarios::flow::NAME.to_owned()];
+    let only = if only.is_empty() { &default } else { only };
+    let selection = Selection::new(only, NodeOptions::default().variant());
+    kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, kubernetes_bin, reports).await
 }
 
 /// Runs on a cluster that is created for the run and deleted after it.

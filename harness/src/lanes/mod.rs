@@ -10,6 +10,7 @@ mod power_cut;
 mod sanity;
 mod unit;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -20,7 +21,7 @@ use testvm::session::Session;
 use crate::e2e;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
-/// lane node.
+/// lanes node and kind.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
@@ -56,9 +57,13 @@ enum Lane {
     /// util-linux or of loopfs, and a patched kubelet without mount, umount and losetup. Runs only if --lane selects
     /// it.
     Node,
+    /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
+    /// selects it.
+    Kind,
 }
 
-const ALL: [Lane; 6] = [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node];
+const ALL: [Lane; 7] =
+    [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node, Lane::Kind];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
 ///
@@ -80,6 +85,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
             Lane::Node => node::run(session, args.e2e.kubernetes_bin()).await,
+            Lane::Kind => run_kind(session, args.e2e.kubernetes_bin()).await,
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -100,6 +106,11 @@ async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
     e2e::run(session, args.with_self_check()).await
 }
 
+async fn run_kind(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run_on_kind(session, &[], kubernetes_bin, &session.workspace.reports("kind")).await
+}
+
 impl Lane {
     fn name(self) -> &'static str {
         match self {
@@ -109,12 +120,13 @@ impl Lane {
             Lane::Sanity => "sanity",
             Lane::E2e => "e2e",
             Lane::Node => "node",
+            Lane::Kind => "kind",
         }
     }
 
     /// Returns `true` if the lane runs: without names, those that CI runs.
     fn is_selected(self, names: &[Lane]) -> bool {
-        if names.is_empty() { self != Lane::Node } else { names.contains(&self) }
+        if names.is_empty() { !matches!(self, Lane::Node | Lane::Kind) } else { names.contains(&self) }
     }
 }
 
@@ -123,9 +135,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lane_node_runs_only_if_it_is_named() {
+    fn the_lanes_node_and_kind_run_only_if_they_are_named() {
         let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
         assert_eq!((selected(&[]), selected(&[Lane::Node])), (5, 1));
-        assert!(!Lane::Node.is_selected(&[]));
+        assert!(!Lane::Node.is_selected(&[]) && !Lane::Kind.is_selected(&[]));
     }
 }

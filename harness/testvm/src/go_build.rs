@@ -139,6 +139,19 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         .await
 }
 
+/// Returns the directory of the sources of a module that `module` requires. They are read-only.
+///
+/// # Errors
+/// Go is missing, `module` does not require it, or it cannot be fetched.
+pub async fn sources(session: &Session, module: &GoModule, required: &str) -> Result<PathBuf> {
+    let source = session.workspace.definitions().join(module.name);
+    go(&source).args(["mod", "download", required]).run().await?;
+    let listed = go(&source).args(["list", "-m", "-f", "{{.Dir}}", required]).run().await?.stdout;
+    let directory = listed.trim();
+    anyhow::ensure!(!directory.is_empty(), "go.mod of {} requires no {required}", source.display());
+    Ok(directory.into())
+}
+
 /// Runs the rewriter of `overlay` for the modules that `source/go.mod` requires, and returns its output directory in
 /// `scratch`.
 async fn write_overlay(source: &Path, overlay: &Overlay, scratch: &Path) -> Result<PathBuf> {

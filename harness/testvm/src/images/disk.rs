@@ -45,6 +45,15 @@ pub async fn payload(path: &Path, files: &[(String, PathBuf)]) -> Result<()> {
     ext4(path, bytes / (1 << 20) + bytes / (20 << 20) + 16, staging.path(), &["^has_journal"]).await
 }
 
+/// Creates an empty ext4 file system of this size.
+///
+/// # Errors
+/// The file cannot be created, or mke2fs fails.
+pub async fn empty_ext4(path: &Path, size_mib: u64) -> Result<()> {
+    let empty = tempfile::tempdir().context("create a directory")?;
+    ext4(path, size_mib, empty.path(), &[]).await
+}
+
 /// Creates an ext4 file system with the content of a directory.
 pub(super) async fn ext4(path: &Path, size_mib: u64, content: &Path, features: &[&str]) -> Result<()> {
     sparse(path, size_mib)?;

@@ -7,6 +7,7 @@ pub mod debian_program;
 pub mod disk;
 pub mod initramfs;
 pub mod kernel;
+pub mod kind;
 pub mod node;
 pub mod oci;
 pub mod qemu;

@@ -16,7 +16,7 @@ use crate::progress::Notes;
 use crate::session::Session;
 
 /// The container runtime, with its shim and its command line tool.
-const CONTAINERD: GoModule = GoModule {
+pub(super) const CONTAINERD: GoModule = GoModule {
     name: "containerd",
     versioned_by: "github.com/containerd/containerd/v2",
     version_variables: &[VersionVariable {
@@ -28,7 +28,7 @@ const CONTAINERD: GoModule = GoModule {
     overlay: None,
 };
 /// The file of the image in its artifact.
-const ROOT_FILE: &str = "root.ext4";
+pub(super) const ROOT_FILE: &str = "root.ext4";
 const CONTAINERD_PROGRAMS: [&str; 3] = ["containerd", "containerd-shim-runc-v2", "ctr"];
 
 #[derive(Debug, Deserialize)]
@@ -90,7 +90,14 @@ pub async fn prepare(session: &Session, kernel: &Kernel, image: RootImage) -> Re
         .cache
         .artifact(&recipe, async |directory: &Path| {
             let step = session.progress.step("build the node's root file system");
-            build(&description, kernel, &containerd, directory, step.notes()).await?;
+            let root = DebianRoot {
+                suite: &description.suite,
+                packages: &description.packages,
+                exclude: &description.exclude,
+                size_mib: description.size_mib,
+            };
+            let programs: Vec<_> = CONTAINERD_PROGRAMS.map(|program| containerd.join(program)).into();
+            build(&root, kernel, &programs, directory, step.notes()).await?;
             step.done("");
             Ok(())
         })
@@ -122,35 +129,54 @@ async fn without_tools(session: &Session, default: &Path, removed: &[String]) ->
     Ok(artifact.join(ROOT_FILE))
 }
 
-async fn build(
-    description: &Description,
+/// A root file system of Debian packages.
+pub(super) struct DebianRoot<'a> {
+    pub(super) suite: &'a str,
+    pub(super) packages: &'a [String],
+    /// The patterns of files to omit.
+    pub(super) exclude: &'a [String],
+    pub(super) size_mib: u64,
+}
+
+/// Builds [`ROOT_FILE`] in `directory`: the packages, the modules of `kernel`, and `programs` in `/usr/local/bin`.
+pub(super) async fn build(
+    root: &DebianRoot<'_>,
     kernel: &Kernel,
-    containerd: &Path,
+    programs: &[PathBuf],
     directory: &Path,
     notes: Notes,
 ) -> Result<()> {
     let tar = directory.join("root.tar");
-    let excluded = description.exclude.iter().map(|pattern| format!("--dpkgopt=path-exclude={pattern}"));
     let modules = kernel.modules_directory();
-    let modules = modules.to_str().context("the path of the cache is not UTF-8")?;
+    let modules = utf8(&modules)?;
     let release = kernel.release();
-    let containerd = containerd.to_str().context("the path of the cache is not UTF-8")?;
-    let programs: String =
-        CONTAINERD_PROGRAMS.iter().map(|program| format!(" '{containerd}/{program}'")).collect();
     // The modules are added and indexed for the node's modprobe before the tar file is written.
-    let hooks = [
+    let mut hooks = vec![
         "--customize-hook=mkdir -p \"$1/usr/lib/modules\"".to_owned(),
         format!("--customize-hook=copy-in '{modules}' /usr/lib/modules"),
         format!("--customize-hook=chroot \"$1\" depmod {release}"),
-        format!("--customize-hook=copy-in{programs} /usr/local/bin"),
     ];
-    Bootstrap::new(&description.suite, "minbase", &description.packages)
+    if !programs.is_empty() {
+        let paths =
+            programs.iter().map(|path| Ok(format!(" '{}'", utf8(path)?))).collect::<Result<String>>()?;
+        hooks.push(format!("--customize-hook=copy-in{paths} /usr/local/bin"));
+    }
+    Bootstrap::new(root.suite, "minbase", root.packages)
         .await?
-        .args(excluded.chain(hooks))
+        .args(excluded(root.exclude).chain(hooks))
         .run(&tar, move |line| notes.note(line.to_owned()))
         .await?;
-    to_ext4(&tar, directory, description.size_mib).await?;
+    to_ext4(&tar, directory, root.size_mib).await?;
     fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
+}
+
+/// Returns the arguments that omit files of packages.
+pub(super) fn excluded(patterns: &[String]) -> impl Iterator<Item = String> {
+    patterns.iter().map(|pattern| format!("--dpkgopt=path-exclude={pattern}"))
+}
+
+pub(super) fn utf8(path: &Path) -> Result<&str> {
+    path.to_str().context("the path of the cache is not UTF-8")
 }
 
 /// Unpacks, packs and removes the files in one user namespace, because they have more owners than a user has

@@ -1,0 +1,157 @@
+//! A virtual machine with Docker and kind, while it runs.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::config::Kubeconfig;
+use testvm::cache;
+use testvm::images::disk;
+use testvm::session::Session;
+use testvm::vm::{Disk, DiskMode, Forward, Vm};
+use testvm_guest::spec::{Mount, Source};
+
+use super::docker::{CHECKOUT, DOCKER_DISK, Devices, PROGRAMS, shell};
+use super::parts::KindParts;
+use crate::loopback::LoopbackLease;
+
+const PAYLOAD_DISK: &str = "payload";
+/// The port of the machine that is forwarded to the API server.
+const API_PORT: u16 = 6443;
+/// The address of the machine in QEMU's network.
+const ADDRESS: &str = "10.0.2.15";
+/// The container of a cluster with one node and kind's default name.
+const NODE: &str = "kind-control-plane";
+const SHELL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A running machine with Docker and kind. Dropping it cuts its power.
+pub struct KindMachine {
+    vm: Vm,
+    /// The address of the host that is forwarded to the API server.
+    api_server: SocketAddr,
+    _lease: LoopbackLease,
+}
+
+impl KindMachine {
+    /// Boots the machine. `directory` is emptied first, and gets its disks.
+    ///
+    /// # Errors
+    /// A disk cannot be written, or the machine does not boot.
+    pub async fn boot(
+        session: &Session,
+        parts: &KindParts,
+        directory: &Path,
+        logs: &Path,
+    ) -> Result<KindMachine> {
+        for emptied in [directory, logs] {
+            cache::remove_dir(emptied)?;
+            fs::create_dir_all(emptied).with_context(|| format!("create {}", emptied.display()))?;
+        }
+        let step = session.progress.step("boot a machine with Docker and kind");
+        let lease = LoopbackLease::take(&session.cache.root().join("clusters"))?;
+        let api_server = lease.kubelet(0)?;
+        let IpAddr::V4(address) = api_server.ip() else { anyhow::bail!("QEMU forwards IPv4 only") };
+        let payload = directory.join("payload.ext4");
+        disk::payload(&payload, &payload_files(session, parts, directory)?).await?;
+        let devices = Devices {
+            disks: vec![
+                Disk { name: DOCKER_DISK.into(), image: parts.docker_disk.clone(), mode: DiskMode::Scratch },
+                Disk { name: PAYLOAD_DISK.into(), image: payload, mode: DiskMode::ReadOnly },
+            ],
+            mounts: vec![Mount {
+                source: Source::Disk(PAYLOAD_DISK.into()),
+                target: PROGRAMS.into(),
+                fs_type: "ext4".into(),
+                options: "ro".into(),
+            }],
+            forwards: vec![Forward {
+                host: SocketAddrV4::new(address, api_server.port()),
+                guest_port: API_PORT,
+            }],
+            logs: logs.to_owned(),
+        };
+        let vm = parts.machine.boot(devices, directory).await?;
+        step.done("");
+        Ok(KindMachine { vm, api_server, _lease: lease })
+    }
+
+    /// Runs commands of bash in [`CHECKOUT`], as root, with kind and kubectl in the `PATH`, and returns their output. The
+    /// first command that fails ends them.
+    ///
+    /// # Errors
+    /// A command fails, or they take longer than `timeout`.
+    pub async fn shell(&self, commands: &str, timeout: Duration) -> Result<String> {
+        shell(self.vm.control(), commands, timeout).await
+    }
+
+    /// Forwards a port of the host to the API server of the cluster, and returns a kubeconfig for it.
+    ///
+    /// # Errors
+    /// There is no cluster of kind's default name.
+    pub async fn kubeconfig(&self) -> Result<Kubeconfig> {
+        // Docker publishes the API server's port on the machine's loopback only, which QEMU does not reach.
+        let forward = format!(
+            "address=$(docker inspect --format '{{{{(index .NetworkSettings.Networks \"kind\").IPAddress}}}}' {NODE})
+iptables --table nat --append PREROUTING --protocol tcp --destination {ADDRESS} --dport {API_PORT} \
+    --jump DNAT --to-destination $address:{API_PORT}
+iptables --insert DOCKER-USER --protocol tcp --destination $address --dport {API_PORT} --jump ACCEPT"
+        );
+        self.shell(&forward, SHELL_TIMEOUT).await?;
+        let text = self.shell("kind get kubeconfig", SHELL_TIMEOUT).await?;
+        reached_at(&text, self.api_server)
+    }
+
+    /// Shuts the machine down.
+    ///
+    /// # Errors
+    /// The machine does not end in time.
+    pub async fn stop(self) -> Result<()> {
+        self.vm.power_off().await
+    }
+}
+
+/// Returns the files of the payload disk: kind, kubectl, and the checkout.
+fn payload_files(session: &Session, parts: &KindParts, directory: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let reference = directory.join("node-image");
+    fs::write(&reference, &parts.node_image.reference)
+        .with_context(|| format!("write {}", reference.display()))?;
+    let below = CHECKOUT.strip_prefix(PROGRAMS).unwrap_or_default().trim_start_matches('/');
+    let checkout = parts.checkout(directory)?;
+    Ok([
+        ("kind".to_owned(), session.workspace.definitions().join("kind/kind")),
+        ("kind-program".to_owned(), parts.node_image.kind.clone()),
+        ("kubectl".to_owned(), parts.kubectl.clone()),
+        ("node-image".to_owned(), reference),
+    ]
+    .into_iter()
+    .chain(checkout.into_iter().map(|(path, host)| (format!("{below}/{path}"), host)))
+    .collect())
+}
+
+/// Returns a kubeconfig of kind with another address of the API server. The certificate of the server has `localhost`.
+fn reached_at(kubeconfig: &str, address: SocketAddr) -> Result<Kubeconfig> {
+    let mut config = Kubeconfig::from_yaml(kubeconfig).context("parse the kubeconfig of kind")?;
+    for named in &mut config.clusters {
+        let cluster = named.cluster.as_mut().with_context(|| format!("cluster {} is empty", named.name))?;
+        cluster.server = Some(format!("https://{address}"));
+        cluster.tls_server_name = Some("localhost".to_owned());
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kubeconfig_names_the_forwarded_address_and_the_server_name_of_the_certificate() {
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: kind-kind\nusers: []\ncontexts: []\n\
+                    clusters: [{name: kind-kind, cluster: {server: \"https://127.0.0.1:40000\"}}]\n";
+        let config = reached_at(text, "127.88.0.10:10250".parse().unwrap()).unwrap();
+        let cluster = config.clusters[0].cluster.as_ref().unwrap();
+        assert_eq!(cluster.server.as_deref(), Some("https://127.88.0.10:10250"));
+        assert_eq!(cluster.tls_server_name.as_deref(), Some("localhost"));
+    }
+}

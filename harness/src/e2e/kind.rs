@@ -1,0 +1,225 @@
+//! Runs scenarios on a cluster of kind, in a virtual machine with Docker. The commands of the README create the cluster and
+//! install the driver there, as a user pastes them.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use kube::Client;
+use kube::config::KubeConfigOptions;
+use testvm::images::shell;
+use testvm::report::Report;
+use testvm::session::Session;
+use testvm_cluster::ContainerImage;
+use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
+
+use super::runner::{self, Selection};
+use super::scenario::{Scenario, StepResult};
+use super::state_dump;
+use crate::builds;
+use crate::node_options::NodeOptions;
+use crate::nodes;
+use crate::test_env::environment::{TestEnv, Timeouts};
+use crate::test_env::manifests::Manifests;
+
+/// The README whose commands are pasted, and the heading above them.
+const README: &str = "csi/deploy/README.md";
+const HEADING: &str = "## Run on kind";
+/// The directories of the checkout that the commands read.
+const CHECKED_OUT: [&str; 2] = ["csi/deploy", "csi/examples"];
+/// The time that kind takes for a cluster, emulated and on a host that also builds.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(1800);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The poll interval of [`nothing_left`].
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
+
+const ROLLED_OUT: &str = "kubectl --namespace loopfs-system rollout status daemonset/loopfs --timeout 20m";
+/// Prints what the driver has on the machine, one line each: files, project quotas, loop devices, and mounts in the node.
+const INVENTORY: &str = "
+find /srv/loopfs -mindepth 1 -ignore_readdir_race -printf '%y %P\\n'
+xfs_quota -x -c 'report -p -n -N -b' /srv/loopfs | awk '$1 != \"#0\" && NF { print \"project\", $1 }'
+losetup --list --noheadings --raw --output BACK-FILE
+docker exec kind-control-plane cat /proc/self/mountinfo | awk '/kubernetes.io.csi/ { print \"mount\", $4, $5 }'";
+
+/// The control plane is emulated too.
+const TIMEOUTS: Timeouts = Timeouts {
+    start: Duration::from_secs(600),
+    grow: Duration::from_secs(600),
+    end: Duration::from_secs(600),
+};
+
+/// Boots the machine, pastes the commands, runs the selected scenarios, and stops the machine. The logs are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(super) async fn run(
+    session: &Session,
+    manifests: Manifests,
+    namespace: &str,
+    selection: Selection<'_>,
+    kubernetes_bin: Option<&Path>,
+    reports: &Path,
+) -> Result<Report> {
+    let mut report = Report::new();
+    let Ok((machine, client, before)) = start(session, &mut report, kubernetes_bin, reports).await else {
+        return Ok(report);
+    };
+    let mut env = TestEnv::new(manifests, client, None, namespace)?;
+    env.timeouts = TIMEOUTS;
+    runner::run_all(session, &mut report, &env, &NodeOptions::default(), selection, None).await;
+    state_dump::write(&env, reports).await;
+    let started = Instant::now();
+    let title = "files, projects, loop devices and mounts of the machine are as before";
+    report.record("kind", title, started.elapsed(), &nothing_left(&machine, &before).await);
+    let started = Instant::now();
+    let stopped = machine.stop().await;
+    report.record("kind", "stop the machine", started.elapsed(), &stopped);
+    Ok(report)
+}
+
+async fn start(
+    session: &Session,
+    report: &mut Report,
+    kubernetes_bin: Option<&Path>,
+    reports: &Path,
+) -> StepResult<(KindMachine, Client, String)> {
+    let mut scenario = Scenario::begin(session, report, "kind");
+    let parts = KindParts::build(session, plan(session), kubernetes_bin);
+    let parts = scenario.step("build programs, images and disks", parts).await?;
+    let directory = session.workspace.target().join("kind-machine");
+    let logs = reports.join("logs").join("kind");
+    let booted = KindMachine::boot(session, &parts, &directory, &logs);
+    let machine = scenario.step("boot a machine with Docker and kind", booted).await?;
+    let commands = async {
+        let path = session.workspace.root().join(README);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let commands = commands(&text).with_context(|| format!("the commands of {README}"))?;
+        machine.shell(&commands, CREATION_TIMEOUT).await
+    };
+    scenario.step("paste the commands of the README", commands).await?;
+    let loaded = machine.shell("kind load image-archive target/images/volume-check.tar", LOAD_TIMEOUT);
+    scenario.step("load the image of the test pods", loaded).await?;
+    let client = async {
+        let config = machine.kubeconfig().await?;
+        let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+        Client::try_from(config).context("create a client of the API server")
+    };
+    let client = scenario.step("reach the API server from this machine", client).await?;
+    let ready = machine.shell(ROLLED_OUT, CREATION_TIMEOUT);
+    scenario.step("the driver is rolled out", ready).await?;
+    let before = scenario.step("list what is on the machine", machine.shell(INVENTORY, TOOL_TIMEOUT)).await?;
+    Ok((machine, client, before))
+}
+
+/// Waits until the machine has nothing that it did not have before. The driver deletes data in the background, which no event
+/// announces.
+async fn nothing_left(machine: &KindMachine, before: &str) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUTS.end;
+    loop {
+        let now = machine.shell(INVENTORY, TOOL_TIMEOUT).await?;
+        let more = added_since(before, &now);
+        if more.is_empty() {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "leaked: {}", more.join("; "));
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Returns the lines of `now` that `before` has not.
+fn added_since<'a>(before: &str, now: &'a str) -> Vec<&'a str> {
+    let known: Vec<&str> = before.lines().collect();
+    now.lines().filter(|line| !known.contains(line)).collect()
+}
+
+async fn plan(session: &Session) -> Result<KindPlan> {
+    let programs = async {
+        let guest = builds::guest_programs(session).await?;
+        let driver = builds::driver_programs(session).await?;
+        anyhow::Ok((guest, driver, builds::loopfs_tool(session).await?))
+    };
+    let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
+    let (init, pause) = (guest.init.clone(), guest.pause.clone());
+    let images: Vec<ContainerImage> = nodes::images(guest, driver, tool, busybox);
+    Ok(KindPlan { init, pause, images, files: checked_out(session.workspace.root())? })
+}
+
+/// Returns the files of the checkout that users apply: the path from its root, and the path here.
+fn checked_out(root: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut files = Vec::new();
+    let mut pending: Vec<PathBuf> = CHECKED_OUT.iter().map(PathBuf::from).collect();
+    while let Some(directory) = pending.pop() {
+        let path = root.join(&directory);
+        for entry in std::fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {
+            let entry = entry?;
+            let below = directory.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                pending.push(below);
+            } else {
+                let name = below.to_str().with_context(|| format!("{} is not UTF-8", below.display()))?;
+                files.push((name.to_owned(), entry.path()));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Returns the commands of the first console block after the heading, without their prompts: `#` for root and `$` for any
+/// user.
+fn commands(readme: &str) -> Result<String> {
+    let (_, section) =
+        readme.split_once(HEADING).with_context(|| format!("there is no heading {HEADING:?}"))?;
+    let (_, block) = section.split_once("```console\n").context("there is no console block")?;
+    let (block, _) = block.split_once("```").context("the console block does not end")?;
+    let line = |line: &str| match line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {
+        Some(command) => Ok(command.to_owned()),
+        None => anyhow::bail!("{line:?} begins with no prompt"),
+    };
+    let commands = block.lines().map(line).collect::<Result<Vec<_>>>()?;
+    anyhow::ensure!(!commands.is_empty(), "the console block is empty");
+    Ok(commands.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_of_the_section_lose_their_prompts() {
+        let readme = "## Other\n```console\n$ no\n```\n## Run on kind\nText.\n\n```console\n# mount\n$ kind create\n```\n";
+        assert_eq!(commands(readme).unwrap(), "mount\nkind create");
+    }
+
+    #[test]
+    fn only_lines_that_were_not_there_before_are_left() {
+        assert_eq!(added_since("d volumes\n", "d volumes\nf volumes/v\n"), ["f volumes/v"]);
+        assert!(added_since("d volumes\nf gone\n", "d volumes\n").is_empty());
+    }
+
+    #[test]
+    fn a_line_without_a_prompt_is_an_error() {
+        let error = commands("## Run on kind\n```console\n$ a\nb\n```\n").unwrap_err().to_string();
+        assert_eq!(error, "\"b\" begins with no prompt");
+        assert!(commands("# Title\n").is_err());
+    }
+
+    #[test]
+    fn the_section_of_the_readme_creates_a_cluster_and_installs_the_driver() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let commands = commands(&std::fs::read_to_string(root.join(README)).unwrap()).unwrap();
+        for command in [
+            "kind create cluster --config csi/examples/kind.yaml",
+            "kind load image-archive",
+            "kubectl apply -k csi/deploy",
+        ] {
+            assert!(commands.lines().any(|line| line.starts_with(command)), "{command} in {commands}");
+        }
+        let files = checked_out(root).unwrap();
+        for file in ["csi/examples/kind.yaml", "csi/deploy/kustomization.yaml"] {
+            assert!(files.iter().any(|(path, _)| path == file), "{file}");
+        }
+    }
+}

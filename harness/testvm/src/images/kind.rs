@@ -1,0 +1,267 @@
+//! The images of kind, as `kind/kind.toml` of the definitions describes them: the root file system of a machine that
+//! runs Docker and kind, and the node image whose container is a node of Kubernetes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::debian::{self, Bootstrap};
+use super::kernel::Kernel;
+use super::node::{self, CONTAINERD, DebianRoot, ROOT_FILE, excluded, utf8};
+use super::oci;
+use crate::cache::Recipe;
+use crate::go_build;
+use crate::session::Session;
+
+/// The file of the node image in its artifact, for `docker import`.
+const NODE_FILE: &str = "node.tar";
+/// The script that turns a Debian root file system into a node image.
+const NODE_SCRIPT: &str = "kind/node-image";
+/// The files of the base image in kind's module.
+const BASE_FILES: &str = "images/base/files";
+
+/// The package of the program that kube-proxy runs, and its files.
+const IPTABLES_PACKAGE: &str = "iptables";
+const IPTABLES_PROGRAM: &str = "usr/sbin/xtables-nft-multi";
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+/// The names under which iptables is the program, and the path of its loader in an image.
+const IPTABLES_NAMES: [&str; 6] =
+    ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"];
+const LOADER_PATH: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// The description of both images.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    machine: Machine,
+    node: Node,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Machine {
+    suite: String,
+    packages: Vec<String>,
+    exclude: Vec<String>,
+    size_mib: u64,
+    docker_mib: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Node {
+    suite: String,
+    packages: Vec<String>,
+    exclude: Vec<String>,
+}
+
+/// The programs of a node image besides containerd, and the images of its control plane.
+#[derive(Clone, Debug)]
+pub struct NodePrograms {
+    pub kubelet: PathBuf,
+    pub kubectl: PathBuf,
+    pub kubeadm: PathBuf,
+    /// Their version, such as `v1.36.3`.
+    pub version: String,
+    /// The directory of kind's module.
+    pub kind_sources: PathBuf,
+    /// The reference of each image, and its files: the path in the image and the path here. The image runs the first.
+    pub images: Vec<(String, Vec<(String, PathBuf)>)>,
+    /// Identifies the contents of the files above.
+    pub identity: String,
+}
+
+impl Description {
+    /// Reads the description.
+    ///
+    /// # Errors
+    /// The file cannot be read or parsed.
+    pub fn read(session: &Session) -> Result<Description> {
+        let path = session.workspace.definitions().join("kind/kind.toml");
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("parse {}", path.display()))
+    }
+
+    /// Returns the size of the file system of Docker's images and containers.
+    #[must_use]
+    pub fn docker_mib(&self) -> u64 {
+        self.machine.docker_mib
+    }
+
+    /// Returns the ext4 image of the machine's root with the modules of `kernel`, from the cache or built.
+    ///
+    /// # Errors
+    /// A package cannot be fetched.
+    pub async fn machine_root(&self, session: &Session, kernel: &Kernel) -> Result<PathBuf> {
+        let Machine { suite, packages, exclude, size_mib, .. } = &self.machine;
+        let recipe = Recipe::new("docker-root", 1)
+            .with("suite", suite)
+            .with("packages", packages.join(","))
+            .with("exclude", exclude.join(","))
+            .with("size", size_mib.to_string())
+            .with_artifact("kernel", kernel.artifact());
+        let artifact = session
+            .cache
+            .artifact(&recipe, async |directory: &Path| {
+                let step = session.progress.step("build the root file system of a machine with Docker");
+                let root = DebianRoot { suite, packages, exclude, size_mib: *size_mib };
+                node::build(&root, kernel, &[], directory, step.notes()).await?;
+                step.done("");
+                Ok(())
+            })
+            .await?;
+        Ok(artifact.join(ROOT_FILE))
+    }
+
+    /// Returns the file system of the node image as a tar file, from the cache or built.
+    ///
+    /// # Errors
+    /// A package cannot be fetched, containerd cannot be built, or the script of the image fails.
+    pub async fn node(&self, session: &Session, programs: &NodePrograms) -> Result<PathBuf> {
+        let containerd = go_build::build(session, &CONTAINERD).await?;
+        let script = session.workspace.definitions().join(NODE_SCRIPT);
+        let mut recipe = Recipe::new("kind-node", 1)
+            .with("suite", &self.node.suite)
+            .with("packages", self.node.packages.join(","))
+            .with("exclude", self.node.exclude.join(","))
+            .with_file("script", &script)?
+            .with("version", &programs.version)
+            .with("kind", programs.kind_sources.as_os_str().as_encoded_bytes())
+            .with("programs", &programs.identity)
+            .with_artifact("containerd", &containerd);
+        for (reference, files) in &programs.images {
+            recipe = recipe.with("image", reference);
+            for (path, _) in files {
+                recipe = recipe.with("file", path);
+            }
+        }
+        let artifact = session
+            .cache
+            .artifact(&recipe, async |directory: &Path| {
+                let step = session.progress.step("build the node image for kind");
+                let archives = tempfile::tempdir_in(directory).context("create a directory")?;
+                for (index, (reference, files)) in programs.images.iter().enumerate() {
+                    let files: Vec<_> =
+                        files.iter().map(|(path, host)| (path.as_str(), host.as_path())).collect();
+                    oci::archive(&archives.path().join(format!("{index}.tar")), reference, &files)?;
+                }
+                let hook = hook(&script, programs, &containerd, archives.path())?;
+                let notes = step.notes();
+                Bootstrap::new(&self.node.suite, "minbase", &self.node.packages)
+                    .await?
+                    .args(excluded(&self.node.exclude).chain([hook]))
+                    .run(&directory.join(NODE_FILE), move |line| notes.note(line.to_owned()))
+                    .await?;
+                step.done("");
+                Ok(())
+            })
+            .await?;
+        Ok(artifact.join(NODE_FILE))
+    }
+
+    /// Returns iptables for an image without a distribution, from the cache or downloaded: the path of each file in the
+    /// image and its path here. kube-proxy runs it.
+    ///
+    /// # Errors
+    /// The package cannot be fetched.
+    pub async fn iptables(&self, session: &Session) -> Result<Vec<(String, PathBuf)>> {
+        let suite = &self.node.suite;
+        let recipe = Recipe::new("iptables", 1).with("suite", suite).with("package", IPTABLES_PACKAGE);
+        let directory = session
+            .cache
+            .artifact(&recipe, async |directory: &Path| {
+                let step = session.progress.step("fetch iptables");
+                debian::extract(suite, IPTABLES_PACKAGE, directory, place_iptables, step.notes()).await?;
+                step.done("");
+                Ok(())
+            })
+            .await?;
+        let mut files: Vec<_> = IPTABLES_NAMES
+            .iter()
+            .map(|name| (format!("/usr/sbin/{name}"), directory.join(IPTABLES_PROGRAM)))
+            .collect();
+        files.push((LOADER_PATH.to_owned(), directory.join(LOADER)));
+        for below in [LIBRARIES.to_owned(), format!("{LIBRARIES}/xtables")] {
+            let path = directory.join(&below);
+            let entries = fs::read_dir(&path).with_context(|| format!("read {}", path.display()))?;
+            for entry in entries {
+                let entry = entry?;
+                let name = entry.file_name();
+                let name = name.to_str().context("the name of a library is not UTF-8")?;
+                if entry.path().is_file() {
+                    files.push((format!("/{below}/{name}"), entry.path()));
+                }
+            }
+        }
+        // The order of a directory is not the same everywhere, and the bytes of an image depend on it.
+        files.sort();
+        Ok(files)
+    }
+}
+
+/// Returns the argument that has mmdebstrap run the script.
+fn hook(script: &Path, programs: &NodePrograms, containerd: &Path, archives: &Path) -> Result<String> {
+    let base_files = programs.kind_sources.join(BASE_FILES);
+    let variables = [
+        ("KIND_FILES", utf8(&base_files)?),
+        ("CONTAINERD", utf8(containerd)?),
+        ("KUBELET", utf8(&programs.kubelet)?),
+        ("KUBECTL", utf8(&programs.kubectl)?),
+        ("KUBEADM", utf8(&programs.kubeadm)?),
+        ("VERSION", programs.version.as_str()),
+        ("IMAGES", utf8(archives)?),
+    ];
+    let set: String = variables.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
+    Ok(format!("--customize-hook={set}sh '{}' \"$1\"", utf8(script)?))
+}
+
+/// Returns the paths of the program, its extensions and its libraries.
+fn place_iptables(path: &Path) -> Option<PathBuf> {
+    let library = path.starts_with(LIBRARIES)
+        && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.contains(".so"));
+    let flat = path.parent() == Some(Path::new(LIBRARIES)) || path.parent()?.ends_with("xtables");
+    (path == Path::new(IPTABLES_PROGRAM) || (library && flat)).then(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_iptables_its_extensions_and_libraries_are_kept() {
+        for path in [
+            "usr/sbin/xtables-nft-multi",
+            "usr/lib/x86_64-linux-gnu/libmnl.so.0",
+            "usr/lib/x86_64-linux-gnu/xtables/libxt_comment.so",
+        ] {
+            assert_eq!(place_iptables(Path::new(path)).as_deref(), Some(Path::new(path)));
+        }
+        for path in
+            ["usr/sbin/nfnl_osf", "usr/lib/x86_64-linux-gnu/gconv/IBM037.so", "usr/share/xtables/pf.os"]
+        {
+            assert_eq!(place_iptables(Path::new(path)), None);
+        }
+    }
+
+    #[test]
+    fn the_script_gets_the_root_file_system_and_every_input() {
+        let programs = NodePrograms {
+            kubelet: "/k/kubelet".into(),
+            kubectl: "/k/kubectl".into(),
+            kubeadm: "/k/kubeadm".into(),
+            version: "v1.2.3".into(),
+            kind_sources: "/mod/kind".into(),
+            images: Vec::new(),
+            identity: String::new(),
+        };
+        let hook = hook(Path::new("/s/node-image"), &programs, Path::new("/c"), Path::new("/i")).unwrap();
+        assert_eq!(
+            hook,
+            "--customize-hook=KIND_FILES='/mod/kind/images/base/files' CONTAINERD='/c' KUBELET='/k/kubelet' \
+             KUBECTL='/k/kubectl' KUBEADM='/k/kubeadm' VERSION='v1.2.3' IMAGES='/i' sh '/s/node-image' \"$1\""
+        );
+    }
+}
