@@ -121,14 +121,15 @@ impl NodeOptions {
         self.node_image == NodeImage::Default
     }
 
-    /// Returns every combination, with a name that can be the name of a directory.
-    pub(crate) fn combinations() -> [(&'static str, NodeOptions); 5] {
+    /// Returns the kinds of nodes of the lane node, each with a name that can be the name of a directory.
+    pub(crate) fn combinations() -> [(&'static str, NodeOptions); 6] {
         let nodes = |kubelet, losetup, node_image| NodeOptions {
             kubelet,
             losetup,
             node_image,
             ..NodeOptions::default()
         };
+        let on_data_disk = NodeOptions { kubelet_root: KubeletDisk::DataDisk, ..NodeOptions::default() };
         let (util_linux, drop_in) = (Some(Losetup::UtilLinux), Some(Losetup::DropIn));
         let (stock, patched) = (KubeletBuild::Stock, KubeletBuild::Patched);
         [
@@ -137,6 +138,7 @@ impl NodeOptions {
             ("patched-util-linux", nodes(patched, util_linux, NodeImage::Default)),
             ("patched-drop-in", nodes(patched, drop_in, NodeImage::Default)),
             ("patched-no-tools", nodes(patched, None, NodeImage::NoTools)),
+            ("kubelet-root-data-disk", on_data_disk),
         ]
     }
 

@@ -148,6 +148,15 @@ pub(super) const SCENARIOS: [Entry; 20] = [
 /// The scenarios that depend on the kubelet and the programs of the node, besides the first and the last.
 pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
+/// Returns the scenarios that depend on these nodes.
+pub(super) fn of_nodes(variant: NodeVariant) -> Vec<String> {
+    let of_these = |entry: &&Entry| {
+        OF_THE_NODE.contains(&entry.name)
+            || matches!(entry.run, Run::KubeletOnDataDisk(_)) && entry.suits(variant)
+    };
+    SCENARIOS.iter().filter(of_these).map(|entry| entry.name.to_owned()).collect()
+}
+
 /// Returns the names that `--story` takes.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SCENARIOS.iter().map(|entry| entry.name)

@@ -165,7 +165,7 @@ pub(crate) async fn run_on_nodes(
     kubernetes_bin: Option<&Path>,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = catalogue::OF_THE_NODE.map(str::to_owned).into();
+    let scenarios = catalogue::of_nodes(nodes.variant());
     let args =
         Args { nodes, scenarios, kubernetes_bin: kubernetes_bin.map(Path::to_owned), ..Args::default() };
     args.check()?;

@@ -1,4 +1,5 @@
-//! The node lane: claims and pods on nodes with another kubelet, another losetup, or without tools.
+//! The node lane: claims and pods on nodes with another kubelet, another losetup, without tools, or with the kubelet's
+//! directory on the data disk.
 //!
 //! Each run has a cluster of its own, and the scenarios that depend on the node.
 
