@@ -49,6 +49,7 @@ pub mod api_error;
 pub mod background;
 mod components;
 mod control_plane;
+pub mod docker;
 pub mod exec;
 mod gvisor;
 mod images;

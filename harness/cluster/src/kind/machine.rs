@@ -13,10 +13,14 @@ use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Forward, Vm};
 use testvm_guest::spec::{Mount, Source};
 
-use super::docker::{CHECKOUT, DOCKER_DISK, Devices, PROGRAMS, shell};
 use super::parts::KindParts;
+use crate::docker::{DOCKER_DISK, Devices, bash};
 use crate::loopback::LoopbackLease;
 
+/// The directory of kind and kubectl.
+const PROGRAMS: &str = "/opt/kind";
+/// The directory of the machine that has the files of [`KindPlan`](super::KindPlan), as a checkout of the project does.
+pub const CHECKOUT: &str = "/opt/kind/checkout";
 const PAYLOAD_DISK: &str = "payload";
 /// The port of the machine that is forwarded to the API server.
 const API_PORT: u16 = 6443;
@@ -83,7 +87,8 @@ impl KindMachine {
     /// # Errors
     /// A command fails, or they take longer than `timeout`.
     pub async fn shell(&self, commands: &str, timeout: Duration) -> Result<String> {
-        shell(self.vm.control(), commands, timeout).await
+        let script = format!("export PATH={PROGRAMS}:$PATH\ncd {CHECKOUT}\n{commands}");
+        bash(self.vm.control(), &script, timeout).await
     }
 
     /// Forwards a port of the host to the API server of the cluster, and returns a kubeconfig for it.

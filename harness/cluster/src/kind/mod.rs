@@ -3,11 +3,9 @@
 //! [`KindParts`] has the disks of the machine, [`KindMachine`] is the machine while it runs. The node image is our own,
 //! because no container registry is used: see `kind/node-image` of the definitions.
 
-mod docker;
 mod machine;
 mod node_image;
 mod parts;
 
-pub use self::docker::CHECKOUT;
-pub use self::machine::KindMachine;
+pub use self::machine::{CHECKOUT, KindMachine};
 pub use self::parts::{KindParts, KindPlan};

@@ -11,11 +11,10 @@ use testvm::images::kind::Description;
 use testvm::images::{disk, oci};
 use testvm::packages;
 use testvm::session::Session;
-use testvm::vm::{Disk, DiskMode, choose};
+use testvm::vm::{Disk, DiskMode};
 
-use super::docker::{DOCKER_DISK, Devices, DockerMachine, shell};
 use super::node_image::{self, NodeImage};
-use crate::images::MODULE_SETS;
+use crate::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use crate::plan::ContainerImage;
 use crate::programs::Programs;
 use crate::variant::Kubelet;
@@ -71,15 +70,8 @@ impl KindParts {
         };
         let programs = Programs::ensure(session, Kubelet::Stock, kubernetes_bin);
         let (plan, (kernel, root), programs) = tokio::try_join!(plan, system, programs)?;
-        let hypervisor = choose(session, &kernel, &plan.init).await?;
+        let machine = DockerMachine::prepare(session, &kernel, root, plan.init.clone()).await?;
         let node_image = node_image::prepare(session, &description, &programs, &plan.pause).await?;
-        let machine = DockerMachine {
-            hypervisor,
-            kernel: kernel.vmlinuz(),
-            modules: kernel.modules(&MODULE_SETS).await?,
-            root,
-            init: plan.init.clone(),
-        };
         let docker_disk = docker_disk(session, &description, &machine, &node_image).await?;
         Ok(KindParts { machine, docker_disk, node_image, kubectl: programs.kubectl, plan })
     }
@@ -105,7 +97,7 @@ async fn docker_disk(
     node_image: &NodeImage,
 ) -> Result<PathBuf> {
     let node = node_image.tar.parent().context("the node image is in an artifact")?;
-    let root = machine.root.parent().context("the root is in an artifact")?;
+    let root = machine.root().parent().context("the root is in an artifact")?;
     let recipe = Recipe::new("kind-docker", 1)
         .with_artifact("node image", node)
         .with_artifact("root", root)
@@ -128,7 +120,7 @@ async fn docker_disk(
             step.note("booting");
             let vm = machine.boot(devices, scratch.path()).await?;
             step.note("importing");
-            shell(vm.control(), &import(&node_image.reference), IMPORT_TIMEOUT).await?;
+            bash(vm.control(), &import(&node_image.reference), IMPORT_TIMEOUT).await?;
             vm.power_off().await?;
             step.done("");
             Ok(())

@@ -54,13 +54,17 @@ fn write(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> 
     let mut named = manifest.descriptor();
     named["annotations"] = json!({CONTAINERD_NAME: reference});
     let index = json!({"schemaVersion": 2, "manifests": [named]});
+    // `docker load` reads this file, and not the index, unless Docker keeps its images in containerd.
+    let docker_manifest =
+        json!([{"Config": config.path(), "RepoTags": [reference], "Layers": [layer.path()]}]);
 
     let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
     let mut archive = Builder::new(file);
     append(&mut archive, "oci-layout", 0o644, &serde_json::to_vec(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
     append(&mut archive, "index.json", 0o644, &serde_json::to_vec(&index)?)?;
+    append(&mut archive, "manifest.json", 0o644, &serde_json::to_vec(&docker_manifest)?)?;
     for blob in [&layer, &config, &manifest] {
-        append(&mut archive, &format!("blobs/sha256/{}", blob.hash), 0o644, &blob.content)?;
+        append(&mut archive, &blob.path(), 0o644, &blob.content)?;
     }
     archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
 }
@@ -105,6 +109,11 @@ impl Blob {
 
     fn digest(&self) -> String {
         format!("sha256:{}", self.hash)
+    }
+
+    /// Returns the path in the archive.
+    fn path(&self) -> String {
+        format!("blobs/sha256/{}", self.hash)
     }
 
     fn descriptor(&self) -> Value {
@@ -161,6 +170,11 @@ mod tests {
         let config: Value = serde_json::from_slice(&blob(&manifest["config"])).unwrap();
         assert_eq!(config["config"]["Entrypoint"][0], "/program");
         assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+        let docker: Value = serde_json::from_slice(&entries["manifest.json"]).unwrap();
+        let digest = |descriptor: &Value| descriptor["digest"].as_str().unwrap().replace(':', "/");
+        assert_eq!(docker[0]["RepoTags"][0], "example/image:dev");
+        assert_eq!(docker[0]["Config"], format!("blobs/{}", digest(&manifest["config"])));
+        assert_eq!(docker[0]["Layers"][0], format!("blobs/{}", digest(&manifest["layers"][0])));
         let layer = blob(&manifest["layers"][0]);
         assert_eq!(self::entries(&layer)["program"], b"content");
     }

@@ -1,23 +1,25 @@
 //! A virtual machine that runs Docker, with the disks that its user adds.
+//!
+//! [`DockerMachine`] has what is the same for each boot, [`Devices`] what a boot adds. One of the added disks is
+//! [`DOCKER_DISK`], an ext4 for Docker's images and containers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use testvm::images::kernel::Module;
-use testvm::vm::{Control, Disk, DiskMode, Forward, Hypervisor, Vm, VmSpec, initramfs};
+use testvm::images::kernel::{Kernel, Module};
+use testvm::session::Session;
+use testvm::vm::{Control, Disk, DiskMode, Forward, Hypervisor, Vm, VmSpec, choose, initramfs};
 use testvm_guest::spec::{
     Command, Condition, FileSpec, Mode, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
 };
 
-/// The directory of kind and kubectl.
-pub(super) const PROGRAMS: &str = "/opt/kind";
-/// The directory of the machine that has the files of [`KindPlan`](super::KindPlan), as a checkout of the project does.
-pub const CHECKOUT: &str = "/opt/kind/checkout";
+use super::images::MODULE_SETS;
+
 const ROOT_DISK: &str = "root";
 /// The disk of Docker's images and containers.
-pub(super) const DOCKER_DISK: &str = "docker";
+pub const DOCKER_DISK: &str = "docker";
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 
 const MEMORY_MIB: u32 = 6144;
@@ -27,33 +29,62 @@ const MODPROBE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The parts of the machine that are the same for each boot.
 #[derive(Debug)]
-pub(super) struct DockerMachine {
-    pub(super) hypervisor: Hypervisor,
-    pub(super) kernel: PathBuf,
-    pub(super) modules: Vec<Module>,
+pub struct DockerMachine {
+    hypervisor: Hypervisor,
+    kernel: PathBuf,
+    modules: Vec<Module>,
     /// The disk of the root file system, whose changes are discarded.
-    pub(super) root: PathBuf,
+    root: PathBuf,
     /// PID 1.
-    pub(super) init: PathBuf,
+    init: PathBuf,
 }
 
-/// What a boot adds: disks, [`DOCKER_DISK`] among them, their mounts, ports, and the directory of the logs.
-pub(super) struct Devices {
-    pub(super) disks: Vec<Disk>,
-    pub(super) mounts: Vec<Mount>,
-    pub(super) forwards: Vec<Forward>,
-    pub(super) logs: PathBuf,
+/// What a boot adds.
+#[derive(Debug)]
+pub struct Devices {
+    /// The disks, [`DOCKER_DISK`] among them.
+    pub disks: Vec<Disk>,
+    /// The mounts of the disks other than [`DOCKER_DISK`].
+    pub mounts: Vec<Mount>,
+    /// The ports that are forwarded to the machine.
+    pub forwards: Vec<Forward>,
+    /// The directory of the logs.
+    pub logs: PathBuf,
 }
 
 impl DockerMachine {
+    /// Chooses how to run a machine with this kernel. `root` is the disk of its root file system (ext4, with the modules
+    /// of the kernel), and `init` the program `guest-init` of `testvm-guest`.
+    ///
+    /// # Errors
+    /// The modules cannot be read, or no hypervisor boots the kernel.
+    pub async fn prepare(
+        session: &Session,
+        kernel: &Kernel,
+        root: PathBuf,
+        init: PathBuf,
+    ) -> Result<DockerMachine> {
+        let hypervisor = choose(session, kernel, &init).await?;
+        let modules = kernel.modules(&MODULE_SETS).await?;
+        Ok(DockerMachine { hypervisor, kernel: kernel.vmlinuz(), modules, root, init })
+    }
+
+    /// Returns the disk of the root file system.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Boots the machine, and waits until Docker responds. The initramfs is written into `directory`.
-    pub(super) async fn boot(&self, devices: Devices, directory: &Path) -> Result<Vm> {
+    ///
+    /// # Errors
+    /// The machine does not boot, or Docker does not start.
+    pub async fn boot(&self, devices: Devices, directory: &Path) -> Result<Vm> {
         let path = directory.join("initramfs");
         let mode = Mode::Node(node_spec(devices.mounts));
         initramfs(&path, &self.init, &self.modules, &[], mode)?;
         let root = Disk { name: ROOT_DISK.into(), image: self.root.clone(), mode: DiskMode::Scratch };
         let spec = VmSpec {
-            name: "kind".to_owned(),
+            name: "docker".to_owned(),
             hypervisor: self.hypervisor.clone(),
             kernel: self.kernel.clone(),
             initramfs: path,
@@ -101,6 +132,7 @@ fn node_spec(mounts: Vec<Mount>) -> NodeSpec {
                 name: "dockerd".to_owned(),
                 argv: vec!["dockerd".to_owned()],
                 env: BTreeMap::new(),
+                log_file: None,
                 restart: Restart::Never,
                 ready: Some(Ready {
                     when: Condition::UnixSocket(DOCKER_SOCKET.to_owned()),
@@ -111,15 +143,16 @@ fn node_spec(mounts: Vec<Mount>) -> NodeSpec {
     }
 }
 
-/// Runs commands of bash on the machine.
-pub(super) async fn shell(control: &Control, commands: &str, timeout: Duration) -> Result<String> {
-    let script = format!(
-        "set -euo pipefail\nexport PATH={PROGRAMS}:$PATH\nif [ -d {CHECKOUT} ]; then cd {CHECKOUT}; fi\n{commands}\n"
-    );
+/// Runs commands of bash on the machine, as root, and returns their output. The first command that fails ends them.
+///
+/// # Errors
+/// A command fails, or they take longer than `timeout`.
+pub async fn bash(control: &Control, commands: &str, timeout: Duration) -> Result<String> {
+    let script = format!("set -euo pipefail\n{commands}\n");
     let output = control.exec_with_input(["bash", "-s"], &script, timeout).await?;
     anyhow::ensure!(
         output.code == 0,
-        "on the machine with kind: these commands ended with {}:\n{commands}\n{}{}",
+        "on the machine with Docker: these commands ended with {}:\n{commands}\n{}{}",
         output.code,
         output.stdout,
         output.stderr
