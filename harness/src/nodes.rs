@@ -17,7 +17,7 @@ pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 /// An image with a shell, for interactive use; csi/examples uses it.
 pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
-const DRIVER: &str = "docker.io/library/loopfs:dev";
+pub(crate) const DRIVER: &str = "docker.io/library/loopfs:dev";
 
 /// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes, or if the kubelet's directory is on
 /// the data disk.

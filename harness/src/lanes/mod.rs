@@ -1,6 +1,7 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
 mod apiserver;
+mod docker;
 mod ginkgo;
 mod go_tests;
 mod kernel;
@@ -31,8 +32,8 @@ pub struct TestArgs {
     /// instead of the default in the sanity lane.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
-    /// In the kernel and the apiserver lane, run only the tests whose names contain this, without power cuts;
-    /// may be given more than once.
+    /// In the kernel, the apiserver and the docker lane, run only the tests whose names contain this, without power
+    /// cuts; may be given more than once.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     #[command(flatten)]
@@ -51,19 +52,29 @@ enum Lane {
     Kernel,
     /// The conformance suite of the Container Storage Interface against the driver on a real kernel, in QEMU.
     Sanity,
+    /// The driver's image in a Docker engine, in QEMU: what it serves, what it refuses, how it ends.
+    Docker,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
     /// The same on other nodes, one cluster after the other: a stock or a patched kubelet with the losetup of
-    /// util-linux or of loopfs, and a patched kubelet without mount, umount and losetup. Runs only if --lane selects
-    /// it.
+    /// util-linux or of loopfs, a patched kubelet without mount, umount and losetup, and a kubelet with its directory on
+    /// the data disk. Runs only if --lane selects it.
     Node,
     /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
     /// selects it.
     Kind,
 }
 
-const ALL: [Lane; 7] =
-    [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node, Lane::Kind];
+const ALL: [Lane; 8] = [
+    Lane::Unit,
+    Lane::Apiserver,
+    Lane::Kernel,
+    Lane::Sanity,
+    Lane::Docker,
+    Lane::E2e,
+    Lane::Node,
+    Lane::Kind,
+];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
 ///
@@ -83,6 +94,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Apiserver => apiserver::run(session, args.e2e.kubernetes_bin(), &args.only).await,
             Lane::Kernel => kernel::run(session, args.kernel.as_deref(), &args.only).await,
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
+            Lane::Docker => docker::run(session, &args.only).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
             Lane::Node => node::run(session, args.e2e.kubernetes_bin()).await,
             Lane::Kind => run_kind(session, args.e2e.kubernetes_bin()).await,
@@ -118,6 +130,7 @@ impl Lane {
             Lane::Apiserver => "apiserver",
             Lane::Kernel => "kernel",
             Lane::Sanity => "sanity",
+            Lane::Docker => "docker",
             Lane::E2e => "e2e",
             Lane::Node => "node",
             Lane::Kind => "kind",
@@ -137,7 +150,7 @@ mod tests {
     #[test]
     fn the_lanes_node_and_kind_run_only_if_they_are_named() {
         let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
-        assert_eq!((selected(&[]), selected(&[Lane::Node])), (5, 1));
+        assert_eq!((selected(&[]), selected(&[Lane::Node])), (6, 1));
         assert!(!Lane::Node.is_selected(&[]) && !Lane::Kind.is_selected(&[]));
     }
 }

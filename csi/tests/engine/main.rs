@@ -1,0 +1,12 @@
+//! Tests of the driver's image in a Docker engine: what it serves, what it refuses, and how it ends. They need root and
+//! an engine of their own on this machine; `cargo harness test --lane docker` provides both.
+//!
+//! The engine has the image `loopfs:dev`. `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA`
+//! one without. The tests fail if one of them is missing, because a skipped test must not look like a passed one.
+
+mod container;
+mod refusals;
+mod service;
+#[allow(dead_code, reason = "each test binary makes other calls")]
+#[path = "../support/mod.rs"]
+mod support;
