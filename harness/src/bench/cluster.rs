@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
 use testvm::cache;
 use testvm::session::Session;
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node};
@@ -21,6 +22,8 @@ pub(super) const NAMESPACE: &str = "loopfs-bench";
 /// The StorageClass of the manifests.
 pub(super) const CLASS: &str = "loopfs";
 
+/// The number of directories that [`fill`] fills concurrently: one for each processor of the node.
+const FILL_CONCURRENCY: usize = 2;
 /// The timeout of a program that reads a file of /proc, on an emulated processor.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -70,4 +73,27 @@ async fn machine(node: &Node) -> Result<Machine> {
     let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
     let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
     Ok(Machine::of(&cpuinfo, &kernel, "xfs"))
+}
+
+/// Creates this many files in each of the directories of a node. Calls `note` with the number of directories that have them.
+pub(super) async fn fill(
+    node: &Node,
+    directories: &[String],
+    files: u64,
+    timeout: Duration,
+    note: impl Fn(usize),
+) -> Result<()> {
+    let files = files.to_string();
+    let filled = futures::stream::iter(directories).map(async |directory| {
+        let script = "cd \"$1\" && touch $(seq \"$2\")";
+        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], timeout).await;
+        filled.with_context(|| format!("fill {directory}"))
+    });
+    let mut filled = filled.buffer_unordered(FILL_CONCURRENCY);
+    let mut done = 0;
+    while filled.try_next().await?.is_some() {
+        done += 1;
+        note(done);
+    }
+    Ok(())
 }

@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -30,8 +29,6 @@ const CLASS_OF_FILES: &str = "files";
 const BYTES_PER_INODE: &str = "512";
 
 const BIND_TIMEOUT: Duration = Duration::from_secs(900);
-/// The number of volumes that are filled concurrently: one for each processor of the node.
-const FILL_CONCURRENCY: usize = 2;
 /// Limits the creation of one volume's files.
 const FILL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limits the time until the space of all deleted volumes is free.
@@ -180,19 +177,10 @@ async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
     let listed = node.output(&["ls", &volumes], LIST_TIMEOUT).await?;
     let directories: Vec<String> =
         listed.split_whitespace().map(|name| format!("{volumes}/{name}")).collect();
-    let (all, files) = (directories.len(), files.to_string());
-    let filled = futures::stream::iter(&directories).map(async |directory| {
-        let script = "cd \"$1\" && touch $(seq \"$2\")";
-        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIMEOUT).await;
-        filled.with_context(|| format!("fill {directory}"))
-    });
-    let mut filled = filled.buffer_unordered(FILL_CONCURRENCY);
-    let mut done = 0;
-    while filled.try_next().await?.is_some() {
-        done += 1;
-        step.note(format!("{files} files in {done} of {all} volumes"));
-    }
-    Ok(())
+    cluster::fill(node, &directories, files, FILL_TIMEOUT, |done| {
+        step.note(format!("{files} files in {done} of {} volumes", directories.len()));
+    })
+    .await
 }
 
 async fn until_trash_is_empty(node: &Node, deadline: Instant, step: &Step) -> Result<()> {

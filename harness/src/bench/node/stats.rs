@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use testvm::progress::Step;
@@ -31,8 +30,6 @@ const STATS_BY_QUOTA: &str = "kubelet_stats_ms_by_quota";
 const DIRECTORIES_PER_POD: u64 = 10;
 /// The kubelet assigns a project only to an emptyDir with a size limit.
 const SIZE_LIMIT: &str = "64Mi";
-/// The number of emptyDirs that are filled concurrently: one for each processor of the node.
-const FILL_CONCURRENCY: usize = 2;
 /// Limits the creation of one emptyDir's files.
 const FILL_TIMEOUT: Duration = Duration::from_secs(120);
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -171,26 +168,17 @@ fn volume(source: Source, number: u64) -> String {
 async fn fill(node: &Node, source: Source, scale: Scale, step: &Step) -> Result<()> {
     let list = format!("ls -d {KUBELET_ROOT}/pods/*/volumes/kubernetes.io~empty-dir/{}-*", source.noun());
     let listed = node.output(&["sh", "-c", &list], LIST_TIMEOUT).await?;
-    let directories: Vec<&str> = listed.lines().collect();
+    let directories: Vec<String> = listed.lines().map(str::to_owned).collect();
     anyhow::ensure!(
         directories.len() as u64 == scale.directories(),
         "the node has {} emptyDirs instead of {}",
         directories.len(),
         scale.directories()
     );
-    let files = scale.files.to_string();
-    let filled = futures::stream::iter(&directories).map(async |directory| {
-        let script = "cd \"$1\" && touch $(seq \"$2\")";
-        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIMEOUT).await;
-        filled.with_context(|| format!("fill {directory}"))
-    });
-    let mut filled = filled.buffer_unordered(FILL_CONCURRENCY);
-    let mut done = 0;
-    while filled.try_next().await?.is_some() {
-        done += 1;
-        step.note(format!("{files} files in {done} of {} emptyDirs", directories.len()));
-    }
-    Ok(())
+    cluster::fill(node, &directories, scale.files, FILL_TIMEOUT, |done| {
+        step.note(format!("{} files in {done} of {} emptyDirs", scale.files, directories.len()));
+    })
+    .await
 }
 
 /// Waits until the kubelet reports the files of all emptyDirs of the pods.
