@@ -1,12 +1,13 @@
 //! The contents of the nodes on which loopfs is tested: container images, programs, and the data directory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
 use testvm_cluster::{
-    ContainerImage, DataMount, KubeletRoot, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
+    ContainerImage, DataMount, KubeletRoot, KubernetesSource, Link, NodePlan, NodeService, Parts, TOOLS_DIR,
+    log_file,
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
@@ -59,13 +60,13 @@ pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 /// A part cannot be fetched or built, or the options contradict each other.
 pub(crate) async fn parts(
     session: &Session,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     options: &NodeOptions,
     debugging: Debugging,
     tools: &[(String, PathBuf)],
 ) -> Result<Parts> {
     options.check()?;
-    Parts::build(session, options.variant(), plan(session, options, debugging, tools), kubernetes_bin).await
+    Parts::build(session, &options.variant(), plan(session, options, debugging, tools), kubernetes).await
 }
 
 async fn plan(

@@ -56,12 +56,12 @@ impl NodeParts {
     /// Builds all parts of `plan`, or takes them from the cache. Builds and downloads run concurrently.
     pub(crate) async fn prepare(
         session: &Session,
-        variant: NodeVariant,
+        variant: &NodeVariant,
         plan: impl Future<Output = Result<NodePlan>>,
     ) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let system = async {
-            let kernel = Kernel::prepare(session, None).await?;
+            let kernel = Kernel::prepare(session, variant.kernel.as_deref()).await?;
             let roots = node::prepare(session, &kernel, variant.root).await?;
             anyhow::Ok((kernel, roots))
         };
@@ -86,7 +86,7 @@ impl NodeParts {
             tools: plan.tools,
             services: plan.services,
             links: plan.links,
-            variant,
+            variant: variant.clone(),
         })
     }
 }

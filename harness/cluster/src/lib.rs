@@ -12,7 +12,8 @@
 //!
 //! use testvm::session::Session;
 //! use testvm_cluster::{
-//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, NodePlan, NodeVariant, Parts,
+//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, KubernetesSource, NodePlan,
+//!     NodeVariant, Parts,
 //! };
 //!
 //! /// Starts a cluster whose node has the image of a driver, prints how to use it, and stops it.
@@ -31,7 +32,7 @@
 //!         services: Vec::new(),
 //!         links: Vec::new(),
 //!     };
-//!     let parts = Parts::build(session, NodeVariant::default(), async { Ok(plan) }, None).await?;
+//!     let parts = Parts::build(session, &NodeVariant::default(), async { Ok(plan) }, &KubernetesSource::default()).await?;
 //!     let dir = session.workspace.target().join("cluster");
 //!     let spec = ClusterSpec {
 //!         logs: dir.join("logs"),
@@ -64,6 +65,7 @@ mod pki;
 mod plan;
 mod pod_token;
 mod programs;
+mod release;
 mod running;
 mod spec;
 pub mod started_programs;
@@ -82,6 +84,7 @@ pub use self::node_spec::{
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
 pub use self::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
+pub use self::release::{KubernetesMinor, KubernetesSource};
 pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;
 pub use self::variant::{Kubelet, KubeletRoot, NodeVariant, PATCHED_SUFFIX};

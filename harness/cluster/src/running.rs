@@ -56,8 +56,8 @@ impl Cluster {
 
     /// Returns the variant of the nodes.
     #[must_use]
-    pub fn variant(&self) -> NodeVariant {
-        self.parts.node.variant
+    pub fn variant(&self) -> &NodeVariant {
+        &self.parts.node.variant
     }
 
     /// Returns a client with the administrator's rights.

@@ -46,7 +46,7 @@ pub(super) enum Run {
 
 impl Entry {
     /// Returns `true` if the scenario is part of a run with all scenarios on these nodes.
-    pub(super) fn suits(&self, variant: NodeVariant) -> bool {
+    pub(super) fn suits(&self, variant: &NodeVariant) -> bool {
         match self.run {
             Run::AnyCluster(_) | Run::OwnNode { .. } => true,
             Run::KubeletOnDataDisk(_) => variant.kubelet_root == KubeletRoot::DataDisk,
@@ -149,7 +149,7 @@ pub(super) const SCENARIOS: [Entry; 20] = [
 pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
 /// Returns the scenarios that depend on these nodes.
-pub(super) fn of_nodes(variant: NodeVariant) -> Vec<String> {
+pub(super) fn of_nodes(variant: &NodeVariant) -> Vec<String> {
     let of_these = |entry: &&Entry| {
         OF_THE_NODE.contains(&entry.name)
             || matches!(entry.run, Run::KubeletOnDataDisk(_)) && entry.suits(variant)
@@ -166,7 +166,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 ///
 /// # Errors
 /// The message names the scenario and the option that it needs.
-pub(super) fn require_suitable(only: &[String], variant: NodeVariant) -> Result<()> {
+pub(super) fn require_suitable(only: &[String], variant: &NodeVariant) -> Result<()> {
     let named = |entry: &&Entry| only.iter().any(|only| only == entry.name);
     match SCENARIOS.iter().filter(named).find(|entry| !entry.suits(variant)) {
         None => Ok(()),

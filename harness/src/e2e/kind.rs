@@ -10,8 +10,8 @@ use kube::config::KubeConfigOptions;
 use testvm::images::shell;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::ContainerImage;
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
+use testvm_cluster::{ContainerImage, KubernetesSource};
 
 use super::runner::{self, Selection};
 use super::scenario::{Scenario, StepResult};
@@ -59,11 +59,11 @@ pub(super) async fn run(
     manifests: Manifests,
     namespace: &str,
     selection: Selection<'_>,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     reports: &Path,
 ) -> Result<Report> {
     let mut report = Report::new();
-    let Ok((machine, client, before)) = start(session, &mut report, kubernetes_bin, reports).await else {
+    let Ok((machine, client, before)) = start(session, &mut report, kubernetes, reports).await else {
         return Ok(report);
     };
     let mut env = TestEnv::new(manifests, client, None, namespace)?;
@@ -82,11 +82,11 @@ pub(super) async fn run(
 async fn start(
     session: &Session,
     report: &mut Report,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     reports: &Path,
 ) -> StepResult<(KindMachine, Client, String)> {
     let mut scenario = Scenario::begin(session, report, "kind");
-    let parts = KindParts::build(session, plan(session), kubernetes_bin);
+    let parts = KindParts::build(session, plan(session), kubernetes);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     let directory = session.workspace.target().join("kind-machine");
     let logs = reports.join("logs").join("kind");

@@ -10,14 +10,14 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, NodeVariant, background};
 
 use super::catalogue;
 use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{kind, scenarios, self_check, state_dump};
-use crate::node_options::NodeOptions;
+use crate::node_options::{KubernetesOptions, NodeOptions};
 use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
@@ -32,21 +32,17 @@ const NAMESPACE: &str = "loopfs-e2e";
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     kubeconfig: Option<PathBuf>,
 
     /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
     /// --story, only the scenario flow and those that install and remove the driver run.
-    #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root"])]
+    #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     cluster: Option<ClusterProgram>,
 
     /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
     #[arg(long)]
     keep: bool,
-
-    /// Take Kubernetes programs from this directory if they are there, instead of building them.
-    #[arg(long, value_name = "DIR")]
-    kubernetes_bin: Option<PathBuf>,
 
     /// Run only the scenario of this name, and those that install and remove the driver; may be given more than once.
     #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
@@ -59,6 +55,9 @@ pub struct Args {
     /// Then inject each fault in turn, and pass only if each failure names its fault.
     #[arg(long, conflicts_with_all = ["broken", "kubelet_root"])]
     self_check: bool,
+
+    #[command(flatten)]
+    kubernetes: KubernetesOptions,
 
     #[command(flatten)]
     nodes: NodeOptions,
@@ -86,16 +85,22 @@ impl Args {
         if self.keep && background::is_background(session) { "cluster" } else { RUN }
     }
 
-    /// Returns the directory in which to look for Kubernetes' programs before building them.
+    /// Returns the selected programs of Kubernetes.
     #[must_use]
-    pub fn kubernetes_bin(&self) -> Option<&Path> {
-        self.kubernetes_bin.as_deref()
+    pub(crate) fn kubernetes(&self) -> &KubernetesOptions {
+        &self.kubernetes
+    }
+
+    /// Returns the name of the selected kernel.
+    #[must_use]
+    pub(crate) fn kernel(&self) -> Option<&str> {
+        self.nodes.kernel()
     }
 
     /// Refuses options that cannot work together.
     fn check(&self) -> Result<()> {
         self.nodes.check()?;
-        catalogue::require_suitable(&self.scenarios, self.nodes.variant())?;
+        catalogue::require_suitable(&self.scenarios, &self.nodes.variant())?;
         let on_node = [
             self.self_check.then_some("--self-check"),
             self.broken.map(|_| "--break"),
@@ -119,9 +124,7 @@ impl Args {
         line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
-        line.extend(
-            self.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]),
-        );
+        line.extend(self.kubernetes.words());
         line
     }
 }
@@ -135,12 +138,13 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     args.check()?;
     if args.cluster == Some(ClusterProgram::Kind) {
-        return run_on_kind(session, &args.scenarios, args.kubernetes_bin(), &session.workspace.reports(RUN))
+        return run_on_kind(session, &args.scenarios, &args.kubernetes, &session.workspace.reports(RUN))
             .await;
     }
     match &args.kubeconfig {
         Some(kubeconfig) => {
-            let selection = Selection::new(&args.scenarios, args.nodes.variant());
+            let variant = args.nodes.variant();
+            let selection = Selection::new(&args.scenarios, &variant);
             against_any_cluster(session, manifests, kubeconfig, selection).await
         }
         None if !args.keep => {
@@ -162,12 +166,11 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
 pub(crate) async fn run_on_nodes(
     session: &Session,
     nodes: NodeOptions,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = catalogue::of_nodes(nodes.variant());
-    let args =
-        Args { nodes, scenarios, kubernetes_bin: kubernetes_bin.map(Path::to_owned), ..Args::default() };
+    let scenarios = catalogue::of_nodes(&nodes.variant());
+    let args = Args { nodes, scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
     args.check()?;
     against_its_own(session, Manifests::of_driver(session)?, &args, reports).await
 }
@@ -180,13 +183,15 @@ pub(crate) async fn run_on_nodes(
 pub(crate) async fn run_on_kind(
     session: &Session,
     only: &[String],
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
     let default = [scenarios::flow::NAME.to_owned()];
     let only = if only.is_empty() { &default } else { only };
-    let selection = Selection::new(only, NodeOptions::default().variant());
-    kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, kubernetes_bin, reports).await
+    let variant = NodeVariant::default();
+    let selection = Selection::new(only, &variant);
+    let kubernetes = kubernetes.source();
+    kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, &kubernetes, reports).await
 }
 
 /// Runs on a cluster that is created for the run and deleted after it.
@@ -234,7 +239,8 @@ async fn start(
     logs: PathBuf,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, Debugging::On, &[]);
+    let kubernetes = args.kubernetes.source();
+    let parts = nodes::parts(session, &kubernetes, &args.nodes, Debugging::On, &[]);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
@@ -253,7 +259,8 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    let selection = Selection::new(&args.scenarios, args.nodes.variant());
+    let variant = args.nodes.variant();
+    let selection = Selection::new(&args.scenarios, &variant);
     runner::run_all(session, report, &env, &args.nodes, selection, args.broken).await;
     state_dump::write(&env, reports).await;
     if args.self_check {

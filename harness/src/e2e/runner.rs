@@ -18,13 +18,13 @@ use crate::test_env::workload::create_namespace;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     only: &'a [String],
-    variant: NodeVariant,
+    variant: &'a NodeVariant,
 }
 
 impl<'a> Selection<'a> {
     /// Selects the scenarios of these names, and those that others need: the first and the last. Selects all that suit the
     /// nodes if there are no names.
-    pub(super) fn new(only: &'a [String], variant: NodeVariant) -> Selection<'a> {
+    pub(super) fn new(only: &'a [String], variant: &'a NodeVariant) -> Selection<'a> {
         Selection { only, variant }
     }
 
@@ -116,7 +116,8 @@ mod tests {
     fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {
         let selected = |only: &[&str], kubelet_root| -> Vec<&str> {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-            let selection = Selection::new(&only, NodeVariant { kubelet_root, ..NodeVariant::default() });
+            let variant = NodeVariant { kubelet_root, ..NodeVariant::default() };
+            let selection = Selection::new(&only, &variant);
             SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
         };
         let all: Vec<_> = names().collect();

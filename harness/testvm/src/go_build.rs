@@ -11,7 +11,8 @@ use crate::session::Session;
 /// A directory of [`Workspace::definitions`](crate::session::Workspace::definitions) whose `tool` lines name the programs to build.
 #[derive(Clone, Copy, Debug)]
 pub struct GoModule {
-    /// The name of the directory and of the artifact in the cache.
+    /// The path of the directory. Its first component is the name of the artifact in the cache, so that the versions of
+    /// one program can have directories in a common one.
     pub name: &'static str,
     /// The required module whose version the programs have.
     pub versioned_by: &'static str,
@@ -76,6 +77,12 @@ impl Version {
     }
 }
 
+impl GoModule {
+    fn artifact(&self) -> &'static str {
+        self.name.split_once('/').map_or(self.name, |(first, _)| first)
+    }
+}
+
 /// Builds the module's programs or takes them from the cache, and returns their directory.
 ///
 /// # Errors
@@ -88,10 +95,10 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
     let toolchain = toolchain(&source, &text).await.with_context(|| {
         let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
-        format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.name)
+        format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.artifact())
     })?;
     let linker_flags = linker_flags(module, &version);
-    let name = module.overlay.map_or(module.name, |overlay| overlay.artifact);
+    let name = module.overlay.map_or(module.artifact(), |overlay| overlay.artifact);
     let mut recipe = Recipe::new(name, 1)
         .with("go.mod", &text)
         .with_file("go.sum", &source.join("go.sum"))?

@@ -17,6 +17,7 @@ use super::node_image::{self, NodeImage};
 use crate::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use crate::plan::ContainerImage;
 use crate::programs::Programs;
+use crate::release::{KubernetesMinor, KubernetesSource};
 use crate::variant::Kubelet;
 
 /// The disk that holds the node image while Docker imports it.
@@ -51,15 +52,14 @@ pub struct KindParts {
 }
 
 impl KindParts {
-    /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin` if it is
-    /// there.
+    /// Builds all parts that are not in the cache.
     ///
     /// # Errors
     /// A part cannot be fetched or built, or the error of `plan`.
     pub async fn build(
         session: &Session,
         plan: impl Future<Output = Result<KindPlan>>,
-        kubernetes_bin: Option<&Path>,
+        kubernetes: &KubernetesSource,
     ) -> Result<KindParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let description = Description::read(session)?;
@@ -68,7 +68,13 @@ impl KindParts {
             let root = description.machine_root(session, &kernel).await?;
             anyhow::Ok((kernel, root))
         };
-        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes_bin);
+        anyhow::ensure!(
+            kubernetes.minor == KubernetesMinor::default(),
+            "kind runs Kubernetes {} here, the release of kubeadm in vm-images/kind/go.mod, and not {}",
+            KubernetesMinor::default().name(),
+            kubernetes.minor.name()
+        );
+        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes);
         let (plan, (kernel, root), programs) = tokio::try_join!(plan, system, programs)?;
         let machine = DockerMachine::prepare(session, &kernel, root, plan.init.clone()).await?;
         let node_image = node_image::prepare(session, &description, &programs, &plan.pause).await?;
