@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
         ["watch-size", volume] => parse_volume(volume).and_then(|volume| size::watch(&volume)),
-        ["execute-copy", directory] => execution::of_a_copy(Path::new(directory)),
+        ["execute-copy", directory] => execution::copy_and_execute(Path::new(directory)),
         ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
         ["write-at", file, text] => write_at(Path::new(file), text),
