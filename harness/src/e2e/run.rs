@@ -10,7 +10,7 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, background};
 
 use super::catalogue;
 use super::faults::Fault;
@@ -197,8 +197,10 @@ async fn against_its_own(
     reports: &Path,
 ) -> Result<Report> {
     let mut report = Report::new();
+    state_dump::clear(reports)?;
     let dir = session.workspace.target().join("e2e-cluster");
-    let Ok(cluster) = start(session, &mut report, args, dir, reports.join("logs")).await else {
+    let logs = reports.join("logs");
+    let Ok(cluster) = start(session, &mut report, args, Places { dir, logs, reports }).await else {
         return Ok(report);
     };
     test(session, &mut report, manifests, &cluster, args, reports).await?;
@@ -214,7 +216,8 @@ async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &
     let mut report = Report::new();
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
-    let Ok(cluster) = start(session, &mut report, args, dir, logs.clone()).await else {
+    let places = Places { dir, logs: logs.clone(), reports: &logs };
+    let Ok(cluster) = start(session, &mut report, args, places).await else {
         background::hand_over(&session.workspace, None, &report.cases)?;
         return Ok(report);
     };
@@ -226,21 +229,33 @@ async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &
     Ok(report)
 }
 
+/// The directories of a run: that of the cluster, that of its logs, and that of the state of the cluster after a failure.
+struct Places<'a> {
+    dir: PathBuf,
+    logs: PathBuf,
+    reports: &'a Path,
+}
+
+/// Starts the cluster. If the node boots and a later step fails, the archive of `dbg bundle` is in the reports.
 async fn start(
     session: &Session,
     report: &mut Report,
     args: &Args,
-    dir: PathBuf,
-    logs: PathBuf,
+    Places { dir, logs, reports }: Places<'_>,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, Debugging::On, &[]);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
-    let cluster =
-        scenario.step("start a control plane and a node", Cluster::start(session, spec, parts)).await?;
-    scenario.step("grant node-debug its rights", node_debug::grant(session, cluster.client())).await?;
+    let bundle = async |node: &Node| state_dump::try_write_bundle(node, reports).await;
+    let started = Cluster::start_diagnosed(session, spec, parts, bundle);
+    let cluster = scenario.step("start a control plane and a node", started).await?;
+    let granted = node_debug::grant(session, cluster.client());
+    if let Err(failed) = scenario.step("grant node-debug its rights", granted).await {
+        state_dump::write_bundles(session, &cluster, reports).await;
+        return Err(failed);
+    }
     Ok(cluster)
 }
 
@@ -260,7 +275,7 @@ async fn test(
         self_check::run(session, report, env).await;
     }
     if !report.succeeded() {
-        state_dump::write_bundles(cluster, reports).await;
+        state_dump::write_bundles(session, cluster, reports).await;
     }
     Ok(())
 }
@@ -279,6 +294,8 @@ async fn against_any_cluster(
     kubeconfig: &Path,
     selection: Selection<'_>,
 ) -> Result<Report> {
+    let reports = session.workspace.reports(RUN);
+    state_dump::clear(&reports)?;
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
@@ -288,7 +305,7 @@ async fn against_any_cluster(
     let mut report = Report::new();
     let nodes = NodeOptions::default();
     runner::run_all(session, &mut report, &env, &nodes, selection, None).await;
-    state_dump::write(&env, &session.workspace.reports(RUN)).await;
+    state_dump::write(&env, &reports).await;
     let started = Instant::now();
     // The removal also runs if a scenario failed or was stopped.
     let cleaned = async {

@@ -17,6 +17,8 @@ use crate::nodes::DBG;
 
 /// Limits a command that does not wait for a condition.
 const DBG_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limits `dbg bundle`, whose archive can have some 20 MB. The node is emulated, and has the fault that the archive is about.
+const BUNDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The time that a command may take besides its wait.
 const MARGIN: Duration = Duration::from_secs(30);
 
@@ -75,7 +77,7 @@ pub(crate) async fn is_met(node: &Node, condition: &[&str]) -> Result<bool> {
 /// Stores the archive of `dbg bundle` of a node at `path`.
 pub(crate) async fn store_bundle(node: &Node, path: &Path) -> Result<()> {
     let dbg = program();
-    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], DBG_TIMEOUT).await?;
+    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], BUNDLE_TIMEOUT).await?;
     let ByteString(archive) =
         serde_json::from_value(json!(encoded.trim())).context("decode the archive of dbg bundle")?;
     fs::write(path, archive).with_context(|| format!("write {}", path.display()))

@@ -1,11 +1,10 @@
 //! The disks of a machine with Docker and kind, built once.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::cache::Recipe;
+use testvm::cache::{self, Recipe};
 use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
 use testvm::images::{disk, oci};
@@ -115,7 +114,8 @@ async fn docker_disk(
                 Disk { name: NODE_DISK.into(), image: node_image.tar.clone(), mode: DiskMode::ReadOnly },
             ];
             let logs = session.workspace.target().join("kind-docker-logs");
-            fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
+            // The logs of an earlier import must not be read as those of this one.
+            cache::empty_dir(&logs)?;
             let devices = Devices { disks, mounts: Vec::new(), forwards: Vec::new(), logs };
             step.note("booting");
             let vm = machine.boot(devices, scratch.path()).await?;
