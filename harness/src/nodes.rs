@@ -17,7 +17,7 @@ pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 /// An image with a shell, for interactive use; csi/examples uses it.
 pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
-pub(crate) const DRIVER: &str = "docker.io/library/loopfs:dev";
+const DRIVER: &str = "docker.io/library/loopfs:dev";
 
 /// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes, or if the kubelet's directory is on
 /// the data disk.
@@ -117,12 +117,17 @@ pub(crate) fn images(
             files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
         },
         ContainerImage { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
-        ContainerImage {
-            archive: "loopfs.tar",
-            reference: DRIVER,
-            files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
-        },
+        driver_image(driver),
     ]
+}
+
+/// Returns the image of the driver, as the manifests name it.
+pub(crate) fn driver_image(driver: DriverPrograms) -> ContainerImage {
+    ContainerImage {
+        archive: "loopfs.tar",
+        reference: DRIVER,
+        files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
+    }
 }
 
 /// Returns the service node-debug with all that it can serve.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use testvm::cache::Recipe;
 use testvm::images::kernel::{Kernel, Module};
-use testvm::images::{disk, node, oci};
+use testvm::images::{disk, node};
 use testvm::packages;
 use testvm::session::Session;
 use testvm::vm::{Hypervisor, choose};
@@ -105,11 +105,7 @@ async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<Pat
         .artifact(&recipe, async |dir: &Path| {
             let mut files = Vec::new();
             for image in images {
-                let archive = dir.join(image.archive);
-                let programs: Vec<_> =
-                    image.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
-                oci::archive(&archive, image.reference, &programs)?;
-                files.push((image.archive.to_owned(), archive));
+                files.push((image.archive.to_owned(), image.write(dir)?));
             }
             disk::payload(&dir.join("images.ext4"), &files).await
         })

@@ -1,6 +1,9 @@
 //! The contents of nodes that depend on the project under test.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use testvm::images::oci;
 
 /// The programs, container images and data mount of the nodes of a cluster.
 #[derive(Clone, Debug)]
@@ -61,6 +64,19 @@ pub struct ContainerImage {
     pub reference: &'static str,
     /// The path of each program in the image, and its path on the host.
     pub files: Vec<(&'static str, PathBuf)>,
+}
+
+impl ContainerImage {
+    /// Writes the archive of the image into `directory`, and returns its path.
+    ///
+    /// # Errors
+    /// A program cannot be read, or the archive cannot be written.
+    pub fn write(&self, directory: &Path) -> Result<PathBuf> {
+        let path = directory.join(self.archive);
+        let programs: Vec<_> = self.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
+        oci::archive(&path, self.reference, &programs)?;
+        Ok(path)
+    }
 }
 
 /// The mount of a node's data disk.

@@ -13,7 +13,7 @@ use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Forward, Vm};
 use testvm_guest::spec::{Mount, Source};
 
-use super::parts::KindParts;
+use super::parts::{KindParts, MEMORY_MIB};
 use crate::docker::{DOCKER_DISK, Devices, bash};
 use crate::loopback::LoopbackLease;
 
@@ -89,6 +89,7 @@ impl KindMachine {
                 host: SocketAddrV4::new(address, api_server.port()),
                 guest_port: API_PORT,
             }],
+            memory_mib: MEMORY_MIB,
             logs: logs.to_owned(),
         };
         let vm = parts.machine.boot(devices, directory).await?;

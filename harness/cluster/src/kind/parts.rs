@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::cache::{self, Recipe};
+use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
-use testvm::images::{disk, oci};
 use testvm::packages;
 use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode};
@@ -20,6 +20,8 @@ use crate::variant::Kubelet;
 
 /// The disk that holds the node image while Docker imports it.
 const NODE_DISK: &str = "node";
+/// The memory of the machine: a control plane and a node in one.
+pub(super) const MEMORY_MIB: u32 = 6144;
 /// The file of Docker's disk in its artifact.
 const DOCKER_FILE: &str = "docker.ext4";
 /// The import of the node image hashes and unpacks a gigabyte, on an emulated and busy processor.
@@ -79,10 +81,7 @@ impl KindParts {
     pub(super) fn checkout(&self, directory: &Path) -> Result<Vec<(String, PathBuf)>> {
         let mut files = self.plan.files.clone();
         for image in &self.plan.images {
-            let archive = directory.join(image.archive);
-            let programs: Vec<_> = image.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
-            oci::archive(&archive, image.reference, &programs)?;
-            files.push((format!("target/images/{}", image.archive), archive));
+            files.push((format!("target/images/{}", image.archive), image.write(directory)?));
         }
         Ok(files)
     }
@@ -116,7 +115,8 @@ async fn docker_disk(
             let logs = session.workspace.target().join("kind-docker-logs");
             // The logs of an earlier import must not be read as those of this one.
             cache::empty_dir(&logs)?;
-            let devices = Devices { disks, mounts: Vec::new(), forwards: Vec::new(), logs };
+            let (mounts, forwards) = (Vec::new(), Vec::new());
+            let devices = Devices { disks, mounts, forwards, memory_mib: MEMORY_MIB, logs };
             step.note("booting");
             let vm = machine.boot(devices, scratch.path()).await?;
             step.note("importing");
