@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::Deserialize;
 
 use crate::cache::Recipe;
 use crate::process::{Finished, Program};
@@ -92,12 +93,13 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
     })?;
     let linker_flags = linker_flags(module, &version);
     let name = module.overlay.map_or(module.name, |overlay| overlay.artifact);
-    let mut recipe = Recipe::new(name, 1)
+    let recipe = Recipe::new(name, 1)
         .with("go.mod", &text)
         .with_file("go.sum", &source.join("go.sum"))?
         .with("toolchain", &toolchain)
         .with("target", std::env::consts::ARCH)
         .with("linker flags", &linker_flags);
+    let mut recipe = with_names(recipe, module.renamed);
     if let Some(overlay) = &module.overlay {
         recipe = recipe.with("packages", overlay.packages.join(" "));
         recipe = with_directory(recipe, &source.join(overlay.rewriter))?;
@@ -139,17 +141,25 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         .await
 }
 
-/// Returns the directory of the sources of a module that `module` requires. They are read-only.
+/// The sources of a module, which are read-only.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
+pub struct Sources {
+    #[serde(rename = "Dir")]
+    pub directory: PathBuf,
+    /// The checksum of the module's contents, as in `go.sum`.
+    #[serde(rename = "Sum")]
+    pub checksum: String,
+}
+
+/// Returns the sources of a module that `module` requires.
 ///
 /// # Errors
 /// Go is missing, `module` does not require it, or it cannot be fetched.
-pub async fn sources(session: &Session, module: &GoModule, required: &str) -> Result<PathBuf> {
+pub async fn sources(session: &Session, module: &GoModule, required: &str) -> Result<Sources> {
     let source = session.workspace.definitions().join(module.name);
-    go(&source).args(["mod", "download", required]).run().await?;
-    let listed = go(&source).args(["list", "-m", "-f", "{{.Dir}}", required]).run().await?.stdout;
-    let directory = listed.trim();
-    anyhow::ensure!(!directory.is_empty(), "go.mod of {} requires no {required}", source.display());
-    Ok(directory.into())
+    let downloaded = go(&source).args(["mod", "download", "-json", required]).run().await?.stdout;
+    serde_json::from_str(&downloaded)
+        .with_context(|| format!("find the sources of {required} in {downloaded:?}"))
 }
 
 /// Runs the rewriter of `overlay` for the modules that `source/go.mod` requires, and returns its output directory in
@@ -183,6 +193,11 @@ async fn rewrite(source: &Path, program: &Path, out: PathBuf, modules: &[String]
         finished.stderr.trim()
     );
     Ok(out)
+}
+
+/// Adds the names that programs get.
+fn with_names(recipe: Recipe, renamed: &[(&str, &str)]) -> Recipe {
+    renamed.iter().fold(recipe, |recipe, (built, called)| recipe.with("built", built).with("called", called))
 }
 
 /// Adds the name and the content of every file below a directory.
@@ -304,6 +319,22 @@ mod tests {
             "change the sources of example.org/m=/mod/m, so nothing was built: overlay: a.go: function Map: expected \
              one call of Attach, and found none"
         );
+    }
+
+    #[test]
+    fn the_key_depends_on_the_names_of_the_programs() {
+        let key = |renamed| with_names(Recipe::new("x", 1), renamed).key();
+        assert_eq!(key(&[]), Recipe::new("x", 1).key());
+        assert_ne!(key(&[("shim", "a")]), key(&[]));
+        assert_ne!(key(&[("shim", "a")]), key(&[("shim", "b")]));
+    }
+
+    #[test]
+    fn the_sources_have_the_checksum_of_go_sum() {
+        let downloaded =
+            r#"{"Path": "example.org/m", "Version": "v1.2.3", "Dir": "/mod/m@v1.2.3", "Sum": "h1:abc="}"#;
+        let sources: Sources = serde_json::from_str(downloaded).unwrap();
+        assert_eq!(sources, Sources { directory: "/mod/m@v1.2.3".into(), checksum: "h1:abc=".into() });
     }
 
     #[test]

@@ -99,7 +99,7 @@ async fn docker_disk(
     let recipe = Recipe::new("kind-docker", 1)
         .with_artifact("node image", node)
         .with_artifact("root", root)
-        .with("reference", &node_image.reference)
+        .with("import", import(&node_image.reference))
         .with("size", description.docker_mib().to_string());
     let artifact = session
         .cache
