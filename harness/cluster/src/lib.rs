@@ -51,7 +51,7 @@ mod components;
 mod control_plane;
 pub mod docker;
 pub mod exec;
-mod gvisor;
+pub mod gvisor;
 mod images;
 pub mod kind;
 mod kubeconfig;
@@ -73,7 +73,6 @@ pub mod waiting;
 
 pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;
-pub use self::gvisor::GVISOR_HANDLER;
 pub use self::layout::Layout;
 pub use self::node::Node;
 pub use self::node_spec::{

@@ -6,7 +6,6 @@ use anyhow::Result;
 use testvm::session::Session;
 use testvm::vm::Accelerator;
 
-use super::gvisor;
 use super::images::{self, NodeParts};
 use super::plan::NodePlan;
 use super::programs::Programs;
@@ -36,9 +35,8 @@ impl Parts {
     ) -> Result<Parts> {
         let programs = Programs::ensure(session, variant.kubelet, kubernetes_bin);
         let node = NodeParts::prepare(session, variant, plan);
-        let (programs, gvisor, node) = tokio::try_join!(programs, gvisor::programs(session), node)?;
-        let tools = [gvisor.as_slice(), node.tools.as_slice()].concat();
-        let tools_disk = images::tools_disk(session, &programs, &tools).await?;
+        let (programs, node) = tokio::try_join!(programs, node)?;
+        let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
         Ok(Parts { programs, node, tools_disk })
     }
 

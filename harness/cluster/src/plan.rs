@@ -19,7 +19,8 @@ pub struct NodePlan {
     /// Programs in [`TOOLS_DIR`](super::TOOLS_DIR) besides those of Kubernetes: the name of each there, and its
     /// path on the host.
     pub tools: Vec<(String, PathBuf)>,
-    /// Programs that run on the nodes besides those of Kubernetes, and start before them.
+    /// Programs that run on the nodes besides those of Kubernetes, and start before them. If there are any, the programs of
+    /// Kubernetes also write their logs to files ([`log_file`](super::log_file)), for services that read them.
     pub services: Vec<NodeService>,
     /// Symbolic links in the root file system of the nodes.
     pub links: Vec<Link>,

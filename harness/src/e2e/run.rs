@@ -10,7 +10,7 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, background};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, background, gvisor};
 
 use super::catalogue;
 use super::faults::Fault;
@@ -92,6 +92,10 @@ impl Args {
         self.kubernetes_bin.as_deref()
     }
 
+    fn selection(&self) -> Selection<'_> {
+        Selection::new(&self.scenarios, self.nodes.variant())
+    }
+
     /// Refuses options that cannot work together.
     fn check(&self) -> Result<()> {
         self.nodes.check()?;
@@ -140,8 +144,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     }
     match &args.kubeconfig {
         Some(kubeconfig) => {
-            let selection = Selection::new(&args.scenarios, args.nodes.variant());
-            against_any_cluster(session, manifests, kubeconfig, selection).await
+            against_any_cluster(session, manifests, kubeconfig, args.selection()).await
         }
         None if !args.keep => {
             against_its_own(session, manifests, &args, &session.workspace.reports(RUN)).await
@@ -244,7 +247,12 @@ async fn start(
     Places { dir, logs, reports }: Places<'_>,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, Debugging::On, &[]);
+    let parts = async {
+        // It is large, and one scenario uses it.
+        let needs_gvisor = args.selection().contains_name(scenarios::gvisor::NAME);
+        let gvisor = if needs_gvisor { gvisor::programs(session).await? } else { Vec::new() };
+        nodes::parts(session, args.kubernetes_bin(), &args.nodes, Debugging::On, &gvisor).await
+    };
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
@@ -268,8 +276,7 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    let selection = Selection::new(&args.scenarios, args.nodes.variant());
-    runner::run_all(session, report, &env, &args.nodes, selection, args.broken).await;
+    runner::run_all(session, report, &env, &args.nodes, args.selection(), args.broken).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;

@@ -28,6 +28,11 @@ impl<'a> Selection<'a> {
         Selection { only, variant }
     }
 
+    /// Returns `true` if the scenario of this name is selected.
+    pub(super) fn contains_name(self, name: &str) -> bool {
+        SCENARIOS.iter().any(|entry| entry.name == name && self.contains(entry))
+    }
+
     fn contains(self, entry: &Entry) -> bool {
         let all = self.only.is_empty() && entry.suits(self.variant);
         all || entry.always || self.only.iter().any(|only| only == entry.name)
@@ -110,7 +115,18 @@ mod tests {
     use testvm_cluster::KubeletRoot;
 
     use super::super::catalogue::names;
+    use super::super::scenarios::gvisor;
     use super::*;
+
+    #[test]
+    fn only_a_run_with_its_scenario_needs_gvisor() {
+        let needs = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
+            Selection::new(&only, NodeVariant::default()).contains_name(gvisor::NAME)
+        };
+        assert!(needs(&[]) && needs(&["clones", "gvisor"]));
+        assert!(!needs(&["flow", "node"]));
+    }
 
     #[test]
     fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {

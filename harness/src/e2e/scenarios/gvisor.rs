@@ -6,10 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec, exec_ok};
+use testvm_cluster::gvisor::GVISOR_HANDLER;
 use testvm_cluster::waiting::until_event;
-use testvm_cluster::{GVISOR_HANDLER, Node};
 
 use super::flow::{check_mount_options, exec_sees, verdict};
 use super::removal::nothing_left;
