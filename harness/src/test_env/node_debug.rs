@@ -35,6 +35,11 @@ pub(crate) async fn grant(session: &Session, client: &Client) -> Result<()> {
     Manifests::of_node_debug(session)?.apply(client).await.context("grant node-debug its rights")
 }
 
+/// Lets the account of `dbg kubectl` read the logs of the driver. The driver's namespace must exist.
+pub(crate) async fn grant_driver_logs(session: &Session, client: &Client) -> Result<()> {
+    Manifests::of_driver_logs(session)?.apply(client).await.context("grant node-debug the driver's logs")
+}
+
 /// Runs `dbg` on a node, and returns its output, whatever its exit code.
 pub(crate) async fn run(node: &Node, args: &[&str]) -> Result<ExecOutput> {
     run_within(node, args, DBG_TIMEOUT).await
