@@ -14,7 +14,7 @@ use testvm::session::Session;
 use testvm_cluster::ContainerImage;
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
 
-use super::runner::{self, Selection};
+use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{Scenario, StepResult};
 use super::state_dump;
 use crate::builds;
@@ -114,7 +114,10 @@ async fn test(
     let mut env = TestEnv::new(manifests, client, None, namespace)?;
     env.timeouts = TIMEOUTS;
     if let Ok(before) = driver_is_ready(session, report, machine).await {
-        runner::run_all(session, report, &env, &NodeOptions::default(), selection, None).await;
+        let nodes = NodeOptions::default();
+        let after_failure = AfterFailure::GoOn(reports);
+        let plan = Plan { nodes: &nodes, selection, fault: None, after_failure };
+        runner::run_all(session, report, &env, plan).await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
     }
     state_dump::write(&env, reports).await;

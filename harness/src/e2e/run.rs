@@ -14,7 +14,7 @@ use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, bac
 
 use super::catalogue;
 use super::faults::Fault;
-use super::runner::{self, Selection};
+use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{kind, scenarios, self_check, state_dump};
 use crate::node_options::NodeOptions;
@@ -276,7 +276,10 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    runner::run_all(session, report, &env, &args.nodes, args.selection(), args.broken).await;
+    let after_failure = if args.keep { AfterFailure::End } else { AfterFailure::GoOn(reports) };
+    let plan =
+        Plan { nodes: &args.nodes, selection: args.selection(), fault: args.broken, after_failure };
+    runner::run_all(session, report, &env, plan).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;
@@ -311,7 +314,9 @@ async fn against_any_cluster(
     let installed = scenarios::install::is_installed(&env).await?;
     let mut report = Report::new();
     let nodes = NodeOptions::default();
-    runner::run_all(session, &mut report, &env, &nodes, selection, None).await;
+    let after_failure = AfterFailure::GoOn(&reports);
+    let plan = Plan { nodes: &nodes, selection, fault: None, after_failure };
+    runner::run_all(session, &mut report, &env, plan).await;
     state_dump::write(&env, &reports).await;
     let started = Instant::now();
     // The removal also runs if a scenario failed or was stopped.

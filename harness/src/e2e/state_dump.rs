@@ -22,13 +22,14 @@ use crate::test_env::node_debug;
 const OBJECTS: &str = "objects";
 const POD_LOGS: &str = "logs/pods";
 const BUNDLES: &str = "bundles";
+const FAILURES: &str = "failures";
 
 /// Removes from `dir` what an earlier run has dumped there, so that it is not read as the state of this one.
 ///
 /// # Errors
 /// A directory cannot be removed.
 pub(super) fn clear(dir: &Path) -> Result<()> {
-    for dump in [dir.join(OBJECTS), dir.join(POD_LOGS), dir.join(BUNDLES)] {
+    for dump in [dir.join(OBJECTS), dir.join(POD_LOGS), dir.join(BUNDLES), dir.join(FAILURES)] {
         cache::remove_dir(&dump)?;
     }
     Ok(())
@@ -55,6 +56,16 @@ pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
     let pods: Api<Pod> = Api::all(env.client.clone());
     for pod in pods.list(&ListParams::default()).await.into_iter().flatten() {
         pod_logs(env, &pod, &logs).await;
+    }
+}
+
+/// Writes the state of the cluster and the archive of each node into the directory of a scenario that failed, before it is
+/// cleaned up: `failures/SCENARIO` in `dir`.
+pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, scenario: &str, dir: &Path) {
+    let dir = dir.join(FAILURES).join(scenario.replace(' ', "-"));
+    write(env, &dir).await;
+    if let Some(cluster) = env.cluster {
+        write_bundles(session, cluster, &dir).await;
     }
 }
 
@@ -138,7 +149,13 @@ mod tests {
             fs::write(&path, "").unwrap();
             path
         };
-        let old = ["bundles/node-0.tar", "objects/pods.yaml", "logs/pods/a.b.c.log"].map(write);
+        let old = [
+            "bundles/node-0.tar",
+            "objects/pods.yaml",
+            "logs/pods/a.b.c.log",
+            "failures/flow/objects/pods.yaml",
+        ]
+        .map(write);
         let other = write("logs/node-0/console.log");
         clear(dir.path()).unwrap();
         assert!(old.iter().all(|path| !path.exists()) && other.exists());
