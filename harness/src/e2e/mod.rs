@@ -14,5 +14,6 @@ mod scenarios;
 mod self_check;
 mod state_dump;
 
+pub(crate) use self::catalogue::descriptions;
 pub use self::run::{Args, run};
 pub(crate) use self::run::{install_driver, run_on_kind, run_on_nodes};

@@ -36,7 +36,7 @@ pub struct Args {
     kubeconfig: Option<PathBuf>,
 
     /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
-    /// --story, only the scenario flow and those that install and remove the driver run.
+    /// a STORY, only the scenario flow and those that install and remove the driver run.
     #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root"])]
     cluster: Option<ClusterProgram>,
 
@@ -48,8 +48,12 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
 
-    /// Run only the scenario of this name, and those that install and remove the driver; may be given more than once.
-    #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
+    /// Run only these stories, and those that install and remove the driver; `cargo harness list` prints them.
+    #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
+    stories: Vec<String>,
+
+    /// The same as STORY; may be given more than once.
+    #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
     scenarios: Vec<String>,
 
     /// Inject one fault. The run must fail and name the fault.
@@ -75,7 +79,14 @@ impl Args {
     /// Returns the arguments of the test lane, which adds the self-check unless scenarios are selected.
     #[must_use]
     pub fn with_self_check(self) -> Args {
-        Args { self_check: self.scenarios.is_empty(), ..self }
+        let args = self.with_all_scenarios();
+        Args { self_check: args.scenarios.is_empty(), ..args }
+    }
+
+    /// Puts all selected scenarios into one list.
+    fn with_all_scenarios(mut self) -> Args {
+        self.scenarios.append(&mut self.stories);
+        self
     }
 
     /// Returns the name of the lock that a run holds, because two runs must not write the same logs. The
@@ -136,6 +147,7 @@ impl Args {
 /// Options contradict each other, the manifests cannot be read, or the background process cannot be started. Failed
 /// steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
+    let args = args.with_all_scenarios();
     let manifests = Manifests::of_driver(session)?;
     args.check()?;
     if args.cluster == Some(ClusterProgram::Kind) {
@@ -143,9 +155,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
             .await;
     }
     match &args.kubeconfig {
-        Some(kubeconfig) => {
-            against_any_cluster(session, manifests, kubeconfig, args.selection()).await
-        }
+        Some(kubeconfig) => against_any_cluster(session, manifests, kubeconfig, args.selection()).await,
         None if !args.keep => {
             against_its_own(session, manifests, &args, &session.workspace.reports(RUN)).await
         }
@@ -277,8 +287,7 @@ async fn test(
 ) -> Result<()> {
     let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
     let after_failure = if args.keep { AfterFailure::End } else { AfterFailure::GoOn(reports) };
-    let plan =
-        Plan { nodes: &args.nodes, selection: args.selection(), fault: args.broken, after_failure };
+    let plan = Plan { nodes: &args.nodes, selection: args.selection(), fault: args.broken, after_failure };
     runner::run_all(session, report, &env, plan).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
@@ -361,5 +370,27 @@ mod tests {
             "clones",
         ];
         assert_eq!(Line::parse_from(words).args.again(), words);
+    }
+
+    #[test]
+    fn a_story_is_selected_by_its_position_or_by_the_option() {
+        let args = Line::parse_from(["e2e", "clones", "--story", "flow", "second node"]).args;
+        let args = args.with_all_scenarios();
+        assert_eq!(args.scenarios, ["flow", "clones", "second node"]);
+        assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second node"]);
+        assert!(!args.with_self_check().self_check);
+    }
+
+    #[test]
+    fn an_unknown_story_is_refused_with_the_nearest_names() {
+        for words in [&["e2e", "clone"][..], &["e2e", "--story", "clone"]] {
+            let error = Line::try_parse_from(words).err().unwrap().to_string();
+            assert!(
+                error.contains("'clone'") && error.contains("similar") && error.contains("'clones'"),
+                "{error}"
+            );
+        }
+        let error = Line::try_parse_from(["e2e", "clones", "--break", "no-disk"]).err().unwrap().to_string();
+        assert!(error.contains("cannot be used with"), "{error}");
     }
 }

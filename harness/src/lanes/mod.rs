@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use clap::ValueEnum;
 use testvm::progress::seconds;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -56,8 +57,8 @@ enum Lane {
     Docker,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
-    /// The same on other nodes, one cluster after the other: a stock or a patched kubelet with the losetup of
-    /// util-linux or of loopfs, a patched kubelet without mount, umount and losetup, and a kubelet with its directory on
+    /// The stories that depend on the node, on six kinds of nodes. They have a stock or a patched kubelet with the losetup
+    /// of util-linux or of loopfs, a patched kubelet without mount, umount and losetup, or a kubelet with its directory on
     /// the data disk. Runs only if --lane selects it.
     Node,
     /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
@@ -121,6 +122,17 @@ async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
 async fn run_kind(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
     e2e::run_on_kind(session, &[], kubernetes_bin, &session.workspace.reports("kind")).await
+}
+
+/// Returns the name of each lane, and the first sentence about it.
+pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
+    ALL.into_iter().map(|lane| {
+        let help = lane.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
+        let help = help.unwrap_or_default();
+        let sentence = help.split(". ").next().unwrap_or_default().trim_end_matches('.');
+        let named = if lane.is_selected(&[]) { "" } else { " (only if it is named)" };
+        (lane.name(), format!("{sentence}{named}"))
+    })
 }
 
 impl Lane {
