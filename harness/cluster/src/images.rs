@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use testvm::cache::Recipe;
 use testvm::images::kernel::{Kernel, Module};
 use testvm::images::{disk, node, oci};
@@ -118,8 +118,17 @@ async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<Pat
     let shown = session.workspace.target().join("images");
     fs::create_dir_all(&shown).with_context(|| format!("make {}", shown.display()))?;
     for image in images {
-        let (from, to) = (artifact.join(image.archive), shown.join(image.archive));
-        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+        let from = artifact.join(image.archive);
+        oci::verify(&from).map_err(|error| {
+            let directory = artifact.display();
+            anyhow!(
+                "{error:#}; remove the directory {directory}, and run this again, which builds the images"
+            )
+        })?;
+        // A run that is killed here leaves no part of an archive under its name.
+        let (copy, to) = (shown.join(format!(".{}.new", image.archive)), shown.join(image.archive));
+        let copied = fs::copy(&from, &copy).and_then(|_| fs::rename(&copy, &to));
+        copied.with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
     }
     Ok(artifact.join("images.ext4"))
 }

@@ -3,8 +3,9 @@
 //! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files produce the same
 //! bytes, so a different image has a different digest.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -67,6 +68,55 @@ fn write(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> 
         append(&mut archive, &blob.path(), 0o644, &blob.content)?;
     }
     archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
+}
+
+/// Checks that an archive has everything that its index names, with the digests there. An import may otherwise fail late,
+/// or find out when a container starts.
+///
+/// # Errors
+/// The archive cannot be read, is cut off, or has other content.
+pub fn verify(archive: &Path) -> Result<()> {
+    let complete = || -> Result<()> {
+        let entries = entries(File::open(archive)?)?;
+        let index = entries.get("index.json").context("it has no index.json")?;
+        let index: Value = serde_json::from_slice(index).context("parse index.json")?;
+        for manifest in descriptors(&index["manifests"]) {
+            let manifest: Value =
+                serde_json::from_slice(blob(&entries, manifest)?).context("parse a manifest")?;
+            for part in descriptors(&manifest["layers"]).iter().chain([&manifest["config"]]) {
+                blob(&entries, part)?;
+            }
+        }
+        Ok(())
+    };
+    complete().with_context(|| format!("the image archive {} is cut off or damaged", archive.display()))
+}
+
+fn descriptors(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Returns the content of a blob that has the digest of its descriptor.
+fn blob<'a>(entries: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> Result<&'a [u8]> {
+    let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
+    let digest = digest.with_context(|| format!("a descriptor has no SHA-256 digest: {descriptor}"))?;
+    let content = entries.get(&format!("blobs/sha256/{digest}"));
+    let content = content.with_context(|| format!("blob {digest} is missing"))?;
+    anyhow::ensure!(hex(&Sha256::digest(content)) == digest, "blob {digest} has other content");
+    Ok(content)
+}
+
+/// Returns the files of a tar archive by their paths.
+fn entries(archive: impl Read) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut entries = BTreeMap::new();
+    for entry in tar::Archive::new(archive).entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.to_string_lossy().into_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).with_context(|| format!("read {path}"))?;
+        entries.insert(path, content);
+    }
+    Ok(entries)
 }
 
 /// Returns the file system of the image.
@@ -132,23 +182,7 @@ fn architecture() -> Result<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::io::Read;
-
     use super::*;
-
-    fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
-        let mut archive = tar::Archive::new(bytes);
-        let mut entries = BTreeMap::new();
-        for entry in archive.entries().unwrap() {
-            let mut entry = entry.unwrap();
-            let path = entry.path().unwrap().to_string_lossy().into_owned();
-            let mut content = Vec::new();
-            entry.read_to_end(&mut content).unwrap();
-            entries.insert(path, content);
-        }
-        entries
-    }
 
     #[test]
     fn every_descriptor_has_the_digest_and_size_of_its_blob() {
@@ -156,7 +190,7 @@ mod tests {
         let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
         fs::write(&program, "content").unwrap();
         archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
-        let entries = entries(&fs::read(&target).unwrap());
+        let entries = entries(fs::read(&target).unwrap().as_slice()).unwrap();
         let blob = |descriptor: &Value| {
             let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
             let content = &entries[&format!("blobs/sha256/{digest}")];
@@ -176,7 +210,34 @@ mod tests {
         assert_eq!(docker[0]["Config"], format!("blobs/{}", digest(&manifest["config"])));
         assert_eq!(docker[0]["Layers"][0], format!("blobs/{}", digest(&manifest["layers"][0])));
         let layer = blob(&manifest["layers"][0]);
-        assert_eq!(self::entries(&layer)["program"], b"content");
+        assert_eq!(self::entries(layer.as_slice()).unwrap()["program"], b"content");
+    }
+
+    #[test]
+    fn an_archive_that_is_cut_off_or_damaged_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
+        fs::write(&program, "content").unwrap();
+        archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
+        verify(&target).unwrap();
+        let whole = fs::read(&target).unwrap();
+        let refused = |bytes: &[u8]| {
+            fs::write(&target, bytes).unwrap();
+            let error = format!("{:#}", verify(&target).unwrap_err());
+            assert!(
+                error.starts_with(&format!("the image archive {} is cut off", target.display())),
+                "{error}"
+            );
+        };
+        // Two empty blocks follow the last file.
+        let content = whole.len() - 1024;
+        for length in (0..content).step_by(512).chain([content - 513, content - 700]) {
+            refused(&whole[..length]);
+        }
+        let mut damaged = whole.clone();
+        let at = whole.windows(7).position(|bytes| bytes == b"content").unwrap();
+        damaged[at] ^= 1;
+        refused(&damaged);
     }
 
     #[test]
