@@ -10,6 +10,7 @@ use testvm_cluster::{
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
+use crate::earlier::EarlierVersion;
 use crate::node_options::{Losetup, NodeOptions};
 
 /// The image of the test pods.
@@ -18,6 +19,9 @@ pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
 pub(crate) const DRIVER: &str = "docker.io/library/loopfs:dev";
+
+/// The image of the earlier version of the driver, in the lane upgrade.
+pub(crate) const EARLIER_DRIVER: &str = "docker.io/library/loopfs:earlier";
 
 /// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes, or if the kubelet's directory is on
 /// the data disk.
@@ -68,7 +72,11 @@ pub(crate) async fn parts(
     Parts::build(session, options.variant(), plan(session, options, debugging, tools), kubernetes_bin).await
 }
 
-async fn plan(
+/// Builds the programs and images of the nodes.
+///
+/// # Errors
+/// A program cannot be fetched or built.
+pub(crate) async fn plan(
     session: &Session,
     options: &NodeOptions,
     debugging: Debugging,
@@ -123,6 +131,18 @@ pub(crate) fn images(
             files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
         },
     ]
+}
+
+/// Returns the image of the earlier version of the driver.
+pub(crate) fn earlier_image(version: &EarlierVersion) -> ContainerImage {
+    ContainerImage {
+        archive: "loopfs-earlier.tar",
+        reference: EARLIER_DRIVER,
+        files: vec![
+            ("/loopfs-csi", version.csi.clone()),
+            ("/loopfs-provisioner", version.provisioner.clone()),
+        ],
+    }
 }
 
 /// Returns the service node-debug with all that it can serve.

@@ -13,6 +13,7 @@ mod scenario;
 mod scenarios;
 mod self_check;
 mod state_dump;
+mod upgrade;
 
 pub use self::run::{Args, run};
-pub(crate) use self::run::{install_driver, run_on_kind, run_on_nodes};
+pub(crate) use self::run::{install_driver, run_on_kind, run_on_nodes, run_upgrade};

@@ -16,7 +16,7 @@ use super::catalogue;
 use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
-use super::{kind, scenarios, self_check, state_dump};
+use super::{kind, scenarios, self_check, state_dump, upgrade};
 use crate::node_options::NodeOptions;
 use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
@@ -187,6 +187,19 @@ pub(crate) async fn run_on_kind(
     let only = if only.is_empty() { &default } else { only };
     let selection = Selection::new(only, NodeOptions::default().variant());
     kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, kubernetes_bin, reports).await
+}
+
+/// Replaces an earlier version of the driver by this one and back, on a cluster of its own with volumes in use. The logs
+/// and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_upgrade(
+    session: &Session,
+    kubernetes_bin: Option<&Path>,
+    reports: &Path,
+) -> Result<Report> {
+    upgrade::run(session, NAMESPACE, kubernetes_bin, reports).await
 }
 
 /// Runs on a cluster that is created for the run and deleted after it.

@@ -22,7 +22,7 @@ use testvm::session::Session;
 use crate::e2e;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
-/// lanes node and kind.
+/// lanes node, kind and upgrade.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
@@ -63,9 +63,12 @@ enum Lane {
     /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
     /// selects it.
     Kind,
+    /// An earlier version of the driver is replaced by this one and back, while volumes are in use and incomplete. Runs only if
+    /// --lane selects it.
+    Upgrade,
 }
 
-const ALL: [Lane; 8] = [
+const ALL: [Lane; 9] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
@@ -74,6 +77,7 @@ const ALL: [Lane; 8] = [
     Lane::E2e,
     Lane::Node,
     Lane::Kind,
+    Lane::Upgrade,
 ];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
@@ -98,6 +102,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
             Lane::Node => node::run(session, args.e2e.kubernetes_bin()).await,
             Lane::Kind => run_kind(session, args.e2e.kubernetes_bin()).await,
+            Lane::Upgrade => run_upgrade(session, args.e2e.kubernetes_bin()).await,
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -123,6 +128,11 @@ async fn run_kind(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Re
     e2e::run_on_kind(session, &[], kubernetes_bin, &session.workspace.reports("kind")).await
 }
 
+async fn run_upgrade(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run_upgrade(session, kubernetes_bin, &session.workspace.reports("upgrade")).await
+}
+
 impl Lane {
     fn name(self) -> &'static str {
         match self {
@@ -134,12 +144,17 @@ impl Lane {
             Lane::E2e => "e2e",
             Lane::Node => "node",
             Lane::Kind => "kind",
+            Lane::Upgrade => "upgrade",
         }
     }
 
     /// Returns `true` if the lane runs: without names, those that CI runs.
     fn is_selected(self, names: &[Lane]) -> bool {
-        if names.is_empty() { !matches!(self, Lane::Node | Lane::Kind) } else { names.contains(&self) }
+        if names.is_empty() {
+            !matches!(self, Lane::Node | Lane::Kind | Lane::Upgrade)
+        } else {
+            names.contains(&self)
+        }
     }
 }
 
@@ -148,9 +163,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lanes_node_and_kind_run_only_if_they_are_named() {
+    fn the_lanes_node_kind_and_upgrade_run_only_if_they_are_named() {
         let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
         assert_eq!((selected(&[]), selected(&[Lane::Node])), (6, 1));
-        assert!(!Lane::Node.is_selected(&[]) && !Lane::Kind.is_selected(&[]));
+        assert!([Lane::Node, Lane::Kind, Lane::Upgrade].iter().all(|lane| !lane.is_selected(&[])));
     }
 }

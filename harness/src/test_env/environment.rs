@@ -88,6 +88,10 @@ impl Driver {
         self.class.name_any()
     }
 
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     pub(crate) fn daemon_set(&self) -> &str {
         &self.daemon_set
     }

@@ -23,7 +23,24 @@ pub(crate) struct Manifests {
 impl Manifests {
     /// Reads the manifests that a user applies.
     pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
-        Manifests::read(&session.workspace.root().join("csi").join("deploy"))
+        Manifests::of_checkout(session.workspace.root())
+    }
+
+    /// Reads the manifests that a user applies from another checkout.
+    pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
+        Manifests::read(&root.join("csi").join("deploy"))
+    }
+
+    /// Has all containers of the DaemonSet run this image.
+    pub(crate) fn with_image(mut self, image: &str) -> Result<Manifests> {
+        for object in self.objects.iter_mut().filter(|object| is_kind(object, "DaemonSet")) {
+            let containers = object.data.pointer_mut("/spec/template/spec/containers");
+            let containers = containers.and_then(|containers| containers.as_array_mut());
+            for container in containers.context("the DaemonSet has no containers")? {
+                container["image"] = image.into();
+            }
+        }
+        Ok(self)
     }
 
     /// Reads the manifests with the rights of node-debug.
@@ -147,6 +164,18 @@ mod tests {
         let manifests = Manifests::read(dir.path()).unwrap();
         let names: Vec<_> = manifests.objects.iter().map(ResourceExt::name_any).collect();
         assert_eq!(names, ["Namespace", "ServiceAccount", "DaemonSet"]);
+    }
+
+    #[test]
+    fn every_container_of_the_daemon_set_gets_the_image() {
+        let text = "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {template: {spec: {containers: \
+                    [{name: a, image: x}, {name: b, image: x}]}}}}\n";
+        let manifests = Manifests { objects: parse(text).unwrap() }.with_image("y:2").unwrap();
+        let containers = manifests.objects[0].data["spec"]["template"]["spec"]["containers"].clone();
+        assert_eq!(
+            containers,
+            serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
+        );
     }
 
     #[test]

@@ -86,6 +86,23 @@ pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
     explained(env, waited).await
 }
 
+/// Waits as `kubectl rollout status` does, until the update of the DaemonSet to this generation has reached all of its
+/// pods and they are available.
+pub(in crate::e2e) async fn rolled_out(env: &TestEnv<'_>, generation: Option<i64>, pods: i32) -> Result<()> {
+    let waited = until_one(env.daemon_sets(), env.driver.daemon_set(), env.timeouts.start, |daemon_set| {
+        let status = daemon_set.and_then(|daemon_set| daemon_set.status.clone()).unwrap_or_default();
+        let wanted = status.desired_number_scheduled;
+        let new = status.updated_number_scheduled.unwrap_or_default();
+        let available = status.number_available.unwrap_or_default();
+        let observed = status.observed_generation >= generation;
+        State::ready_if(
+            observed && (wanted, new, available) == (pods, pods, pods),
+            format!("of {wanted} pods {new} are new and {available} are available"),
+        )
+    });
+    explained(env, waited.await).await
+}
+
 /// Waits until the driver's pods are ready and their nodes have registered the driver.
 pub(in crate::e2e) async fn served(env: &TestEnv<'_>) -> Result<()> {
     ready(env).await?;
@@ -169,7 +186,7 @@ pub(in crate::e2e) async fn remove(env: &TestEnv<'_>) -> Result<()> {
 
 /// Waits until the driver's pods of this number of nodes are ready and their kubelets have registered the
 /// driver.
-pub(super) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
+pub(in crate::e2e) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
     let name = env.driver.daemon_set();
     until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
         let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
