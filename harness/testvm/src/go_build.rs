@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::cache::Recipe;
 use crate::process::{Finished, Program};
+use crate::progress::Step;
 use crate::session::Session;
 
 /// A directory of [`Workspace::definitions`](crate::session::Workspace::definitions) whose `tool` lines name the programs to build.
@@ -81,54 +82,28 @@ impl Version {
 /// # Errors
 /// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
-    let source = session.workspace.definitions().join(module.name);
-    let go_mod = source.join("go.mod");
-    let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
-    let version = required_version(&text, module.versioned_by)
-        .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
-    let toolchain = toolchain(&source, &text).await.with_context(|| {
-        let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
-        format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.name)
-    })?;
-    let linker_flags = linker_flags(module, &version);
+    let pinned = Pinned::read(session, module).await?;
     let name = module.overlay.map_or(module.name, |overlay| overlay.artifact);
-    let mut recipe = Recipe::new(name, 1)
-        .with("go.mod", &text)
-        .with_file("go.sum", &source.join("go.sum"))?
-        .with("toolchain", &toolchain)
-        .with("target", std::env::consts::ARCH)
-        .with("linker flags", &linker_flags);
+    let mut recipe = pinned.recipe(name)?;
     if let Some(overlay) = &module.overlay {
         recipe = recipe.with("packages", overlay.packages.join(" "));
-        recipe = with_directory(recipe, &source.join(overlay.rewriter))?;
+        recipe = with_directory(recipe, &pinned.source.join(overlay.rewriter))?;
     }
     session
         .cache
         .artifact(&recipe, async |out: &Path| {
-            let step = session.progress.step(format!("build {name} {version} ({toolchain})"));
-            let notes = step.notes();
+            let step = pinned.step(session, name);
             let scratch = tempfile::tempdir().context("create a temporary directory")?;
-            let mut build =
-                go(&source).args(["build", "-v", "-trimpath", "-ldflags", &linker_flags, "-o"]).arg(out);
+            let mut build = pinned.go(&["build"]).arg("-o").arg(out);
             build = match &module.overlay {
                 Some(overlay) => {
-                    let written = write_overlay(&source, overlay, scratch.path()).await?;
+                    let written = write_overlay(&pinned.source, overlay, scratch.path()).await?;
                     let build = build.arg("-modfile").arg(written.join("go.mod"));
                     build.arg("-overlay").arg(written.join("overlay.json")).args(overlay.packages)
                 }
                 None => build.arg("tool"),
             };
-            let mut packages = 0;
-            build
-                .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
-                    Some(module) => notes.note(format!("fetching {module}")),
-                    None => {
-                        packages += 1;
-                        notes.note(format!("{packages} packages, {line}"));
-                    }
-                })
-                .run()
-                .await?;
+            run(build, &step).await?;
             for (built, called) in module.renamed {
                 std::fs::rename(out.join(built), out.join(called))
                     .with_context(|| format!("call the program {built} of {} {called}", module.name))?;
@@ -137,6 +112,90 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
             Ok(())
         })
         .await
+}
+
+/// Builds the tests of a package that the module requires, as one program, or takes it from the cache, and returns its
+/// path: `LAST_PART_OF_PACKAGE.test` in a directory of its own.
+///
+/// # Errors
+/// Go is missing or too old, a module cannot be fetched, or the build fails.
+pub async fn build_tests(session: &Session, module: &GoModule, package: &str) -> Result<PathBuf> {
+    let pinned = Pinned::read(session, module).await?;
+    let program = format!("{}.test", package.rsplit('/').next().unwrap_or(package));
+    let name = format!("{}-tests", module.name);
+    let recipe = pinned.recipe(&name)?.with("package", package);
+    let directory = session
+        .cache
+        .artifact(&recipe, async |out: &Path| {
+            let step = pinned.step(session, &program);
+            run(pinned.go(&["test", "-c", "-vet=off"]).arg("-o").arg(out.join(&program)).arg(package), &step)
+                .await?;
+            step.done("");
+            Ok(())
+        })
+        .await?;
+    Ok(directory.join(program))
+}
+
+/// A module with all that the cache key of its programs depends on.
+struct Pinned {
+    source: PathBuf,
+    /// The content of `go.mod`.
+    go_mod: String,
+    version: Version,
+    toolchain: String,
+    linker_flags: String,
+}
+
+impl Pinned {
+    async fn read(session: &Session, module: &GoModule) -> Result<Pinned> {
+        let source = session.workspace.definitions().join(module.name);
+        let path = source.join("go.mod");
+        let go_mod = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let version = required_version(&go_mod, module.versioned_by)
+            .with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))?;
+        let toolchain = toolchain(&source, &go_mod).await.with_context(|| {
+            let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
+            format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.name)
+        })?;
+        let linker_flags = linker_flags(module, &version);
+        Ok(Pinned { source, go_mod, version, toolchain, linker_flags })
+    }
+
+    fn recipe(&self, name: &str) -> Result<Recipe> {
+        Ok(Recipe::new(name, 1)
+            .with("go.mod", &self.go_mod)
+            .with_file("go.sum", &self.source.join("go.sum"))?
+            .with("toolchain", &self.toolchain)
+            .with("target", std::env::consts::ARCH)
+            .with("linker flags", &self.linker_flags))
+    }
+
+    fn step(&self, session: &Session, name: &str) -> Step {
+        session.progress.step(format!("build {name} {} ({})", self.version, self.toolchain))
+    }
+
+    /// Returns a command of Go with the flags that all builds have.
+    fn go(&self, command: &[&str]) -> Program {
+        go(&self.source).args(command).args(["-v", "-trimpath", "-ldflags", &self.linker_flags])
+    }
+}
+
+/// Runs a build and shows its progress.
+async fn run(build: Program, step: &Step) -> Result<()> {
+    let notes = step.notes();
+    let mut packages = 0;
+    build
+        .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
+            Some(module) => notes.note(format!("fetching {module}")),
+            None => {
+                packages += 1;
+                notes.note(format!("{packages} packages, {line}"));
+            }
+        })
+        .run()
+        .await
+        .map(drop)
 }
 
 /// Returns the directory of the sources of a module that `module` requires. They are read-only.

@@ -1,4 +1,5 @@
-//! Programs from the distribution's packages, with the libraries that they load. The kernel tests run them beside ours.
+//! Programs from the distribution's packages, with the libraries that they load. The kernel tests run them beside ours,
+//! and images of test pods have them.
 
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,10 @@ pub const MKFS_XFS: DebianProgram = DebianProgram {
     path: "/usr/sbin/mkfs.xfs",
     libraries: &["libblkid.so.1", "libuuid.so.1", "libinih.so.1", "liburcu.so.8"],
 };
+/// The shell of Debian, which runs no commands of its own in place of programs.
+pub const DASH: DebianProgram = DebianProgram { package: "dash", path: "/usr/bin/dash", libraries: &[] };
+/// dd of GNU, which has flags that busybox lacks.
+pub const DD: DebianProgram = DebianProgram { package: "coreutils", path: "/usr/bin/dd", libraries: &[] };
 
 impl DebianProgram {
     /// Returns the path of the program in the guest.
