@@ -52,7 +52,7 @@ pub(crate) async fn with_live_tests<T>(
 ) -> Result<T> {
     let manifests = Manifests::of_driver(session)?;
     let build = match profile {
-        ClusterProfile::Default => Profile::Debug,
+        ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
         ClusterProfile::Benchmark => Profile::Release,
     };
     let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;

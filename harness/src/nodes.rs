@@ -99,7 +99,7 @@ async fn plan(
     let (init, pause) = (guest.init.clone(), guest.pause.clone());
     let images = images(guest, driver, tool, busybox);
     let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
-    Ok(NodePlan { init, pause, images, data_mount, tools, services, links })
+    Ok(NodePlan { init, pause, images, archives: Vec::new(), data_mount, tools, services, links })
 }
 
 /// Returns the images that test pods and the manifests name.

@@ -70,6 +70,7 @@ impl NodeParts {
         let pause =
             ContainerImage { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", plan.pause)] };
         let images: Vec<ContainerImage> = [pause].into_iter().chain(plan.images).collect();
+        let archives = plan.archives.iter().map(|archive| file_name(archive)).collect::<Result<Vec<_>>>()?;
         Ok(NodeParts {
             hypervisor,
             kernel: kernel.vmlinuz(),
@@ -77,9 +78,9 @@ impl NodeParts {
             init: plan.init,
             root: roots.root,
             inspection: roots.inspection,
-            images_disk: images_disk(session, &images).await?,
+            images_disk: images_disk(session, &images, &plan.archives).await?,
             images: NodeImages {
-                archives: images.iter().map(|image| image.archive.to_owned()).collect(),
+                archives: images.iter().map(|image| image.archive.to_owned()).chain(archives).collect(),
                 pause: PAUSE.to_owned(),
             },
             data_mount: plan.data_mount,
@@ -91,8 +92,13 @@ impl NodeParts {
     }
 }
 
-/// Returns the disk with the archives of the images that pods on the node use.
-async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<PathBuf> {
+fn file_name(path: &Path) -> Result<String> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    Ok(name.with_context(|| format!("{} is not the path of an archive", path.display()))?.to_owned())
+}
+
+/// Returns the disk with the archives of the images that pods on the node use: those of `images`, and `archives`.
+async fn images_disk(session: &Session, images: &[ContainerImage], archives: &[PathBuf]) -> Result<PathBuf> {
     let mut recipe = Recipe::new("node-images", 1);
     for image in images {
         recipe = recipe.with("image", image.reference);
@@ -100,10 +106,14 @@ async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<Pat
             recipe = recipe.with_file(path, host)?;
         }
     }
+    for archive in archives {
+        recipe = recipe.with_file(&file_name(archive)?, archive)?;
+    }
     let artifact = session
         .cache
         .artifact(&recipe, async |dir: &Path| {
-            let mut files = Vec::new();
+            let more = archives.iter().map(|archive| Ok((file_name(archive)?, archive.clone())));
+            let mut files = more.collect::<Result<Vec<_>>>()?;
             for image in images {
                 let archive = dir.join(image.archive);
                 let programs: Vec<_> =

@@ -26,6 +26,7 @@
 //!         init,
 //!         pause,
 //!         images: vec![image],
+//!         archives: Vec::new(),
 //!         data_mount: DataMount { mount_point: "/data".into(), options: "prjquota".into() },
 //!         tools: Vec::new(),
 //!         services: Vec::new(),
@@ -48,6 +49,7 @@
 pub mod api_error;
 pub mod background;
 mod components;
+pub mod conformance;
 mod control_plane;
 pub mod docker;
 pub mod exec;

@@ -11,6 +11,8 @@ pub struct NodePlan {
     pub pause: PathBuf,
     /// The container images of pods. A node pulls no images.
     pub images: Vec<ContainerImage>,
+    /// The archives of more container images, as [`oci::Image`](testvm::images::oci::Image) writes them. Their file names differ.
+    pub archives: Vec<PathBuf>,
     /// The mount of the data disk, an empty XFS.
     pub data_mount: DataMount,
     /// Programs in [`TOOLS_DIR`](super::TOOLS_DIR) besides those of Kubernetes: the name of each there, and its

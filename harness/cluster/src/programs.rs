@@ -9,7 +9,7 @@ use testvm::session::Session;
 
 use super::variant::{Kubelet, PATCHED_SUFFIX};
 
-const KUBERNETES: GoModule = GoModule {
+pub(crate) const KUBERNETES: GoModule = GoModule {
     name: "kubernetes",
     versioned_by: "k8s.io/kubernetes",
     version_variables: &kubernetes_variables(|v| v.to_string(), |_| "clean".into()),
@@ -20,6 +20,9 @@ const KUBERNETES: GoModule = GoModule {
 
 /// kind, and kubeadm of the same release.
 pub(crate) const KIND: GoModule = GoModule { name: "kind", without_go: None, ..KUBERNETES };
+
+/// The end-to-end tests of that release, and the programs that run them.
+pub(crate) const CONFORMANCE: GoModule = GoModule { name: "conformance", without_go: None, ..KUBERNETES };
 
 /// The kubelet with the changes of `kubernetes/overlay`. Its version says so.
 const PATCHED_KUBELET: GoModule = GoModule {
