@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
+use testvm_cluster::conformance::Suite;
 use testvm_cluster::{
     ContainerImage, DataMount, KubeletRoot, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
 };
@@ -66,6 +67,25 @@ pub(crate) async fn parts(
 ) -> Result<Parts> {
     options.check()?;
     Parts::build(session, options.variant(), plan(session, options, debugging, tools), kubernetes_bin).await
+}
+
+/// Builds the programs and disks of a cluster for the end-to-end tests of Kubernetes. Its nodes have the images of the pods of
+/// `suite`, too.
+///
+/// # Errors
+/// A part cannot be fetched or built.
+pub(crate) async fn conformance_parts(
+    session: &Session,
+    kubernetes_bin: Option<&Path>,
+    suite: &Suite,
+) -> Result<Parts> {
+    let options = NodeOptions::default();
+    let plan = async {
+        let mut plan = plan(session, &options, Debugging::On, &[]).await?;
+        plan.archives = suite.image_archives(session, &plan.pause).await?;
+        Ok(plan)
+    };
+    Parts::build(session, options.variant(), plan, kubernetes_bin).await
 }
 
 async fn plan(

@@ -15,4 +15,4 @@ mod self_check;
 mod state_dump;
 
 pub use self::run::{Args, run};
-pub(crate) use self::run::{install_driver, run_on_kind, run_on_nodes};
+pub(crate) use self::run::{install_driver, nothing_left, run_on_kind, run_on_nodes, write_state};

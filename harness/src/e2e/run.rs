@@ -20,6 +20,7 @@ use super::{kind, scenarios, self_check, state_dump};
 use crate::node_options::NodeOptions;
 use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::Manifests;
 use crate::test_env::node_debug;
 
@@ -270,6 +271,28 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     env.manifests.apply(&env.client).await?;
     scenarios::install::served(&env).await
+}
+
+/// Waits until the cluster has no volume of the driver, and its first node nothing that it did not have `before`.
+///
+/// # Errors
+/// Something is left after some minutes.
+pub(crate) async fn nothing_left(session: &Session, cluster: &Cluster, before: &Inventory) -> Result<()> {
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    scenarios::removal::no_volumes_of_the_driver(&env).await?;
+    let node = env.node.context("the cluster has no node")?;
+    scenarios::removal::nothing_left(&env, node, before).await
+}
+
+/// Writes the state of a cluster into `directory`, for readers of the report.
+///
+/// # Errors
+/// The manifests of the driver cannot be read.
+pub(crate) async fn write_state(session: &Session, cluster: &Cluster, directory: &Path) -> Result<()> {
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    state_dump::write(&env, directory).await;
+    state_dump::write_bundles(cluster, directory).await;
+    Ok(())
 }
 
 /// Runs on an existing cluster, and removes everything that the run created.

@@ -1,6 +1,7 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
 mod apiserver;
+mod conformance;
 mod docker;
 mod ginkgo;
 mod go_tests;
@@ -22,7 +23,7 @@ use testvm::session::Session;
 use crate::e2e;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
-/// lanes node and kind.
+/// lanes node, kind and conformance.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
@@ -32,10 +33,13 @@ pub struct TestArgs {
     /// instead of the default in the sanity lane.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
-    /// In the kernel, the apiserver and the docker lane, run only the tests whose names contain this, without power
-    /// cuts; may be given more than once.
+    /// In the kernel, the apiserver, the docker and the conformance lane, run only the tests whose names contain this, without
+    /// power cuts; may be given more than once.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
+    /// In the conformance lane, run only one spec of each suite and mode.
+    #[arg(long, conflicts_with = "only")]
+    quick: bool,
     #[command(flatten)]
     e2e: e2e::Args,
 }
@@ -63,9 +67,12 @@ enum Lane {
     /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
     /// selects it.
     Kind,
+    /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster, by the definition in
+    /// csi/conformance. It builds them from the Go module. Runs only if --lane selects it.
+    Conformance,
 }
 
-const ALL: [Lane; 8] = [
+const ALL: [Lane; 9] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
@@ -74,6 +81,7 @@ const ALL: [Lane; 8] = [
     Lane::E2e,
     Lane::Node,
     Lane::Kind,
+    Lane::Conformance,
 ];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
@@ -98,6 +106,10 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
             Lane::Node => node::run(session, args.e2e.kubernetes_bin()).await,
             Lane::Kind => run_kind(session, args.e2e.kubernetes_bin()).await,
+            Lane::Conformance => {
+                let selection = conformance::Selection::new(args.quick, &args.only);
+                conformance::run(session, args.e2e.kubernetes_bin(), &selection).await
+            }
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -134,12 +146,17 @@ impl Lane {
             Lane::E2e => "e2e",
             Lane::Node => "node",
             Lane::Kind => "kind",
+            Lane::Conformance => "conformance",
         }
     }
 
     /// Returns `true` if the lane runs: without names, those that CI runs.
     fn is_selected(self, names: &[Lane]) -> bool {
-        if names.is_empty() { !matches!(self, Lane::Node | Lane::Kind) } else { names.contains(&self) }
+        if names.is_empty() {
+            !matches!(self, Lane::Node | Lane::Kind | Lane::Conformance)
+        } else {
+            names.contains(&self)
+        }
     }
 }
 
@@ -148,9 +165,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lanes_node_and_kind_run_only_if_they_are_named() {
+    fn the_lanes_node_kind_and_conformance_run_only_if_they_are_named() {
         let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
         assert_eq!((selected(&[]), selected(&[Lane::Node])), (6, 1));
-        assert!(!Lane::Node.is_selected(&[]) && !Lane::Kind.is_selected(&[]));
+        let named = [Lane::Node, Lane::Kind, Lane::Conformance];
+        assert!(named.iter().all(|lane| !lane.is_selected(&[]) && lane.is_selected(&named)));
     }
 }
