@@ -42,25 +42,23 @@ pub(super) async fn archives(
     let commands =
         Program::new(&busybox).arg("--list").run().await.context("list the commands of busybox")?;
     let commands: Vec<&str> = commands.stdout.lines().collect();
-    let images = [
+    let mut images = [
         ("agnhost.tar", agnhost(programs.agnhost, &busybox, &commands), TEST_IMAGES, "agnhost"),
         ("busybox.tar", shell_image(&busybox, &commands), TEST_IMAGES, "busybox"),
         ("nginx.tar", shell_image(&busybox, &commands), TEST_IMAGES, "nginx"),
         ("glibc.tar", glibc(&debian, &busybox, &commands), TEST_IMAGES, "glibc-dns-testing"),
         ("pause-3.tar", pause(programs.pause), COMPONENTS, "pause"),
     ];
-    let mut recipe = Recipe::new("conformance-images", 1).with("references", listed);
-    for (archive, image, _, _) in &images {
-        recipe = described(recipe.with("archive", archive), image)?;
+    let mut recipe = Recipe::new("conformance-images", 1);
+    for (archive, image, registry, name) in &mut images {
+        // The list has another order each time.
+        image.references = references(listed, registry, name)?;
+        recipe = described(recipe.with("archive", *archive), image)?;
     }
     let directory = session
         .cache
         .artifact(&recipe, async |directory: &Path| {
-            for (archive, image, registry, name) in &images {
-                let references = references(listed, registry, name)?;
-                Image { references, ..image.clone() }.write(&directory.join(archive))?;
-            }
-            Ok(())
+            images.iter().try_for_each(|(archive, image, ..)| image.write(&directory.join(archive)))
         })
         .await?;
     Ok(images.iter().map(|(archive, ..)| directory.join(archive)).collect())
@@ -93,8 +91,9 @@ async fn debian_programs(session: &Session, programs: &[&DebianProgram]) -> Resu
 
 /// Adds everything that an image has to a recipe.
 fn described(mut recipe: Recipe, image: &Image) -> Result<Recipe> {
-    recipe = recipe.with("run", format!("{:?} {:?}", image.entrypoint, image.command));
-    for entry in &image.entries {
+    let Image { references, entrypoint, command, entries } = image;
+    recipe = recipe.with("run", format!("{references:?} {entrypoint:?} {command:?}"));
+    for entry in entries {
         recipe = match entry {
             Entry::Program { path, host } => recipe.with_file(path, host)?,
             Entry::Link { path, target } => recipe.with(path, target),
