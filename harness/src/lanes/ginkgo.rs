@@ -175,6 +175,11 @@ impl<'a> Runs<'a> {
         self.left_out.difference(&self.selected).map(String::as_str)
     }
 
+    /// Returns `true` if a run selected a spec whose text contains this.
+    pub(super) fn has_selected(&self, part: &str) -> bool {
+        self.selected.iter().any(|text| text.contains(part))
+    }
+
     /// Returns `true` if a spec passed whose text ends so.
     pub(super) fn has_passed(&self, end: &str) -> bool {
         self.passed.iter().any(|text| text.ends_with(end))
@@ -502,12 +507,12 @@ mod tests {
     #[test]
     fn a_failed_node_outside_the_specs_counts_also_if_a_container_is_selected() {
         let mut hook = spec("", "failed", "no nodes");
-        hook["LeafNodeType"] = "SynchronizedBeforeSuite".into();
+        hook["LeafNodeType"] = "BeforeSuite".into();
         hook["ContainerHierarchyTexts"] = serde_json::Value::Null;
         let mut runs = Runs::new(EXPECTED, Some("External"), None);
         let mut found = Report::new();
         runs.read(&of_a_run(&[hook]), Ok(()), &mut found, "suite");
-        assert!(why(&found).starts_with("SynchronizedBeforeSuite: failed at node.go:7: no nodes"));
+        assert!(why(&found).starts_with("BeforeSuite: failed at node.go:7: no nodes"));
     }
 
     #[test]

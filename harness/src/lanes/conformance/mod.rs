@@ -7,7 +7,8 @@ mod definition;
 mod list;
 mod selection;
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -56,18 +57,23 @@ pub(super) async fn run(
     let prepared = session.until_cancelled(prepare(session, kubernetes_bin)).await?;
     let Prepared { suite, cluster, reports } = prepared;
     let lane = Lane { session, cluster: &cluster, suite: &suite, list: &list, reports: &reports };
-    let tested = lane.test(selection).await;
+    let mut report = Report::new();
+    let started = Instant::now();
+    // An error must not hide the specs that ran before it.
+    if let Err(error) = lane.test(selection, &mut report).await {
+        report.push(LANE, "run the specs", Outcome::Failed(format!("{error:#}")), started.elapsed());
+    }
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
+    let started = Instant::now();
     let stopped = cluster.stop().await;
-    let report = tested?;
-    stopped?;
+    report.record(LANE, "stop the node and the control plane", started.elapsed(), &stopped);
     Ok(report)
 }
 
 struct Prepared {
     suite: Suite,
     cluster: Cluster,
-    reports: std::path::PathBuf,
+    reports: PathBuf,
 }
 
 async fn prepare(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Prepared> {
@@ -121,10 +127,10 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    async fn test(&self, selection: &Selection) -> Result<Report> {
+    /// Runs the selected specs, and adds them to the report.
+    async fn test(&self, selection: &Selection, report: &mut Report) -> Result<()> {
         let node = self.cluster.nodes().first().context("the cluster has no node")?;
         let before = Inventory::take(node).await?;
-        let mut report = Report::new();
         let expected = self.list.expected_skips();
         let logs = self.reports.join("specs");
         let mut runs = Runs::new(&expected, Some(CONTAINER), Some(&logs));
@@ -134,14 +140,17 @@ impl Lane<'_> {
                 report.push(LANE, &format!("run the specs: {}", phase.name), Outcome::NotRun, Duration::ZERO);
                 continue;
             }
-            problems.extend(self.run(&phase, &mut runs, &mut report).await?);
+            problems.extend(self.run(&phase, &mut runs, report).await?);
         }
-        problems.extend(match selection {
-            Selection::All => complete(&runs, self.list, &mut report),
-            Selection::Quick => not_passed(&runs, self.list),
-            Selection::Only(_) => Vec::new(),
-        });
-        push_problems(&mut report, LANE, &problems);
+        // A run that was stopped has specs that it did not select.
+        if !self.session.cancel.is_cancelled() {
+            problems.extend(match selection {
+                Selection::All => complete(&runs, self.list, report),
+                Selection::Quick => not_passed(&runs, self.list),
+                Selection::Only(texts) => not_found(&runs, texts),
+            });
+        }
+        push_problems(report, LANE, &problems);
         if !self.session.cancel.is_cancelled() {
             let started = Instant::now();
             let left = e2e::nothing_left(self.session, self.cluster, &before).await;
@@ -150,13 +159,15 @@ impl Lane<'_> {
         if !report.succeeded() {
             e2e::write_state(self.session, self.cluster, self.reports).await?;
         }
-        Ok(report)
+        Ok(())
     }
 
     /// Runs the specs of a phase, adds them to the report, and returns what contradicts them.
     async fn run(&self, phase: &Phase, runs: &mut Runs<'_>, report: &mut Report) -> Result<Vec<String>> {
         let directory = self.reports.join(phase.name);
-        std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        // The runner has a working directory of its own.
+        let directory = fs::canonicalize(&directory).context("find the directory of the reports")?;
         let step = self.session.progress.step(format!("run the specs: {}", phase.name));
         let target = Target {
             kubeconfig: &self.cluster.kubeconfig(),
@@ -164,7 +175,7 @@ impl Lane<'_> {
             driver: &self.session.workspace.root().join(DIRECTORY).join(DEFINITION),
         };
         let ended = self.ended(self.suite.start(&phase.specs, target, &directory)?, &directory).await?;
-        let text = std::fs::read_to_string(directory.join(REPORT)).unwrap_or_default();
+        let text = fs::read_to_string(directory.join(REPORT)).unwrap_or_default();
         let mut cases = Report::new();
         let problems = runs.read(&text, ended, &mut cases, &format!("{LANE}: {}", phase.name));
         if problems.is_empty() && cases.failed() == 0 {
@@ -219,6 +230,12 @@ fn complete(runs: &Runs<'_>, list: &SpecList, report: &mut Report) -> Vec<String
     problems
 }
 
+/// Returns a message for each text that is in no spec that ran.
+fn not_found(runs: &Runs<'_>, texts: &[String]) -> Vec<String> {
+    let missing = texts.iter().filter(|text| !runs.has_selected(text));
+    missing.map(|text| format!("no spec that the lane starts contains \"{text}\"")).collect()
+}
+
 /// Returns a message for each spec of a quick run that did not pass.
 fn not_passed(runs: &Runs<'_>, list: &SpecList) -> Vec<String> {
     let missing = list.quick.iter().filter(|text| !runs.has_passed(text));
@@ -245,7 +262,9 @@ mod tests {
             })
             .collect();
         let stats = json!({"TotalSpecs": specs.len()});
-        let suite = json!([{"SuiteSucceeded": true, "PreRunStats": stats, "SpecReports": specs}]).to_string();
+        let passed = specs.iter().all(|spec| spec["State"] != "failed");
+        let suite =
+            json!([{"SuiteSucceeded": passed, "PreRunStats": stats, "SpecReports": specs}]).to_string();
         let mut runs = Runs::new(&[], Some(CONTAINER), None);
         assert_eq!(runs.read(&suite, Ok(()), &mut Report::new(), "suite"), Vec::<String>::new());
         runs
@@ -273,6 +292,13 @@ mod tests {
             problems[1].contains("\"any source\"") && problems[1].contains("take it off"),
             "{problems:?}"
         );
+    }
+
+    #[test]
+    fn a_text_of_no_selected_spec_is_named() {
+        let runs = read(&[("stores", "failed"), ("expands", "skipped")]);
+        assert_eq!(not_found(&runs, &["stor".to_owned()]), Vec::<String>::new());
+        assert_eq!(not_found(&runs, &["expands".to_owned()]).len(), 1);
     }
 
     #[test]
