@@ -61,6 +61,8 @@ pub mod project_quota;
 pub mod project_tree;
 #[cfg(feature = "project-quota")]
 mod reflink;
+#[cfg(feature = "data-disk")]
+mod shell;
 mod sys;
 #[cfg(feature = "kernel-tests")]
 #[doc(hidden)]
