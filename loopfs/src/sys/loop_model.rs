@@ -283,10 +283,12 @@ impl Bound {
     }
 }
 
+/// Runs `work` on the model of a control descriptor, or on that of the thread if a test opened the real device.
 fn by_control<T>(control: impl AsFd, work: impl FnOnce(&mut Model) -> T) -> T {
     let registered = BY_CONTROL.lock().unwrap_or_else(PoisonError::into_inner);
-    let model = Arc::clone(&registered[&control.as_fd().as_raw_fd()]);
+    let model = registered.get(&control.as_fd().as_raw_fd()).map(Arc::clone);
     drop(registered);
+    let model = model.unwrap_or_else(|| MODEL.with_borrow(Arc::clone));
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     work(&mut model)
 }
