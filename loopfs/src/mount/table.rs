@@ -1,4 +1,4 @@
-//! `/proc/self/mountinfo` (proc(5)): what is mounted where, in this mount namespace.
+//! `/proc/thread-self/mountinfo` (proc(5)): the mounts in the mount namespace of a thread.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -41,13 +41,30 @@ impl Mount {
     }
 }
 
-/// Reads the table of this process's mount namespace.
+/// The table of the thread: `/proc/self` has that of the main thread, which may be in another mount namespace.
+const TABLE: &str = "/proc/thread-self/mountinfo";
+
+/// Reads the table of the mount namespace of this thread.
 ///
 /// # Errors
 /// ENOENT where `/proc` is not mounted.
 pub fn read() -> Result<Vec<Mount>> {
-    let table = std::fs::read("/proc/self/mountinfo").context("read", "/proc/self/mountinfo")?;
-    parse(&table)
+    parse(&std::fs::read(TABLE).context("read", TABLE)?)
+}
+
+/// Reads the lines of the table that are of the documented form, and skips others. For a diagnosis, from which one such line must
+/// not hide the other mounts.
+///
+/// # Errors
+/// As [`read`].
+#[cfg(feature = "preflight")]
+pub(crate) fn read_known() -> Result<Vec<Mount>> {
+    Ok(known(&std::fs::read(TABLE).context("read", TABLE)?))
+}
+
+#[cfg(feature = "preflight")]
+fn known(table: &[u8]) -> Vec<Mount> {
+    lines(table).filter_map(parse_line).collect()
 }
 
 /// The topmost mount at `path` itself (a later line covers an earlier one).
@@ -61,21 +78,18 @@ pub fn at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
 /// # Errors
 /// [`ErrorKind::Other`] with the line that is not of the documented form.
 pub fn parse(table: &[u8]) -> Result<Vec<Mount>> {
-    table
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
+    lines(table)
         .map(|line| {
             parse_line(line).ok_or_else(|| {
                 let line = String::from_utf8_lossy(line);
-                Error::new(
-                    ErrorKind::Other,
-                    "parse",
-                    "/proc/self/mountinfo",
-                    format!("not of the documented form: {line}"),
-                )
+                Error::new(ErrorKind::Other, "parse", TABLE, format!("not of the documented form: {line}"))
             })
         })
         .collect()
+}
+
+fn lines(table: &[u8]) -> impl Iterator<Item = &[u8]> {
+    table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
@@ -168,6 +182,14 @@ mod tests {
         let twice = [TABLE, b"50 40 254:16 /x /var/lib/loopfs/data ro - xfs /dev/vdb rw\n"].concat();
         let mounts = parse(&twice).unwrap();
         assert_eq!(at(&mounts, Path::new("/var/lib/loopfs/data")).unwrap().id, 50);
+    }
+
+    #[cfg(feature = "preflight")]
+    #[test]
+    fn a_line_of_another_form_hides_no_other_mount_from_a_diagnosis() {
+        let table = [b"a line of a later kernel\n", TABLE].concat();
+        assert!(parse(&table).is_err());
+        assert_eq!(known(&table), parse(TABLE).unwrap());
     }
 
     proptest! {

@@ -6,29 +6,31 @@ use crate::data_disk::{DataMount, Features};
 use crate::error::Error;
 use crate::units::Bytes;
 
-/// What a process can learn about the machine and about itself without changing anything.
+/// The state of the machine and of this process, read without changing anything.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     /// The release of the kernel, as uname(2) returns it.
     pub(super) release: String,
     pub(super) xfs: Driver,
-    /// The kernel's XFS has quotas. `None` if that is not visible.
+    /// `true` if the kernel's XFS has quotas. `None` if that is not visible.
     pub(super) xfs_quota: Option<bool>,
     pub(super) loop_driver: Driver,
     /// The parameter `max_part` of the loop module, if the module is loaded.
     pub(super) max_part: Option<u32>,
     pub(super) control: Control,
+    /// `None` if the mount at `/dev` is not visible.
     pub(super) dev: Option<Dev>,
-    /// sysfs is mounted, and its virtual devices can be written. `None` if `/sys` is not mounted.
+    /// `true` if the virtual devices in sysfs can be written. `None` if `/sys` is not mounted.
     pub(super) sysfs_writable: Option<bool>,
-    /// System calls that loopfs needs.
+    /// The system calls that loopfs needs.
     pub(super) calls: Vec<(&'static str, Call)>,
-    /// A seccomp filter is active.
+    /// `true` if a seccomp filter is active.
     pub(super) seccomp: bool,
     /// The effective capabilities. `None` if `/proc` is not mounted.
     pub(super) capabilities: Option<u64>,
+    /// `true` if the process is in the initial user namespace. `None` if `/proc` is not mounted.
     pub(super) initial_user_namespace: Option<bool>,
-    /// The kernel grants leases of files. `None` if `/proc/sys` is not visible.
+    /// `true` if the kernel grants leases of files. `None` if `/proc/sys` is not visible.
     pub(super) leases: Option<bool>,
     pub(super) cgroup: Cgroup,
     /// `None` if no directory was given.
@@ -50,7 +52,7 @@ pub(super) enum Driver {
     Unknown,
 }
 
-/// `/dev/loop-control`.
+/// The state of `/dev/loop-control`.
 #[derive(Clone, Debug)]
 pub(super) enum Control {
     /// The loop driver responds.
@@ -63,18 +65,22 @@ pub(super) enum Control {
     Fails(Error),
 }
 
-/// The mount at `/dev`.
+/// The mount at `/dev`, and the nodes of loop devices there.
 #[derive(Clone, Debug)]
 pub(super) struct Dev {
     pub(super) fs_type: String,
     pub(super) options: Vec<String>,
     /// Number of loop devices of the kernel.
     pub(super) devices: usize,
-    /// Number of those that have no node.
-    pub(super) without_node: usize,
+    /// Number of those that have a node and an index from which loopfs chooses.
+    pub(super) usable: usize,
+    /// Names of those that have no node.
+    pub(super) without_node: Vec<String>,
+    /// Names of those whose node the device cgroup does not let this process open for reading and writing.
+    pub(super) denied: Vec<String>,
 }
 
-/// How the kernel responds to a system call with invalid arguments.
+/// The kernel's response to a system call with invalid arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Exists,
@@ -84,7 +90,7 @@ pub(super) enum Call {
     Denied,
 }
 
-/// The control groups.
+/// The version of the control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cgroup {
     V2,
@@ -119,7 +125,7 @@ pub(super) struct Kubelet {
     pub(super) path: PathBuf,
     /// The directories in which the driver mounts volumes.
     pub(super) mounted: Vec<KubeletDirectory>,
-    /// The directory in which drivers register. `None` if the process cannot look for it.
+    /// `true` if the directory exists in which drivers register. `None` if the process may not look for it.
     pub(super) registry: Option<bool>,
 }
 
@@ -167,7 +173,14 @@ pub(super) mod tests {
 
     pub(in crate::preflight) fn dev(fs_type: &str) -> Dev {
         let options = ["rw", "nosuid"].map(str::to_owned).into();
-        Dev { fs_type: fs_type.to_owned(), options, devices: 9, without_node: 0 }
+        Dev {
+            fs_type: fs_type.to_owned(),
+            options,
+            devices: 9,
+            usable: 1,
+            without_node: Vec::new(),
+            denied: Vec::new(),
+        }
     }
 
     pub(in crate::preflight) fn data_dir() -> DataDir {
