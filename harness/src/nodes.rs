@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
-use testvm_cluster::{
-    ContainerImage, DataMount, KubeletRoot, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
-};
+use testvm_cluster::{ContainerImage, DataMount, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file};
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
 use crate::node_options::{Losetup, NodeOptions};
@@ -19,8 +17,7 @@ pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
 pub(crate) const DRIVER: &str = "docker.io/library/loopfs:dev";
 
-/// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes, or if the kubelet's directory is on
-/// the data disk.
+/// The name of the tool of loopfs in [`TOOLS_DIR`].
 pub(crate) const LOOPFS_TOOL: &str = "loopfs";
 /// The path of the link to it: the first directory of the `PATH` in which the kubelet looks for losetup.
 pub(crate) const LOSETUP_LINK: &str = "/usr/local/sbin/losetup";
@@ -85,9 +82,7 @@ async fn plan(
     if options.losetup() == Losetup::DropIn {
         links.push(Link { path: LOSETUP_LINK.to_owned(), target: format!("{TOOLS_DIR}/{LOOPFS_TOOL}") });
     }
-    if options.losetup() == Losetup::DropIn || options.variant().kubelet_root == KubeletRoot::DataDisk {
-        tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
-    }
+    tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
     let mut services = Vec::new();
     if debugging == Debugging::On {
         tools.extend([
@@ -114,13 +109,18 @@ pub(crate) fn images(
             archive: "volume-check.tar",
             reference: VOLUME_CHECK,
             // With the tool, a pod can change project ids, as the owner of a directory can.
-            files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
+            files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool.clone())],
         },
         ContainerImage { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
         ContainerImage {
             archive: "loopfs.tar",
             reference: DRIVER,
-            files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
+            // With the tool, `loopfs doctor` can run where the driver runs.
+            files: vec![
+                ("/loopfs-csi", driver.csi),
+                ("/loopfs-provisioner", driver.provisioner),
+                ("/loopfs", tool),
+            ],
         },
     ]
 }

@@ -68,6 +68,7 @@ pub(super) async fn run(
     };
     let mut env = TestEnv::new(manifests, client, None, namespace)?;
     env.timeouts = TIMEOUTS;
+    env.reports = Some(reports.to_owned());
     runner::run_all(session, &mut report, &env, &NodeOptions::default(), selection, None).await;
     state_dump::write(&env, reports).await;
     let started = Instant::now();

@@ -5,6 +5,7 @@
 //! harness's own, and are reported as skipped on other clusters.
 
 mod catalogue;
+mod doctor;
 mod faults;
 mod kind;
 mod run;

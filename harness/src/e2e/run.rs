@@ -252,7 +252,8 @@ async fn test(
     args: &Args,
     reports: &Path,
 ) -> Result<()> {
-    let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
+    let mut env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
+    env.reports = Some(reports.to_owned());
     let selection = Selection::new(&args.scenarios, args.nodes.variant());
     runner::run_all(session, report, &env, &args.nodes, selection, args.broken).await;
     state_dump::write(&env, reports).await;
@@ -283,7 +284,8 @@ async fn against_any_cluster(
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config).context("make a client of the API server")?;
-    let env = TestEnv::new(manifests, client, None, NAMESPACE)?;
+    let mut env = TestEnv::new(manifests, client, None, NAMESPACE)?;
+    env.reports = Some(session.workspace.reports(RUN));
     let installed = scenarios::install::is_installed(&env).await?;
     let mut report = Report::new();
     let nodes = NodeOptions::default();

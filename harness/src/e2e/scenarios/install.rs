@@ -1,4 +1,5 @@
-//! The manifests are applied, the driver's pods become ready, and the node registers the driver.
+//! The manifests are applied, the driver's pods become ready, the node registers the driver, and `loopfs doctor` finds nothing
+//! missing.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::log_tail;
 use testvm_cluster::waiting::{State, until, until_one};
 
+use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::containers::{self, Container};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
@@ -27,6 +29,9 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario.step("apply the manifests", env.manifests.apply(&env.client)).await?;
     scenario.step("the driver's pods are ready", ready(env)).await?;
     scenario.step("every node with a driver pod offers the driver", offered(env)).await?;
+    scenario
+        .step("loopfs doctor finds nothing missing in the driver's containers", doctor::in_containers(env))
+        .await?;
     match env.node {
         Some(node) => {
             scenario
