@@ -55,6 +55,9 @@ fn remedy(directory: &DataDir, error: &Error) -> String {
     let path = quoted(&directory.path);
     let mount = format!("`loopfs data-dir mount UUID=... {path}`");
     match error.kind() {
+        ErrorKind::NeverMounted if directory.occupied => format!(
+            "give an empty directory, such as /var/lib/loopfs/data: a disk that is mounted at {path} would hide the files there"
+        ),
         // A machine that was installed again has no record of its data disk, either.
         ErrorKind::NeverMounted => format!(
             "if a disk has volumes already, mount it with {mount}; otherwise, format an empty disk with `loopfs data-dir format \
@@ -131,6 +134,10 @@ mod tests {
 
     #[rstest]
     #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "if a disk has volumes already, mount it with `loopfs data-dir mount UUID=... /data`")]
+    #[case::occupied(DIRECTORY, |d: &mut DataDir| {
+        d.occupied = true;
+        fail(d, ErrorKind::NeverMounted);
+    }, Status::Missing, "give an empty directory")]
     #[case::reinstalled(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "loopfs data-dir format")]
     #[case::not_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::Missing, "loopfs data-dir mount UUID=... /data")]
     #[case::other(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::WrongFilesystem), Status::Missing, "give the mount point of the disk for volumes")]

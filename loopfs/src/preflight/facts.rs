@@ -104,6 +104,8 @@ pub(super) struct DataDir {
     pub(super) path: PathBuf,
     /// The result of the checks that the store makes when it is opened.
     pub(super) verified: Result<(), Error>,
+    /// `true` if the directory has entries, which a mount would hide.
+    pub(super) occupied: bool,
     /// The XFS that is mounted there. `None` if the process cannot open it, or if there is none.
     pub(super) filesystem: Option<DataFilesystemFacts>,
 }
@@ -192,7 +194,7 @@ pub(super) mod tests {
         let features = Features { crc: true, reflink: true, ftype: true, bigtime: true };
         let (size, available) = (Bytes(100 << 30), Bytes(50 << 30));
         let filesystem = DataFilesystemFacts { mount, device: "/dev/vdb".into(), features, size, available };
-        DataDir { path: "/data".into(), verified: Ok(()), filesystem: Some(filesystem) }
+        DataDir { path: "/data".into(), verified: Ok(()), occupied: false, filesystem: Some(filesystem) }
     }
 
     pub(in crate::preflight) fn kubelet() -> Kubelet {

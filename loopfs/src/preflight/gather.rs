@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::statvfs::{FsFlags, fstatvfs, statvfs};
@@ -237,6 +237,7 @@ fn data_dir(path: &Path, mounts: &[Mount]) -> DataDir {
     DataDir {
         path: path.to_owned(),
         verified: verify_data_directory(path),
+        occupied: fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()),
         filesystem: data_filesystem(path, mounts),
     }
 }
@@ -278,7 +279,7 @@ fn kubelet(path: &Path, mounts: &[Mount]) -> Kubelet {
     Kubelet { path: path.to_owned(), mounted: mounted.into(), registry }
 }
 
-fn kubelet_mount(path: &PathBuf, mounts: &[Mount]) -> Result<KubeletMount> {
+fn kubelet_mount(path: &Path, mounts: &[Mount]) -> Result<KubeletMount> {
     let shown = path.display();
     let directory = open_directory(path).context("open the directory", &shown)?;
     let mount = mount_of(&directory, mounts).ok_or_else(|| {
