@@ -317,6 +317,12 @@ pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
     with(|model| model.index_of(device).map(|index| nix::sys::stat::makedev(7, index.into())))
 }
 
+pub(crate) fn number(index: u32) -> Result<u64> {
+    with(|model| {
+        model.devices.get(&index).map(|_| nix::sys::stat::makedev(7, index.into())).ok_or(Errno::ENOENT)
+    })
+}
+
 pub(crate) fn indices() -> Result<Vec<u32>> {
     with(|model| Ok(model.exist()))
 }
