@@ -46,7 +46,6 @@ pub mod inotify;
 mod metrics;
 pub mod mount_watch;
 mod object;
-mod propagation;
 pub mod proto;
 mod request;
 mod services;

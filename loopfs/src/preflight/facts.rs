@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::data_disk::{DataMount, Features};
 use crate::error::Error;
+use crate::mount::Isolation;
 use crate::units::Bytes;
 
 /// What a process can learn about the machine and about itself without changing anything.
@@ -134,6 +135,8 @@ pub(super) struct KubeletDirectory {
 #[derive(Clone, Debug)]
 pub(super) struct KubeletMount {
     pub(super) mount_point: PathBuf,
+    /// Why volumes that are mounted there do not appear on the node, if they do not.
+    pub(super) isolation: Option<Isolation>,
     pub(super) shared: bool,
     pub(super) read_only: bool,
 }
@@ -185,7 +188,12 @@ pub(super) mod tests {
     pub(in crate::preflight) fn kubelet() -> Kubelet {
         let mounted = ["pods", "plugins"].map(|name| KubeletDirectory {
             path: format!("/var/lib/kubelet/{name}").into(),
-            mount: Ok(KubeletMount { mount_point: "/".into(), shared: true, read_only: false }),
+            mount: Ok(KubeletMount {
+                mount_point: "/".into(),
+                isolation: None,
+                shared: true,
+                read_only: false,
+            }),
         });
         Kubelet { path: "/var/lib/kubelet".into(), mounted: mounted.into(), registry: Some(true) }
     }

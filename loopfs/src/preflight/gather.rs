@@ -17,6 +17,7 @@ use super::facts::{
 use crate::data_disk::{DataMount, Features};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::require_driver;
+use crate::mount::Isolation;
 use crate::mount::table::{self as mountinfo, Mount};
 use crate::sys::{probe, statx, xfs};
 use crate::units::Bytes;
@@ -234,6 +235,7 @@ fn kubelet_mount(path: &PathBuf, mounts: &[Mount]) -> Result<KubeletMount> {
     })?;
     Ok(KubeletMount {
         mount_point: mount.mount_point.clone(),
+        isolation: Isolation::of(mount),
         shared: mount.propagation.iter().any(|field| field.starts_with("shared:")),
         read_only: mount.has_option("ro"),
     })

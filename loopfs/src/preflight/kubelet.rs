@@ -24,6 +24,7 @@ pub(super) fn judge(kubelet: Option<&Kubelet>) -> Vec<Check> {
 /// Judges whether the containers of pods see what the driver mounts in the kubelet's directories.
 fn propagation(kubelet: &Kubelet) -> Check {
     let mut found = Vec::new();
+    let mut not_shared = None;
     for KubeletDirectory { path, mount } in &kubelet.mounted {
         let shown = path.display();
         match mount {
@@ -42,23 +43,42 @@ fn propagation(kubelet: &Kubelet) -> Check {
                     format!("run `mount -o remount,bind,rw {}`", mount_point.display()),
                 );
             }
-            Ok(KubeletMount { mount_point, shared: false, .. }) => {
+            Ok(KubeletMount { mount_point, isolation: Some(isolation), .. }) => {
                 let mount_point = mount_point.display();
                 return Check::missing(
                     PROPAGATION,
                     format!(
-                        "{shown} is in the mount at {mount_point}, which is not shared, so no pod sees a volume"
+                        "{shown} is in the mount at {mount_point}, which {isolation}, so no pod sees a volume that the driver \
+                         mounts here"
                     ),
                     format!(
                         "run `mount --make-rshared {mount_point}` on the host before the kubelet starts; in a container, mount \
-                         the directory with Bidirectional propagation (Docker: `:rshared`)"
+                         the directory with Bidirectional propagation (Docker: `:rshared`); in a systemd service, remove the \
+                         settings that give the service a mount namespace, such as PrivateMounts= and PrivateTmp="
                     ),
                 );
+            }
+            Ok(KubeletMount { mount_point, shared: false, .. }) => {
+                let mount_point = mount_point.display();
+                not_shared.get_or_insert_with(|| {
+                    Check::warning(
+                        PROPAGATION,
+                        format!(
+                            "{shown} is in the mount at {mount_point}, which is not shared: only a driver outside containers \
+                             can publish volumes there"
+                        ),
+                        format!(
+                            "for a driver in a container, as the DaemonSet starts it, run `mount --make-rshared {mount_point}` \
+                             before the kubelet starts"
+                        ),
+                    )
+                });
             }
             Ok(_) => found.push(shown.to_string()),
         }
     }
-    Check::ok(PROPAGATION, format!("{} are in shared mounts", found.join(" and ")))
+    not_shared
+        .unwrap_or_else(|| Check::ok(PROPAGATION, format!("{} are in shared mounts", found.join(" and "))))
 }
 
 fn sockets(kubelet: &Kubelet) -> Check {
@@ -95,6 +115,7 @@ mod tests {
 
     use super::*;
     use crate::Error;
+    use crate::mount::Isolation;
     use crate::preflight::check::Status;
     use crate::preflight::facts::tests::kubelet;
 
@@ -103,7 +124,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::private(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Missing, "mount --make-rshared /")]
+    #[case::private(PROPAGATION, |k: &mut Kubelet| {
+        (mount(k).shared, mount(k).isolation) = (false, Some(Isolation::Private));
+    }, Status::Missing, "mount --make-rshared /")]
+    #[case::shared_within_a_service(PROPAGATION, |k: &mut Kubelet| {
+        mount(k).isolation = Some(Isolation::NoPeers);
+    }, Status::Missing, "PrivateTmp=")]
+    #[case::private_on_the_node(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Warning, "mount --make-rshared /")]
     #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "remount,bind,rw")]
     #[case::absent(PROPAGATION, |k: &mut Kubelet| {
         k.mounted[0].mount = Err(Error::sys("open", "/k/pods", Errno::ENOENT));

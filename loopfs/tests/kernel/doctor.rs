@@ -1,4 +1,4 @@
-//! Tests of `loopfs doctor` on machines that lack something. Each one changes the mount namespace of a thread only.
+//! Tests of `loopfs doctor` on machines that lack something.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -7,8 +7,9 @@ use std::process::{Command, Stdio};
 
 use loopfs::loop_device::LoopControl;
 use loopfs::preflight::{self, Check, Directories, Status};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
+use rstest::rstest;
 use serde_json::Value;
 
 use crate::environment::{Leaks, path_from, scratch, xfs, xfs_without_quota};
@@ -58,25 +59,48 @@ fn doctor(data_dir: &Path, kubelet_dir: &Path) -> Report {
     report
 }
 
-/// Creates the directory of a kubelet in a mount of its own with this propagation. Call it in a namespace of its own.
-fn kubelet(directory: &Path, propagation: MsFlags) {
-    let nothing = None::<&str>;
-    for name in ["pods", "plugins", "plugins_registry"] {
-        std::fs::create_dir(directory.join(name)).unwrap();
+/// The directory of a kubelet, in a mount of its own.
+struct KubeletDirectory(tempfile::TempDir);
+
+impl KubeletDirectory {
+    fn with_propagation(propagation: MsFlags) -> Self {
+        let directory = scratch();
+        for name in ["pods", "plugins", "plugins_registry"] {
+            std::fs::create_dir(directory.path().join(name)).unwrap();
+        }
+        let path = Some(directory.path());
+        mount(path, directory.path(), None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        propagate(directory.path(), propagation);
+        Self(directory)
     }
-    mount(Some(directory), directory, nothing, MsFlags::MS_BIND, nothing).unwrap();
-    mount(nothing, directory, nothing, propagation, nothing).unwrap();
+}
+
+impl Drop for KubeletDirectory {
+    fn drop(&mut self) {
+        umount(self.0.path()).ok();
+    }
+}
+
+fn propagate(path: &Path, how: MsFlags) {
+    mount(None::<&str>, path, None::<&str>, how, None::<&str>).unwrap();
+}
+
+/// Runs `work` in a mount namespace that lasts as long as its thread, and in which mounts have the propagation that they have here.
+fn in_copied_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let apart = || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(apart).join().unwrap())
 }
 
 #[test]
 fn a_node_with_everything_lacks_nothing() {
     let leaks = Leaks::watch();
-    let scratch = scratch();
     drop(LoopControl::open().unwrap());
-    let report = in_namespace(|| {
-        kubelet(scratch.path(), MsFlags::MS_SHARED);
-        doctor(&xfs(), scratch.path())
-    });
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let report = doctor(&xfs(), kubelet.0.path());
+    drop(kubelet);
     assert_eq!(report.code, Some(0), "{:?}", report.checks);
     assert_eq!(report.with("missing"), [""; 0], "{:?}", report.checks);
     // The test machine has no cgroups. Its data file system may be nearly full after other tests.
@@ -120,17 +144,35 @@ fn a_read_only_data_directory_is_missing_and_one_without_nodev_a_warning() {
     assert!(status == "warning" && text.contains("without nodev"), "{status} {text}");
 }
 
-#[test]
-fn private_propagation_of_the_kubelet_s_directory_is_missing() {
-    let scratch = scratch();
-    let report = in_namespace(|| {
-        kubelet(scratch.path(), MsFlags::MS_PRIVATE);
-        doctor(&xfs(), scratch.path())
+#[rstest]
+#[case::private(&[MsFlags::MS_PRIVATE], "is private")]
+#[case::receiving(&[MsFlags::MS_SLAVE], "propagates none")]
+#[case::service_with_private_mounts(&[MsFlags::MS_SLAVE, MsFlags::MS_SHARED], "shared with no other")]
+fn a_kubelet_s_directory_from_which_mounts_do_not_reach_the_node_is_missing(
+    #[case] propagation: &[MsFlags],
+    #[case] reason: &str,
+) {
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let path = kubelet.0.path();
+    let report = in_copied_namespace(|| {
+        propagation.iter().for_each(|how| propagate(path, *how));
+        doctor(&xfs(), path)
     });
     assert_eq!(report.with("missing"), ["propagation"], "{:?}", report.checks);
     let (_, text) = report.of("propagation");
-    let remedy = format!("mount --make-rshared {}", scratch.path().display());
-    assert!(text.contains(&remedy), "{text}");
+    let remedy = format!("mount --make-rshared {}", path.display());
+    assert!(text.contains(reason) && text.contains(&remedy), "{text}");
+}
+
+#[test]
+fn a_kubelet_s_directory_that_is_shared_with_the_node_is_ok_and_a_private_one_of_the_node_a_warning() {
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let report = in_copied_namespace(|| doctor(&xfs(), kubelet.0.path()));
+    assert_eq!(report.of("propagation").0, "ok", "{:?}", report.checks);
+    propagate(kubelet.0.path(), MsFlags::MS_PRIVATE);
+    let report = doctor(&xfs(), kubelet.0.path());
+    let (status, text) = report.of("propagation");
+    assert!(status == "warning" && text.contains("outside containers"), "{status} {text}");
 }
 
 #[test]
