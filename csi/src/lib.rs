@@ -43,6 +43,7 @@ mod driver;
 mod error;
 mod http;
 pub mod inotify;
+mod loop_node;
 mod metrics;
 pub mod mount_watch;
 mod object;

@@ -12,6 +12,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::error::{Error, Result};
+use crate::loop_node::kind_of;
 use crate::request::TargetPath;
 
 /// The directories of the kubelet below which volumes are published: the targets of all volumes, and the staging paths
@@ -220,11 +221,6 @@ impl Target {
     fn failed(&self, operation: &'static str, errno: Errno) -> Error {
         Error::Target { operation, path: self.path.clone(), errno }
     }
-}
-
-/// Returns the file type of a status.
-pub(crate) fn kind_of(status: &FileStat) -> SFlag {
-    SFlag::from_bits_truncate(status.st_mode & SFlag::S_IFMT.bits())
 }
 
 #[cfg(test)]
