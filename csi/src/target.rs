@@ -5,15 +5,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use loopfs::ErrorKind;
-use loopfs::mount::{MountFlags, table as mountinfo};
+use loopfs::mount::{Isolation, MountFlags, table as mountinfo};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::error::{Error, Result};
-use crate::propagation;
+use crate::loop_node::kind_of;
 use crate::request::TargetPath;
+
+/// The directories of the kubelet below which volumes are published: the targets of all volumes, and the staging paths
+/// of Block volumes.
+const PUBLISHED_BELOW: [&str; 2] = ["pods", "plugins"];
 
 /// The kubelet directory, below which volumes are published.
 #[derive(Debug)]
@@ -30,15 +34,42 @@ impl PublishRoot {
         Ok(Self { directory, path })
     }
 
-    /// Returns an error if volumes that are published below this directory would not appear on the node.
+    /// Returns an error if volumes that are published below this directory would not appear on the node. Then every publish
+    /// call would succeed, and pods would write to the node's root disk instead of to their volumes.
     pub(crate) fn require_propagation(&self) -> Result<()> {
         let mounts = mountinfo::read()?;
-        let Some(mount) = propagation::unshared(&mounts, &self.path) else { return Ok(()) };
-        Err(Error::Precondition(format!(
-            "{}: mounts in this container do not appear on the node, because this bind mount is not shared; mount it with \
-             mountPropagation: Bidirectional (Kubernetes) or bind-propagation=rshared (Docker)",
-            mount.mount_point.display()
-        )))
+        for directory in self.published_below()? {
+            // A process in a changed root directory may not see the mount that holds its directories.
+            let Some(mount) = mountinfo::holding(&mounts, &directory) else { continue };
+            let Some(isolation) = Isolation::of(mount) else { continue };
+            return Err(Error::Precondition(format!(
+                "{}: volumes that the driver mounts there do not appear on the node, because this mount {isolation}; in a \
+                 container, mount the directory with mountPropagation: Bidirectional (Kubernetes) or \
+                 bind-propagation=rshared (Docker); in a systemd service, remove the settings that give the service a mount \
+                 namespace, such as PrivateMounts= and PrivateTmp=",
+                mount.mount_point.display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Opens those of the directories [`PUBLISHED_BELOW`] that exist, or this directory if none does.
+    fn published_below(&self) -> Result<Vec<OwnedFd>> {
+        let open_directory = |name: &str| {
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            match openat(&self.directory, name, flags, Mode::empty()) {
+                Ok(directory) => Ok(Some(directory)),
+                Err(Errno::ENOENT) => Ok(None),
+                Err(errno) => Err(Error::Target { operation: "open", path: self.path.join(name), errno }),
+            }
+        };
+        let opened: Result<Vec<_>> =
+            PUBLISHED_BELOW.iter().filter_map(|name| open_directory(name).transpose()).collect();
+        let mut directories = opened?;
+        if directories.is_empty() {
+            directories.extend(open_directory(".")?);
+        }
+        Ok(directories)
     }
 
     /// Opens the parent directory of `target`. Returns `None` if that directory does not exist.
@@ -190,11 +221,6 @@ impl Target {
     fn failed(&self, operation: &'static str, errno: Errno) -> Error {
         Error::Target { operation, path: self.path.clone(), errno }
     }
-}
-
-/// Returns the file type of a status.
-pub(crate) fn kind_of(status: &FileStat) -> SFlag {
-    SFlag::from_bits_truncate(status.st_mode & SFlag::S_IFMT.bits())
 }
 
 #[cfg(test)]

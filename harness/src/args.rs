@@ -29,6 +29,7 @@ Examples:
   cargo harness test --lane kernel    loopfs as root on a real kernel with XFS project quotas
   cargo harness test --lane sanity    the conformance suite of the Container Storage Interface, on a real kernel
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
+  cargo harness e2e flow clones       two of its stories; `cargo harness list` prints all
   cargo harness e2e --keep            the same, and leaves the cluster up to look around in
   cargo harness bench loop            loop devices and project ids beside what other programs do
   cargo harness bench csi             statistics of volumes with few files and with many, beside du
@@ -38,6 +39,8 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// List the test lanes and the stories of the end-to-end tests, with one line each.
+    List,
     /// Run test lanes: unit, apiserver, kernel, sanity, e2e (all of them unless --lane selects).
     Test(lanes::TestArgs),
     /// Run the end-to-end scenarios on a cluster of the harness, or on any cluster with --kubeconfig.
@@ -81,6 +84,10 @@ pub fn main() -> ExitCode {
 
 async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::List => {
+            print!("{}", list());
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Test(args) => {
             let _lock = session.exclusive("test").await?;
             conclude(session, "test", lanes::run(session, args).await?)
@@ -96,6 +103,22 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         Command::Up(args) => up::up(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// Returns the lanes and stories, with one line each.
+fn list() -> String {
+    let lanes = lines("lanes (cargo harness test --lane LANE):", lanes::descriptions());
+    let stories = lines("stories (cargo harness e2e STORY...):", e2e::descriptions());
+    format!("{lanes}\n{stories}")
+}
+
+fn lines(title: &str, descriptions: impl Iterator<Item = (&'static str, String)>) -> String {
+    let line = |(name, about): (&str, String)| {
+        // As a shell takes it.
+        let name = if name.contains(' ') { format!("'{name}'") } else { name.to_owned() };
+        format!("  {name:<20} {about}\n")
+    };
+    std::iter::once(format!("{title}\n")).chain(descriptions.map(line)).collect()
 }
 
 /// Prints the report, writes its files, and returns the exit code.
@@ -146,7 +169,22 @@ where
 mod tests {
     use clap::CommandFactory;
 
-    use super::Cli;
+    use super::{Cli, list};
+
+    #[test]
+    fn every_lane_and_story_has_one_line() {
+        let text = list();
+        for name in ["unit", "kind", "install", "'read-only claims'", "gvisor", "removal"] {
+            let lines: Vec<&str> =
+                text.lines().filter(|line| line.split("  ").nth(1) == Some(name)).collect();
+            assert_eq!(lines.len(), 1, "{name}: {text}");
+        }
+        let entries: Vec<&str> = text.lines().filter(|line| line.starts_with("  ")).collect();
+        for line in &entries {
+            assert!(line.len() > 23 && line.len() <= 160 && !line.ends_with('.'), "{line:?}");
+        }
+        assert_eq!(entries.len() + 3, text.lines().count(), "{text}");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

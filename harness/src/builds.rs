@@ -14,7 +14,7 @@ pub(crate) struct GuestPrograms {
     pub(crate) volume_check: PathBuf,
 }
 
-/// The driver's two programs, and those for people who look for a fault of it.
+/// The two programs of the driver, and the service and the client with which an administrator looks for a fault.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverPrograms {
     pub(crate) csi: PathBuf,

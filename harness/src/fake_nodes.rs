@@ -19,7 +19,7 @@ use testvm::rust_build::{self, Profile};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
-use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability};
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
 
 use crate::test_env::manifests::Manifests;
 
@@ -46,13 +46,13 @@ pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 pub(crate) async fn with_live_tests<T>(
     session: &Session,
     profile: ClusterProfile,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     logs: &Path,
     run: impl AsyncFnOnce(Program, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
     let manifests = Manifests::of_driver(session)?;
     let build = match profile {
-        ClusterProfile::Default => Profile::Debug,
+        ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
         ClusterProfile::Benchmark => Profile::Release,
     };
     let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
@@ -66,7 +66,7 @@ pub(crate) async fn with_live_tests<T>(
         durability: Durability::Unsafe,
         profile,
     };
-    let control_plane = ControlPlane::alone(session, &spec, kubernetes_bin).await?;
+    let control_plane = ControlPlane::alone(session, &spec, kubernetes).await?;
     let ran = async {
         let step = session.progress.step("install the driver on fake nodes");
         let kubeconfigs = install(&control_plane, &manifests).await?;

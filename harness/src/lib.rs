@@ -9,6 +9,7 @@ pub mod args;
 pub mod bench;
 mod builds;
 pub mod e2e;
+mod earlier;
 mod fake_nodes;
 pub mod lanes;
 mod node_options;

@@ -1,9 +1,51 @@
-//! The options of commands that start a cluster: which kubelet and which losetup its nodes have.
+//! The options of commands that start a cluster: its release of Kubernetes, and the kernel, kubelet and losetup of its nodes.
 
-use anyhow::Result;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use testvm::images::node::RootImage;
-use testvm_cluster::{Kubelet, KubeletRoot, NodeVariant};
+use testvm_cluster::{Kubelet, KubeletRoot, KubernetesMinor, KubernetesSource, NodeVariant};
+
+/// The programs of Kubernetes of a cluster of the harness's own.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Kubernetes")]
+pub(crate) struct KubernetesOptions {
+    /// Run this minor release. vm-images/kubernetes pins the patch release of each.
+    #[arg(long, value_name = "MINOR", default_value = KubernetesMinor::default().name(), value_parser = minor_parser())]
+    kubernetes: KubernetesMinor,
+
+    /// Take Kubernetes programs from this directory if they are there, instead of building them.
+    #[arg(long, value_name = "DIR")]
+    kubernetes_bin: Option<PathBuf>,
+}
+
+impl KubernetesOptions {
+    /// Returns the options that select a minor release.
+    pub(crate) fn of_minor(minor: KubernetesMinor) -> KubernetesOptions {
+        KubernetesOptions { kubernetes: minor, kubernetes_bin: None }
+    }
+
+    /// Returns the source of the programs.
+    pub(crate) fn source(&self) -> KubernetesSource {
+        KubernetesSource { minor: self.kubernetes, directory: self.kubernetes_bin.clone() }
+    }
+
+    /// Returns the words of the command line that select the same programs.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let minor = (self.kubernetes != KubernetesMinor::default()).then(|| self.kubernetes.name());
+        let minor = minor.into_iter().flat_map(|minor| ["--kubernetes".into(), minor.into()]);
+        let directory = self.kubernetes_bin.iter();
+        minor.chain(directory.flat_map(|path| ["--kubernetes-bin".into(), path.into()])).collect()
+    }
+}
+
+fn minor_parser() -> impl TypedValueParser<Value = KubernetesMinor> {
+    PossibleValuesParser::new(KubernetesMinor::ALL.map(KubernetesMinor::name))
+        .try_map(|name| KubernetesMinor::named(&name).context("no such release"))
+}
 
 /// The nodes of a cluster of the harness's own.
 #[derive(Clone, Debug, Default, Eq, PartialEq, clap::Args)]
@@ -27,6 +69,11 @@ pub(crate) struct NodeOptions {
     /// emptyDirs of pods with a user namespace by project quotas.
     #[arg(long, value_enum, default_value_t, value_name = "DISK")]
     kubelet_root: KubeletDisk,
+
+    /// Boot this kernel of vm-images/kernels/kernels.toml. In the kernel lane of `test`, it runs instead of all kernels,
+    /// and in the sanity lane instead of the default.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
@@ -74,6 +121,12 @@ impl NodeOptions {
         NodeOptions { kubelet_root: KubeletDisk::DataDisk, ..self }
     }
 
+    /// Boots the kernel of this name, if there is one.
+    #[must_use]
+    pub(crate) fn with_kernel(self, kernel: Option<String>) -> NodeOptions {
+        NodeOptions { kernel: kernel.or(self.kernel.clone()), ..self }
+    }
+
     /// Refuses options that cannot work together.
     ///
     /// # Errors
@@ -108,7 +161,13 @@ impl NodeOptions {
                 KubeletDisk::RootDisk => KubeletRoot::RootDisk,
                 KubeletDisk::DataDisk => KubeletRoot::DataDisk,
             },
+            kernel: self.kernel.clone(),
         }
+    }
+
+    /// Returns the name of the selected kernel.
+    pub(crate) fn kernel(&self) -> Option<&str> {
+        self.kernel.as_deref()
     }
 
     /// Returns the losetup of the nodes. That of util-linux is in the default root file system.
@@ -150,6 +209,7 @@ impl NodeOptions {
             ("--losetup", self.losetup.map(name)),
             ("--node-image", (self.node_image != default.node_image).then(|| name(self.node_image))),
             ("--kubelet-root", (self.kubelet_root != default.kubelet_root).then(|| name(self.kubelet_root))),
+            ("--kernel", self.kernel.clone()),
         ];
         options.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten()
     }
@@ -182,6 +242,7 @@ mod tests {
     #[case::both("--kubelet patched --losetup drop-in")]
     #[case::without_tools("--kubelet patched --node-image no-tools")]
     #[case::on_the_data_disk("--kubelet-root data-disk")]
+    #[case::kernel("--kernel bookworm")]
     fn options_that_work_together_are_accepted_and_repeated(#[case] words: &str) {
         let options = parse(words);
         options.check().unwrap();

@@ -1,15 +1,17 @@
 //! The contents of the nodes on which loopfs is tested: container images, programs, and the data directory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
+use testvm_cluster::conformance::Suite;
 use testvm_cluster::{
-    ContainerImage, DataMount, KubeletRoot, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
+    ContainerImage, DataMount, KubernetesSource, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
+use crate::earlier::EarlierVersion;
 use crate::node_options::{Losetup, NodeOptions};
 
 /// The image of the test pods.
@@ -19,8 +21,10 @@ pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver, as in the manifests.
 pub(crate) const DRIVER: &str = "docker.io/library/loopfs:dev";
 
-/// The name of the tool of loopfs in [`TOOLS_DIR`], if it is the losetup of the nodes, or if the kubelet's directory is on
-/// the data disk.
+/// The image of the earlier version of the driver, in the lane upgrade.
+pub(crate) const EARLIER_DRIVER: &str = "docker.io/library/loopfs:earlier";
+
+/// The name of the tool of loopfs in [`TOOLS_DIR`].
 pub(crate) const LOOPFS_TOOL: &str = "loopfs";
 /// The path of the link to it: the first directory of the `PATH` in which the kubelet looks for losetup.
 pub(crate) const LOSETUP_LINK: &str = "/usr/local/sbin/losetup";
@@ -59,16 +63,39 @@ pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 /// A part cannot be fetched or built, or the options contradict each other.
 pub(crate) async fn parts(
     session: &Session,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     options: &NodeOptions,
     debugging: Debugging,
     tools: &[(String, PathBuf)],
 ) -> Result<Parts> {
     options.check()?;
-    Parts::build(session, options.variant(), plan(session, options, debugging, tools), kubernetes_bin).await
+    Parts::build(session, &options.variant(), plan(session, options, debugging, tools), kubernetes).await
 }
 
-async fn plan(
+/// Builds the programs and disks of a cluster for the end-to-end tests of Kubernetes. Its nodes have the images of the pods of
+/// `suite`, too.
+///
+/// # Errors
+/// A part cannot be fetched or built.
+pub(crate) async fn conformance_parts(
+    session: &Session,
+    kubernetes: &KubernetesSource,
+    suite: &Suite,
+) -> Result<Parts> {
+    let options = NodeOptions::default();
+    let plan = async {
+        let mut plan = plan(session, &options, Debugging::On, &[]).await?;
+        plan.archives = suite.image_archives(session, &plan.pause).await?;
+        Ok(plan)
+    };
+    Parts::build(session, &options.variant(), plan, kubernetes).await
+}
+
+/// Builds the programs and images of the nodes.
+///
+/// # Errors
+/// A program cannot be fetched or built.
+pub(crate) async fn plan(
     session: &Session,
     options: &NodeOptions,
     debugging: Debugging,
@@ -85,9 +112,7 @@ async fn plan(
     if options.losetup() == Losetup::DropIn {
         links.push(Link { path: LOSETUP_LINK.to_owned(), target: format!("{TOOLS_DIR}/{LOOPFS_TOOL}") });
     }
-    if options.losetup() == Losetup::DropIn || options.variant().kubelet_root == KubeletRoot::DataDisk {
-        tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
-    }
+    tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
     let mut services = Vec::new();
     if debugging == Debugging::On {
         tools.extend([
@@ -99,7 +124,7 @@ async fn plan(
     let (init, pause) = (guest.init.clone(), guest.pause.clone());
     let images = images(guest, driver, tool, busybox);
     let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
-    Ok(NodePlan { init, pause, images, data_mount, tools, services, links })
+    Ok(NodePlan { init, pause, images, archives: Vec::new(), data_mount, tools, services, links })
 }
 
 /// Returns the images that test pods and the manifests name.
@@ -114,15 +139,37 @@ pub(crate) fn images(
             archive: "volume-check.tar",
             reference: VOLUME_CHECK,
             // With the tool, a pod can change project ids, as the owner of a directory can.
-            files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
+            files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool.clone())],
         },
         ContainerImage { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
-        ContainerImage {
-            archive: "loopfs.tar",
-            reference: DRIVER,
-            files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
-        },
+        driver_image(driver, tool),
     ]
+}
+
+/// Returns the image of the driver, as the manifests name it.
+pub(crate) fn driver_image(driver: DriverPrograms, tool: PathBuf) -> ContainerImage {
+    ContainerImage {
+        archive: "loopfs.tar",
+        reference: DRIVER,
+        // With the tool, `loopfs doctor` can run where the driver runs.
+        files: vec![
+            ("/loopfs-csi", driver.csi),
+            ("/loopfs-provisioner", driver.provisioner),
+            ("/loopfs", tool),
+        ],
+    }
+}
+
+/// Returns the image of the earlier version of the driver.
+pub(crate) fn earlier_image(version: &EarlierVersion) -> ContainerImage {
+    ContainerImage {
+        archive: "loopfs-earlier.tar",
+        reference: EARLIER_DRIVER,
+        files: vec![
+            ("/loopfs-csi", version.csi.clone()),
+            ("/loopfs-provisioner", version.provisioner.clone()),
+        ],
+    }
 }
 
 /// Returns the service node-debug with all that it can serve.

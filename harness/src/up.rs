@@ -1,7 +1,6 @@
 //! `cargo harness up` and `down`: a cluster with the driver installed, for interactive use.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use anyhow::Result;
 use testvm::session::Session;
@@ -9,15 +8,14 @@ use testvm_cluster::background::{self, Record};
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 
 use crate::e2e;
-use crate::node_options::NodeOptions;
+use crate::node_options::{KubernetesOptions, NodeOptions};
 use crate::nodes::{self, Debugging};
 use crate::test_env::node_debug;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// Take Kubernetes programs from this directory if they are there, instead of building them.
-    #[arg(long, value_name = "DIR")]
-    kubernetes_bin: Option<PathBuf>,
+    #[command(flatten)]
+    kubernetes: KubernetesOptions,
 
     #[command(flatten)]
     nodes: NodeOptions,
@@ -45,7 +43,7 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
     args.nodes.check()?;
     let mut again = vec![OsString::from("up")];
     again.extend(args.nodes.words().map(OsString::from));
-    again.extend(args.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]));
+    again.extend(args.kubernetes.words());
     let text: String = background::run_again(session, again).await?;
     session.progress.finish();
     println!("{text}");
@@ -79,13 +77,7 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
     let parts = session
-        .until_cancelled(nodes::parts(
-            session,
-            args.kubernetes_bin.as_deref(),
-            &args.nodes,
-            Debugging::On,
-            &[],
-        ))
+        .until_cancelled(nodes::parts(session, &args.kubernetes.source(), &args.nodes, Debugging::On, &[]))
         .await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     session.until_cancelled(node_debug::grant(session, cluster.client())).await?;

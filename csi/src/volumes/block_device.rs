@@ -17,10 +17,10 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
-use super::loop_node::{is_loop_device, number_of};
 use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
-use crate::target::{Target, kind_of};
+use crate::loop_node::{is_loop_device, kind_of, number_of};
+use crate::target::Target;
 
 /// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
 /// have it open to examine it (udev).

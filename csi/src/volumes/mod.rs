@@ -6,7 +6,6 @@ mod block_device;
 mod directory;
 mod expand;
 mod inventory;
-mod loop_node;
 mod mounted_devices;
 mod operations;
 mod provision;

@@ -3,8 +3,11 @@
 use std::fs;
 use std::io::Read;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use loopfs::loop_device::{Access, LoopControl};
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 use testcontainers::bollard::models::HostConfig;
@@ -18,7 +21,11 @@ use crate::support::{Client, Directories, http};
 /// The directory in the container with the mount point of the data file system, as in the DaemonSet.
 const DATA_PARENT: &str = "/var/lib/loopfs";
 const PROGRAM: &str = "/loopfs-csi";
-/// Seconds until the engine kills a container that it has asked to end.
+/// The message of a driver that serves its socket.
+pub(crate) const SERVING: &str = "serving";
+/// A path at which the container has no directory.
+pub(crate) const ABSENT_KUBELET: &str = "/var/lib/elsewhere";
+/// Seconds from SIGTERM until the engine kills a container.
 const STOP_TIMEOUT: i32 = 60;
 
 pub(crate) fn path_from(variable: &str) -> PathBuf {
@@ -28,15 +35,17 @@ pub(crate) fn path_from(variable: &str) -> PathBuf {
     )
 }
 
-/// What a container of the driver may do.
+/// The rights of a container of the driver. Each but the first includes the capability to mount.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rights {
-    /// As the DaemonSet runs it.
+    /// All, as in the DaemonSet.
     Privileged,
-    /// The capability to mount, and the loop devices with their control device.
+    /// To create and open the nodes of the loop driver.
     LoopDevices,
-    /// The capability to mount, without a device, and without the right to create the node of one.
-    NoDevice,
+    /// To create the nodes of all devices, and to open none of the loop driver. This is the default of the engine.
+    NoLoopDevices,
+    /// Neither to create nor to open nodes of the loop driver.
+    NoNodes,
 }
 
 /// How the kubelet's directory is mounted in the container.
@@ -51,12 +60,14 @@ pub(crate) struct Machine {
     pub(crate) directories: Directories,
     rights: Rights,
     propagation: Propagation,
-    /// Whether the container gets the devices of the machine.
-    dev: bool,
+    /// `true` if the container has the `/dev` of the machine. Otherwise the engine makes one for each container.
+    has_dev_of_machine: bool,
     metrics: SocketAddr,
     /// The kubelet's directory as the driver expects it.
     kubelet_argument: PathBuf,
+    // Dropped before the volumes, because the store does not delete a volume that is published.
     mount: SharedMount,
+    _volumes: Volumes,
     _scratch: TempDir,
 }
 
@@ -78,11 +89,12 @@ impl Machine {
         Self {
             rights: Rights::Privileged,
             propagation: Propagation::Shared,
-            dev: true,
+            has_dev_of_machine: true,
             metrics,
             kubelet_argument: directories.kubelet.clone(),
             directories,
             mount,
+            _volumes: Volumes(data.to_owned()),
             _scratch: scratch,
         }
     }
@@ -95,8 +107,9 @@ impl Machine {
         Self { propagation, ..self }
     }
 
-    pub(crate) fn without_devices(self) -> Self {
-        Self { dev: false, ..self }
+    /// Gives each container a `/dev` of its own, without a node of the loop driver.
+    pub(crate) fn with_own_dev(self) -> Self {
+        Self { has_dev_of_machine: false, ..self }
     }
 
     /// Puts the volumes on a tmpfs.
@@ -105,9 +118,9 @@ impl Machine {
         self
     }
 
-    /// Makes the driver expect the kubelet's directory at a path at which the container has none.
+    /// Makes the driver expect the kubelet's directory at [`ABSENT_KUBELET`].
     pub(crate) fn without_kubelet_directory(self) -> Self {
-        Self { kubelet_argument: "/var/lib/elsewhere".into(), ..self }
+        Self { kubelet_argument: ABSENT_KUBELET.into(), ..self }
     }
 
     /// Returns the status and the body of a page of the driver.
@@ -117,12 +130,12 @@ impl Machine {
 
     /// Starts the driver, and waits until it serves its socket.
     pub(crate) fn start(&self) -> Driver {
-        let container = self.request(WaitFor::message_on_stderr("serving")).start().unwrap();
+        let container = self.request(WaitFor::message_on_stderr(SERVING)).start().unwrap();
         let client = Client::connect(&self.directories.endpoint);
         Driver { container, client }
     }
 
-    /// Starts a driver that must end by itself, and returns its exit code and what it said.
+    /// Starts a driver that must end by itself, and returns its exit code and its log.
     pub(crate) fn run_to_end(&self) -> (i64, String) {
         let container = self.request(WaitFor::exit(ExitWaitStrategy::new())).start().unwrap();
         let code = container.exit_code().unwrap().expect("the container has ended");
@@ -169,7 +182,7 @@ impl Machine {
             same(registration, "private"),
             same(Path::new("/sys/devices/virtual"), "private"),
         ];
-        if self.dev {
+        if self.has_dev_of_machine {
             binds.push(same(Path::new("/dev"), "private"));
         }
         binds
@@ -195,17 +208,39 @@ impl Drop for SharedMount {
     }
 }
 
+/// The data file system, which all tests share. If a test fails, dropping this deletes the volumes that it has left there.
+struct Volumes(PathBuf);
+
+impl Drop for Volumes {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        // A file system without quotas has no volumes.
+        let Ok(store) = VolumeStore::open(&self.0, StoreOptions::default()) else { return };
+        for volume in store.list().unwrap_or_default() {
+            if let Ok(image) = store.volume(&volume).and_then(|volume| volume.open_image(Access::ReadOnly)) {
+                LoopControl::open().and_then(|control| control.detach_all(image.as_fd())).ok();
+            }
+            if let Err(error) = store.delete(&volume) {
+                eprintln!("delete the volume of a failed test: {error}");
+            }
+        }
+        store.empty_trash().ok();
+    }
+}
+
 impl Rights {
     fn apply(self, config: &mut HostConfig) {
         match self {
             Self::Privileged => config.privileged = Some(true),
-            Self::LoopDevices | Self::NoDevice => {
+            Self::LoopDevices | Self::NoLoopDevices | Self::NoNodes => {
                 config.cap_add.get_or_insert_default().push("SYS_ADMIN".to_owned());
                 // The profile of the engine denies mounts.
                 config.security_opt.get_or_insert_default().push("apparmor=unconfined".to_owned());
             }
         }
-        if matches!(self, Self::NoDevice) {
+        if matches!(self, Self::NoNodes) {
             config.cap_drop.get_or_insert_default().push("MKNOD".to_owned());
         }
         if matches!(self, Self::LoopDevices) {
@@ -222,7 +257,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Ends the driver with SIGTERM, and returns its exit code and what it said.
+    /// Ends the driver with SIGTERM, and returns its exit code and its log.
     pub(crate) fn stop(self) -> (i64, String) {
         let Self { container, client } = self;
         // The driver would wait for an open connection.

@@ -1,23 +1,31 @@
-//! Tests of what a driver in a container serves.
+//! Tests of the service of a driver in a container.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use csi::proto::csi as wire;
+use loopfs::loop_device::LoopControl;
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::sys::statvfs::statvfs;
 use rstest::rstest;
+use tonic::Code;
 
 use crate::container::{Machine, Rights, path_from};
 use crate::support::*;
 
 const MIB: i64 = 1 << 20;
 
+fn machine() -> Machine {
+    Machine::new(&path_from("LOOPFS_TEST_XFS"))
+}
+
 #[rstest]
 #[case::privileged(Rights::Privileged)]
 #[case::loop_devices(Rights::LoopDevices)]
 fn the_driver_serves_its_socket_and_its_pages(#[case] rights: Rights) {
-    let machine = Machine::new(&path_from("LOOPFS_TEST_XFS")).with_rights(rights);
+    let machine = machine().with_rights(rights);
     let driver = machine.start();
     driver.client.wait_until_ready();
     let info = driver.client.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
@@ -33,15 +41,18 @@ fn the_driver_serves_its_socket_and_its_pages(#[case] rights: Rights) {
 }
 
 #[rstest]
-#[case::privileged(Rights::Privileged)]
-#[case::loop_devices(Rights::LoopDevices)]
-fn a_block_volume_is_published_until_it_is_unpublished_by_another_container(#[case] rights: Rights) {
-    let machine = Machine::new(&path_from("LOOPFS_TEST_XFS")).with_rights(rights);
-    let target = machine.directories.kubelet.join("device");
+#[case::privileged("privileged", machine())]
+#[case::loop_devices("loop-devices", machine().with_rights(Rights::LoopDevices))]
+#[case::loop_devices_in_its_own_dev("own-dev", machine().with_rights(Rights::LoopDevices).with_own_dev())]
+fn a_block_volume_is_published_until_it_is_unpublished_by_another_container(
+    #[case] volume: &str,
+    #[case] machine: Machine,
+) {
+    let [target, other] = ["device", "other"].map(|name| machine.directories.kubelet.join(name));
     let driver = machine.start();
     driver.client.wait_until_ready();
-    driver.client.create_volume(create("block", 4 * MIB, block())).unwrap();
-    driver.client.node_publish_volume(publish("block", &target, block())).unwrap();
+    driver.client.create_volume(create(volume, 4 * MIB, block())).unwrap();
+    driver.client.node_publish_volume(publish(volume, &target, block())).unwrap();
     let (code, log) = driver.stop();
     assert_eq!(code, 0, "{log}");
     assert!(!machine.directories.endpoint.exists(), "the socket is left");
@@ -58,15 +69,39 @@ fn a_block_volume_is_published_until_it_is_unpublished_by_another_container(#[ca
 
     let driver = machine.start();
     driver.client.wait_until_ready();
-    driver.client.node_unpublish_volume(unpublish("block", &target)).unwrap();
-    driver.client.delete_volume(delete("block")).unwrap();
+    // Otherwise this driver would detach the device that it does not know to be published.
+    let read_only = driver.client.node_publish_volume(publish_read_only(volume, &other, block()));
+    assert_refused(read_only, Code::FailedPrecondition, &["published for writing"]);
+    let deleted = driver.client.delete_volume(delete(volume));
+    assert_refused(deleted, Code::FailedPrecondition, &["still published"]);
+    driver.client.node_unpublish_volume(unpublish(volume, &target)).unwrap();
+    driver.client.delete_volume(delete(volume)).unwrap();
     assert!(!target.exists());
     assert_eq!(driver.stop().0, 0);
 }
 
 #[test]
+fn the_volumes_of_a_failed_test_are_deleted() {
+    let machine = machine();
+    let test = || {
+        let machine = machine;
+        let driver = machine.start();
+        driver.client.wait_until_ready();
+        driver.client.create_volume(create("failed", 4 * MIB, block())).unwrap();
+        let target = machine.directories.kubelet.join("failed");
+        driver.client.node_publish_volume(publish("failed", &target, block())).unwrap();
+        panic!("as a failed test");
+    };
+    catch_unwind(AssertUnwindSafe(test)).unwrap_err();
+    let store = VolumeStore::open(&path_from("LOOPFS_TEST_XFS"), StoreOptions::default()).unwrap();
+    assert_eq!(store.list().unwrap(), []);
+    let bound = LoopControl::open().unwrap().list().unwrap();
+    assert!(bound.iter().all(|status| !status.is_labelled("failed")), "{bound:?}");
+}
+
+#[test]
 fn a_filesystem_volume_is_published_on_the_machine_with_exactly_its_size() {
-    let machine = Machine::new(&path_from("LOOPFS_TEST_XFS"));
+    let machine = machine();
     let target = machine.directories.kubelet.join("directory");
     let driver = machine.start();
     driver.client.wait_until_ready();

@@ -1,35 +1,106 @@
-//! Tests that the driver does not start where its mounts would not reach the kubelet.
+//! Tests that the driver does not start where its mounts would not reach the kubelet. The driver runs in a mount namespace of its
+//! own, as in a container or in a systemd service.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
+use rstest::rstest;
 
 use crate::driver_process::Process;
 use crate::fixture::Fixture;
 
-#[test]
-fn a_driver_in_whose_container_mounts_are_private_does_not_start() {
+/// Changes the propagation of a mount.
+fn propagate(path: &Path, how: MsFlags) {
+    mount(None::<&str>, path, None::<&str>, how, None::<&str>).unwrap();
+}
+
+/// Returns a node on which the file system of the kubelet's directory is shared, as on every node with systemd.
+fn node() -> Fixture {
     let fixture = Fixture::without_driver();
-    // As a container engine mounts a directory of the node.
+    propagate(&fixture.directories.kubelet, MsFlags::MS_SHARED);
+    fixture
+}
+
+/// Starts a driver in a mount namespace that `change` has changed.
+fn start_apart(fixture: &Fixture, log: &Path, change: fn(&Path)) -> Process {
+    let directories = &fixture.directories;
+    let log = File::create(log).unwrap();
+    let start = || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        change(&directories.kubelet);
+        Process::start_logging_to(directories, log)
+    };
+    std::thread::scope(|scope| scope.spawn(start).join().unwrap())
+}
+
+/// Mounts a directory of the node, as a container engine does.
+fn bind_mount_pods(kubelet: &Path, propagation: MsFlags) {
+    let pods = kubelet.join("pods");
+    fs::create_dir(&pods).unwrap();
+    propagate(kubelet, MsFlags::MS_PRIVATE);
+    mount(Some(&pods), &pods, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    propagate(&pods, propagation);
+}
+
+#[rstest]
+#[case::private_directory(|kubelet: &Path| bind_mount_pods(kubelet, MsFlags::MS_PRIVATE), "pods: ", "is private")]
+#[case::private_file_system(|kubelet: &Path| propagate(kubelet, MsFlags::MS_PRIVATE), "kubelet: ", "is private")]
+#[case::receiving_file_system(|kubelet: &Path| propagate(kubelet, MsFlags::MS_SLAVE), "kubelet: ", "propagates none")]
+#[case::service_with_private_mounts(|kubelet: &Path| {
+    propagate(kubelet, MsFlags::MS_SLAVE);
+    propagate(kubelet, MsFlags::MS_SHARED);
+}, "kubelet: ", "shared with no other mount namespace")]
+#[case::symbolic_link_to_a_private_mount(
+    |kubelet: &Path| {
+        propagate(Path::new("/proc"), MsFlags::MS_PRIVATE);
+        symlink("/proc", kubelet.join("pods")).unwrap();
+    },
+    "/proc: ",
+    "is private"
+)]
+fn a_driver_whose_mounts_do_not_appear_on_the_node_does_not_start(
+    #[case] change: fn(&Path),
+    #[case] mount_point: &str,
+    #[case] reason: &str,
+) {
+    let fixture = node();
+    let log = fixture.scratch().join("log");
+    let ended = start_apart(&fixture, &log, change).wait();
+    assert!(!ended.success());
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains(mount_point) && log.contains(reason) && log.contains("Bidirectional"), "{log}");
+    assert!(!log.contains("serving"), "{log}");
+    fixture.finish();
+}
+
+#[rstest]
+#[case::shared_with_the_node(|_: &Path| {})]
+#[case::shared_directory(|kubelet: &Path| {
+    fs::create_dir(kubelet.join("pods")).unwrap();
+    fs::create_dir(kubelet.join("plugins")).unwrap();
+})]
+fn a_driver_whose_mounts_appear_on_the_node_starts(#[case] change: fn(&Path)) {
+    let fixture = node();
+    let process = start_apart(&fixture, &fixture.scratch().join("log"), change);
+    process.connect().wait_until_ready();
+    assert!(process.signal(Signal::SIGTERM).success());
+    fixture.finish();
+}
+
+#[test]
+fn a_driver_in_the_namespace_of_a_node_without_shared_mounts_starts() {
+    let fixture = Fixture::without_driver();
     let pods = fixture.directories.kubelet.join("pods");
     fs::create_dir(&pods).unwrap();
     mount(Some(&pods), &pods, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    let propagate = |how| mount(None::<&str>, &pods, None::<&str>, how, None::<&str>).unwrap();
-
-    propagate(MsFlags::MS_PRIVATE);
-    let log = fixture.scratch().join("log");
-    let ended = Process::start_logging_to(&fixture.directories, File::create(&log).unwrap()).wait();
-    assert!(!ended.success());
-    let log = fs::read_to_string(log).unwrap();
-    assert!(log.contains(pods.to_str().unwrap()) && log.contains("Bidirectional"), "{log}");
-    assert!(!fixture.directories.endpoint.exists(), "nothing must be served");
-
-    propagate(MsFlags::MS_SHARED);
+    propagate(&pods, MsFlags::MS_PRIVATE);
     let process = Process::start(&fixture.directories);
     process.connect().wait_until_ready();
     assert!(process.signal(Signal::SIGTERM).success());
-
-    umount2(&pods, MntFlags::MNT_DETACH).unwrap();
+    assert!(loopfs::mount::unmount(&pods).unwrap());
     fixture.finish();
 }

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
+use csi::volume_mounts::mount_points;
 use loopfs::volume_store::VolumeKind;
 use nix::mount::{MntFlags, MsFlags, mount as mount_filesystem, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tonic::Code;
 
-use crate::fixture::{Fixture, device_number, is_block_device, read_from, write_to};
+use crate::fixture::{Fixture, device_number, id, is_block_device, read_from, write_to};
 use crate::support::*;
 
 /// A tmpfs that covers `/dev` and has no node of a loop device. Dropping it uncovers `/dev`.
@@ -61,4 +62,34 @@ fn block_volumes_are_published_in_a_static_dev() {
     assert_eq!(fixture.devices("v"), []);
     fixture.finish();
     drop(dev);
+}
+
+#[test]
+fn a_device_of_an_earlier_dev_is_recognised_as_published_after_a_restart() {
+    let first = StaticDev::cover();
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
+    let (staging, target, other) =
+        (fixture.target("staging"), fixture.target("target"), fixture.target("other"));
+    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    // As at the start of another container of the driver.
+    drop(first);
+    let second = StaticDev::cover();
+    fixture.restart_driver();
+
+    let read_only = fixture.node().node_publish_volume(publish_read_only("v", &other, block()));
+    assert_refused(read_only, Code::FailedPrecondition, &["published for writing", "target"]);
+    let unstaged = fixture.node().node_unstage_volume(unstage("v", &staging));
+    assert_refused(unstaged, Code::FailedPrecondition, &["still published", "target"]);
+    let deleted = fixture.node().delete_volume(delete("v"));
+    assert_refused(deleted, Code::FailedPrecondition, &["still published", "target"]);
+    assert_eq!(fixture.devices("v").len(), 1, "a pod may have the device");
+    let data = &fixture.directories.data;
+    assert_eq!(mount_points(data, &id("v")).unwrap(), Some(vec![target.clone()]));
+
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    fixture.finish();
+    drop(second);
 }

@@ -37,6 +37,9 @@ pub enum ClusterProfile {
     /// which binds the volumes, has no rate limit: its default of 20 requests a second would limit the
     /// measurement.
     Benchmark,
+    /// The end-to-end tests of Kubernetes: the defaults of Kubernetes, and room for the volumes of several tests, some of
+    /// which expand theirs by 1 GiB.
+    Conformance,
 }
 
 impl ClusterProfile {
@@ -45,7 +48,7 @@ impl ClusterProfile {
     pub(super) fn memory_mib(self) -> u32 {
         match self {
             ClusterProfile::Default => 2048,
-            ClusterProfile::Benchmark => 4096,
+            ClusterProfile::Benchmark | ClusterProfile::Conformance => 4096,
         }
     }
 
@@ -55,6 +58,7 @@ impl ClusterProfile {
         match self {
             ClusterProfile::Default => 1024,
             ClusterProfile::Benchmark => 8192,
+            ClusterProfile::Conformance => 32_768,
         }
     }
 }
@@ -186,7 +190,8 @@ fn strings<const N: usize>(args: [&str; N]) -> Vec<OsString> {
     args.into_iter().map(OsString::from).collect()
 }
 
-fn flag(name: &str, path: &Path) -> OsString {
+/// Returns the argument `NAME=PATH`.
+pub(crate) fn flag(name: &str, path: &Path) -> OsString {
     let mut flag = OsString::from(name);
     flag.push("=");
     flag.push(path);
@@ -221,7 +226,11 @@ mod tests {
         let layout = Layout::new("/c".as_ref(), "/l".as_ref());
         let address = "127.0.0.1:21000".parse().unwrap();
         let has = |args: Vec<OsString>, name: &str| flags(&args).iter().any(|arg| arg.starts_with(name));
-        for (profile, expected) in [(ClusterProfile::Default, false), (ClusterProfile::Benchmark, true)] {
+        for (profile, expected) in [
+            (ClusterProfile::Default, false),
+            (ClusterProfile::Conformance, false),
+            (ClusterProfile::Benchmark, true),
+        ] {
             assert_eq!(has(api_server(&layout, address, profile), "--audit-log-path=/l/"), expected);
             assert_eq!(has(controller_manager(&layout, address, profile), "--kube-api-qps="), expected);
         }

@@ -25,6 +25,7 @@ use super::layout::Layout;
 use super::loopback::LoopbackLease;
 use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
+use super::release::KubernetesSource;
 use super::spec::ClusterSpec;
 use super::variant::Kubelet;
 
@@ -59,17 +60,16 @@ struct Components {
 }
 
 impl ControlPlane {
-    /// Starts a control plane without nodes. It takes each program of Kubernetes from `kubernetes_bin` if it
-    /// is there.
+    /// Starts a control plane without nodes.
     ///
     /// # Errors
     /// A program cannot be built, or a component does not start; the message has the end of its log.
     pub async fn alone(
         session: &Session,
         spec: &ClusterSpec,
-        kubernetes_bin: Option<&Path>,
+        kubernetes: &KubernetesSource,
     ) -> Result<ControlPlane> {
-        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes_bin).await?;
+        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes).await?;
         let layout = spec.make_directories()?;
         ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await
     }

@@ -1,7 +1,7 @@
 //! A virtual machine that runs Docker, with the disks that its user adds.
 //!
-//! [`DockerMachine`] has what is the same for each boot, [`Devices`] what a boot adds. One of the added disks is
-//! [`DOCKER_DISK`], an ext4 for Docker's images and containers.
+//! [`DockerMachine`] has the kernel and the root file system, which are the same for each boot. [`Devices`] has the memory,
+//! disks, mounts and ports of one boot. One of the disks is [`DOCKER_DISK`], an ext4 for Docker's images and containers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,6 @@ const ROOT_DISK: &str = "root";
 pub const DOCKER_DISK: &str = "docker";
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 
-const MEMORY_MIB: u32 = 6144;
 /// The time from power-on to a Docker that responds, emulated and on a host that also builds.
 const BOOT_DEADLINE: Duration = Duration::from_secs(400);
 const MODPROBE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -39,7 +38,7 @@ pub struct DockerMachine {
     init: PathBuf,
 }
 
-/// What a boot adds.
+/// The parts of the machine that differ between boots.
 #[derive(Debug)]
 pub struct Devices {
     /// The disks, [`DOCKER_DISK`] among them.
@@ -48,6 +47,8 @@ pub struct Devices {
     pub mounts: Vec<Mount>,
     /// The ports that are forwarded to the machine.
     pub forwards: Vec<Forward>,
+    /// The memory of the machine, in MiB.
+    pub memory_mib: u32,
     /// The directory of the logs.
     pub logs: PathBuf,
 }
@@ -89,7 +90,7 @@ impl DockerMachine {
             kernel: self.kernel.clone(),
             initramfs: path,
             kernel_args: Vec::new(),
-            memory_mib: MEMORY_MIB,
+            memory_mib: devices.memory_mib,
             cpus: 2,
             disks: std::iter::once(root).chain(devices.disks).collect(),
             network: true,

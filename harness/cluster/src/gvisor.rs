@@ -1,4 +1,5 @@
-//! gVisor: a runtime whose pods have a kernel of their own, in user space. It needs no virtualisation.
+//! gVisor: a runtime whose pods have a kernel of their own, in user space. It needs no virtualisation. Nodes whose
+//! [`NodePlan::tools`](super::NodePlan::tools) have its [`programs`] run it.
 
 use std::path::PathBuf;
 
@@ -25,10 +26,19 @@ const RUNSC: &str = "runsc";
 /// The program by which containerd starts and watches it.
 const SHIM: &str = "containerd-shim-runsc-v1";
 
-/// Builds the programs, or takes them from the cache. Returns the name of each on a node, and its path on the host.
-pub(crate) async fn programs(session: &Session) -> Result<Vec<(String, PathBuf)>> {
+/// Builds the programs, or takes them from the cache. Returns the name of each in
+/// [`NodePlan::tools`](super::NodePlan::tools), and its path on the host.
+///
+/// # Errors
+/// Go is missing, or the module cannot be fetched or built.
+pub async fn programs(session: &Session) -> Result<Vec<(String, PathBuf)>> {
     let directory = go_build::build(session, &GVISOR).await?;
     Ok([RUNSC, SHIM].map(|name| (name.to_owned(), directory.join(name))).into())
+}
+
+/// Returns `true` if a node with these tools can run gVisor.
+pub(crate) fn is_among(tools: &[(String, PathBuf)]) -> bool {
+    tools.iter().any(|(name, _)| name == SHIM)
 }
 
 /// Returns the table of the handler for the configuration of containerd. `directory` has the programs on the node.

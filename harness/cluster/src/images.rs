@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use testvm::cache::Recipe;
 use testvm::images::kernel::{Kernel, Module};
 use testvm::images::{disk, node, oci};
@@ -56,12 +56,12 @@ impl NodeParts {
     /// Builds all parts of `plan`, or takes them from the cache. Builds and downloads run concurrently.
     pub(crate) async fn prepare(
         session: &Session,
-        variant: NodeVariant,
+        variant: &NodeVariant,
         plan: impl Future<Output = Result<NodePlan>>,
     ) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let system = async {
-            let kernel = Kernel::prepare(session, None).await?;
+            let kernel = Kernel::prepare(session, variant.kernel.as_deref()).await?;
             let roots = node::prepare(session, &kernel, variant.root).await?;
             anyhow::Ok((kernel, roots))
         };
@@ -70,6 +70,7 @@ impl NodeParts {
         let pause =
             ContainerImage { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", plan.pause)] };
         let images: Vec<ContainerImage> = [pause].into_iter().chain(plan.images).collect();
+        let archives = plan.archives.iter().map(|archive| file_name(archive)).collect::<Result<Vec<_>>>()?;
         Ok(NodeParts {
             hypervisor,
             kernel: kernel.vmlinuz(),
@@ -77,22 +78,27 @@ impl NodeParts {
             init: plan.init,
             root: roots.root,
             inspection: roots.inspection,
-            images_disk: images_disk(session, &images).await?,
+            images_disk: images_disk(session, &images, &plan.archives).await?,
             images: NodeImages {
-                archives: images.iter().map(|image| image.archive.to_owned()).collect(),
+                archives: images.iter().map(|image| image.archive.to_owned()).chain(archives).collect(),
                 pause: PAUSE.to_owned(),
             },
             data_mount: plan.data_mount,
             tools: plan.tools,
             services: plan.services,
             links: plan.links,
-            variant,
+            variant: variant.clone(),
         })
     }
 }
 
-/// Returns the disk with the archives of the images that pods on the node use.
-async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<PathBuf> {
+fn file_name(path: &Path) -> Result<String> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    Ok(name.with_context(|| format!("{} is not the path of an archive", path.display()))?.to_owned())
+}
+
+/// Returns the disk with the archives of the images that pods on the node use: those of `images`, and `archives`.
+async fn images_disk(session: &Session, images: &[ContainerImage], archives: &[PathBuf]) -> Result<PathBuf> {
     let mut recipe = Recipe::new("node-images", 1);
     for image in images {
         recipe = recipe.with("image", image.reference);
@@ -100,16 +106,16 @@ async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<Pat
             recipe = recipe.with_file(path, host)?;
         }
     }
+    for archive in archives {
+        recipe = recipe.with_file(&file_name(archive)?, archive)?;
+    }
     let artifact = session
         .cache
         .artifact(&recipe, async |dir: &Path| {
-            let mut files = Vec::new();
+            let more = archives.iter().map(|archive| Ok((file_name(archive)?, archive.clone())));
+            let mut files = more.collect::<Result<Vec<_>>>()?;
             for image in images {
-                let archive = dir.join(image.archive);
-                let programs: Vec<_> =
-                    image.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
-                oci::archive(&archive, image.reference, &programs)?;
-                files.push((image.archive.to_owned(), archive));
+                files.push((image.archive.to_owned(), image.write(dir)?));
             }
             disk::payload(&dir.join("images.ext4"), &files).await
         })
@@ -118,8 +124,17 @@ async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<Pat
     let shown = session.workspace.target().join("images");
     fs::create_dir_all(&shown).with_context(|| format!("make {}", shown.display()))?;
     for image in images {
-        let (from, to) = (artifact.join(image.archive), shown.join(image.archive));
-        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+        let from = artifact.join(image.archive);
+        oci::verify(&from).map_err(|error| {
+            let directory = artifact.display();
+            anyhow!(
+                "{error:#}; remove the directory {directory}, and run this again, which builds the images"
+            )
+        })?;
+        // A run that is killed here leaves no part of an archive under its name.
+        let (copy, to) = (shown.join(format!(".{}.new", image.archive)), shown.join(image.archive));
+        let copied = fs::copy(&from, &copy).and_then(|_| fs::rename(&copy, &to));
+        copied.with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
     }
     Ok(artifact.join("images.ext4"))
 }

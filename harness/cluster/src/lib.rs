@@ -12,7 +12,8 @@
 //!
 //! use testvm::session::Session;
 //! use testvm_cluster::{
-//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, NodePlan, NodeVariant, Parts,
+//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, KubernetesSource, NodePlan,
+//!     NodeVariant, Parts,
 //! };
 //!
 //! /// Starts a cluster whose node has the image of a driver, prints how to use it, and stops it.
@@ -26,12 +27,13 @@
 //!         init,
 //!         pause,
 //!         images: vec![image],
+//!         archives: Vec::new(),
 //!         data_mount: DataMount { mount_point: "/data".into(), options: "prjquota".into() },
 //!         tools: Vec::new(),
 //!         services: Vec::new(),
 //!         links: Vec::new(),
 //!     };
-//!     let parts = Parts::build(session, NodeVariant::default(), async { Ok(plan) }, None).await?;
+//!     let parts = Parts::build(session, &NodeVariant::default(), async { Ok(plan) }, &KubernetesSource::default()).await?;
 //!     let dir = session.workspace.target().join("cluster");
 //!     let spec = ClusterSpec {
 //!         logs: dir.join("logs"),
@@ -48,10 +50,11 @@
 pub mod api_error;
 pub mod background;
 mod components;
+pub mod conformance;
 mod control_plane;
 pub mod docker;
 pub mod exec;
-mod gvisor;
+pub mod gvisor;
 mod images;
 pub mod kind;
 mod kubeconfig;
@@ -64,6 +67,7 @@ mod pki;
 mod plan;
 mod pod_token;
 mod programs;
+mod release;
 mod running;
 mod spec;
 pub mod started_programs;
@@ -73,7 +77,6 @@ pub mod waiting;
 
 pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;
-pub use self::gvisor::GVISOR_HANDLER;
 pub use self::layout::Layout;
 pub use self::node::Node;
 pub use self::node_spec::{
@@ -82,6 +85,7 @@ pub use self::node_spec::{
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
 pub use self::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
+pub use self::release::{KubernetesMinor, KubernetesSource};
 pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;
 pub use self::variant::{Kubelet, KubeletRoot, NodeVariant, PATCHED_SUFFIX};

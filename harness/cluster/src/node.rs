@@ -60,6 +60,7 @@ impl Node {
         parts: &Parts,
         index: u8,
         data_disk: DataDisk,
+        diagnose: impl AsyncFnOnce(&Node),
     ) -> Result<Node> {
         let node = NodeName { index };
         let name = node.name();
@@ -69,16 +70,20 @@ impl Node {
         let machine = machine(control_plane, parts, &node, kubelet, data_disk).await?;
         step.note("booting");
         let vm = machine.boot().await?;
-        step.note("waiting for the kubelet to report");
-        joined(control_plane.client(), &name).await?;
-        step.done("");
-        Ok(Node {
+        let node = Node {
             name,
             kubelet: control_plane.kubelet_client(kubelet).await?,
             machine,
             vm: Mutex::new(Some(vm)),
             has_inspection_disk: parts.node.inspection.is_some(),
-        })
+        };
+        step.note("waiting for the kubelet to report");
+        if let Err(error) = joined(control_plane.client(), &node.name).await {
+            diagnose(&node).await;
+            return Err(error);
+        }
+        step.done("");
+        Ok(node)
     }
 
     /// Returns the name of the Node object.

@@ -90,6 +90,8 @@ pub(crate) fn node_spec(
     let kubelet_root = parts.variant.kubelet_root;
     let mut steps = vec![trace::step()];
     steps.extend(parts.services.iter().map(|service| planned(service, node)));
+    // Benchmarks have no services that read logs, and must not write more than the measured programs do.
+    let service = |name: &str, argv: &[&str], when| service(name, argv, when, !parts.services.is_empty());
     steps.push(service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"]))));
     for archive in &parts.images.archives {
         let path = format!("{IMAGES_DIR}/{archive}");
@@ -187,7 +189,10 @@ fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Re
         public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config(parts.variant.kubelet_root))),
         private("/etc/kubernetes/kube-proxy.kubeconfig", control_plane.guest_kubeconfig(&proxy)?),
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
-        public("/etc/containerd/config.toml", containerd_config(&parts.images.pause)),
+        public(
+            "/etc/containerd/config.toml",
+            containerd_config(&parts.images.pause, gvisor::is_among(&parts.tools)),
+        ),
         public(gvisor::OPTIONS_FILE, gvisor::options(TOOLS_DIR)),
         public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
         // The kubelet reports the machine id, so nodes that share one image need different ids.
@@ -254,8 +259,9 @@ fn kube_proxy_config(node: &str) -> Value {
 }
 
 /// Returns the configuration of containerd. runc runs pods, as in most clusters; crun runs those whose
-/// RuntimeClass names [`USER_NAMESPACES_HANDLER`], and gVisor those that name [`GVISOR_HANDLER`](gvisor::GVISOR_HANDLER).
-fn containerd_config(pause: &str) -> String {
+/// RuntimeClass names [`USER_NAMESPACES_HANDLER`], and on a node that has gVisor, gVisor runs those that name
+/// [`GVISOR_HANDLER`](gvisor::GVISOR_HANDLER).
+fn containerd_config(pause: &str, has_gvisor: bool) -> String {
     format!(
         r#"version = 4
 [plugins."io.containerd.server.v1.grpc"]
@@ -280,7 +286,7 @@ fn containerd_config(pause: &str) -> String {
         BinaryName = "/usr/bin/crun"
         SystemdCgroup = false
 {gvisor}"#,
-        gvisor = gvisor::handler(TOOLS_DIR),
+        gvisor = if has_gvisor { gvisor::handler(TOOLS_DIR) } else { String::new() },
     )
 }
 
@@ -328,7 +334,8 @@ fn run(name: &str, argv: &[&str], timeout: Duration) -> Step {
     Step::Run(Command { name: name.into(), argv: strings(argv), env: BTreeMap::new(), timeout })
 }
 
-/// Returns the path of the log of a service on its node.
+/// Returns the path of the log of a service on a node that has [services of the caller](super::NodePlan::services). When it
+/// is full, it is renamed and created again.
 #[must_use]
 pub fn log_file(service: &str) -> String {
     format!("/var/log/{service}.log")
@@ -347,12 +354,12 @@ fn planned(service: &NodeService, node: &NodeName) -> Step {
     })
 }
 
-fn service(name: &str, argv: &[&str], when: Condition) -> Step {
+fn service(name: &str, argv: &[&str], when: Condition, is_logged: bool) -> Step {
     Step::Service(Service {
         name: name.into(),
         argv: strings(argv),
         env: BTreeMap::new(),
-        log_file: Some(log_file(name)),
+        log_file: is_logged.then(|| log_file(name)),
         restart: Restart::Always,
         ready: Some(Ready { when, within: START_DEADLINE }),
     })
@@ -373,6 +380,23 @@ fn private(path: &str, content: String) -> FileSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_logged_services_write_a_file() {
+        let log = |is_logged| match service("kubelet", &["kubelet"], Condition::Tcp(String::new()), is_logged)
+        {
+            Step::Service(service) => service.log_file,
+            Step::Run(_) => panic!("no service"),
+        };
+        assert_eq!((log(true).as_deref(), log(false)), (Some("/var/log/kubelet.log"), None));
+    }
+
+    #[test]
+    fn a_node_without_the_programs_of_gvisor_has_no_handler_for_it() {
+        let handler = format!("runtimes.{}]", gvisor::GVISOR_HANDLER);
+        assert!(!containerd_config("pause", false).contains(&handler));
+        assert!(containerd_config("pause", true).contains(&handler));
+    }
 
     #[test]
     fn the_kubelet_directory_is_mounted_after_the_data_disk_and_then_hidden() {

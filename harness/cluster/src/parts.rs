@@ -1,15 +1,15 @@
 //! The programs and disks that clusters are made of.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use testvm::session::Session;
 use testvm::vm::Accelerator;
 
-use super::gvisor;
 use super::images::{self, NodeParts};
 use super::plan::NodePlan;
 use super::programs::Programs;
+use super::release::KubernetesSource;
 use super::variant::NodeVariant;
 
 /// The programs and disks that clusters are made of.
@@ -22,23 +22,21 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin`
-    /// if it is there, except for a patched kubelet, which it builds. It awaits `plan` while it builds the parts
-    /// that do not depend on it.
+    /// Builds all parts that are not in the cache. It awaits `plan` while it builds the parts that do not
+    /// depend on it.
     ///
     /// # Errors
     /// A part cannot be fetched or built, or the error of `plan`.
     pub async fn build(
         session: &Session,
-        variant: NodeVariant,
+        variant: &NodeVariant,
         plan: impl Future<Output = Result<NodePlan>>,
-        kubernetes_bin: Option<&Path>,
+        kubernetes: &KubernetesSource,
     ) -> Result<Parts> {
-        let programs = Programs::ensure(session, variant.kubelet, kubernetes_bin);
+        let programs = Programs::ensure(session, variant.kubelet, kubernetes);
         let node = NodeParts::prepare(session, variant, plan);
-        let (programs, gvisor, node) = tokio::try_join!(programs, gvisor::programs(session), node)?;
-        let tools = [gvisor.as_slice(), node.tools.as_slice()].concat();
-        let tools_disk = images::tools_disk(session, &programs, &tools).await?;
+        let (programs, node) = tokio::try_join!(programs, node)?;
+        let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
         Ok(Parts { programs, node, tools_disk })
     }
 

@@ -1,6 +1,9 @@
 //! The contents of nodes that depend on the project under test.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use testvm::images::oci;
 
 /// The programs, container images and data mount of the nodes of a cluster.
 #[derive(Clone, Debug)]
@@ -11,12 +14,15 @@ pub struct NodePlan {
     pub pause: PathBuf,
     /// The container images of pods. A node pulls no images.
     pub images: Vec<ContainerImage>,
+    /// The archives of more container images, as [`oci::Image`](testvm::images::oci::Image) writes them. Their file names differ.
+    pub archives: Vec<PathBuf>,
     /// The mount of the data disk, an empty XFS.
     pub data_mount: DataMount,
     /// Programs in [`TOOLS_DIR`](super::TOOLS_DIR) besides those of Kubernetes: the name of each there, and its
     /// path on the host.
     pub tools: Vec<(String, PathBuf)>,
-    /// Programs that run on the nodes besides those of Kubernetes, and start before them.
+    /// Programs that run on the nodes besides those of Kubernetes, and start before them. If there are any, the programs of
+    /// Kubernetes also write their logs to files ([`log_file`](super::log_file)), for services that read them.
     pub services: Vec<NodeService>,
     /// Symbolic links in the root file system of the nodes.
     pub links: Vec<Link>,
@@ -61,6 +67,19 @@ pub struct ContainerImage {
     pub reference: &'static str,
     /// The path of each program in the image, and its path on the host.
     pub files: Vec<(&'static str, PathBuf)>,
+}
+
+impl ContainerImage {
+    /// Writes the archive of the image into `directory`, and returns its path.
+    ///
+    /// # Errors
+    /// A program cannot be read, or the archive cannot be written.
+    pub fn write(&self, directory: &Path) -> Result<PathBuf> {
+        let path = directory.join(self.archive);
+        let programs: Vec<_> = self.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
+        oci::archive(&path, self.reference, &programs)?;
+        Ok(path)
+    }
 }
 
 /// The mount of a node's data disk.

@@ -7,32 +7,43 @@ use testvm::go_build::{self, GoModule, Overlay, Version, VersionVariable, requir
 use testvm::process::Program;
 use testvm::session::Session;
 
+use super::release::{KubernetesMinor, KubernetesSource};
 use super::variant::{Kubelet, PATCHED_SUFFIX};
 
-const KUBERNETES: GoModule = GoModule {
-    name: "kubernetes",
-    versioned_by: "k8s.io/kubernetes",
-    version_variables: &kubernetes_variables(|v| v.to_string(), |_| "clean".into()),
-    renamed: &[],
-    without_go: WITHOUT_GO,
-    overlay: None,
-};
+/// kind, and kubeadm of the default minor release.
+pub(crate) const KIND: GoModule =
+    GoModule { name: "kind", without_go: None, ..kubernetes(KubernetesMinor::V1_36) };
 
-/// kind, and kubeadm of the same release.
-pub(crate) const KIND: GoModule = GoModule { name: "kind", without_go: None, ..KUBERNETES };
+/// The end-to-end tests of the default minor release, and the programs that run them.
+pub(crate) const CONFORMANCE: GoModule =
+    GoModule { name: "conformance", without_go: None, ..kubernetes(KubernetesMinor::V1_36) };
 
-/// The kubelet with the changes of `kubernetes/overlay`. Its version says so.
-const PATCHED_KUBELET: GoModule = GoModule {
-    version_variables: &kubernetes_variables(|v| format!("{v}{PATCHED_SUFFIX}"), |_| "dirty".into()),
-    without_go: None,
-    overlay: Some(Overlay {
-        artifact: "kubelet-patched",
-        rewriter: "overlay",
-        modules: &["k8s.io/kubernetes", "k8s.io/mount-utils"],
-        packages: &["k8s.io/kubernetes/cmd/kubelet"],
-    }),
-    ..KUBERNETES
-};
+/// Returns the programs of a release.
+pub(crate) const fn kubernetes(minor: KubernetesMinor) -> GoModule {
+    GoModule {
+        name: minor.directory(),
+        versioned_by: "k8s.io/kubernetes",
+        version_variables: const { &kubernetes_variables(|v| v.to_string(), |_| "clean".into()) },
+        renamed: &[],
+        without_go: WITHOUT_GO,
+        overlay: None,
+    }
+}
+
+/// Returns the kubelet of a release with the changes of `kubernetes/overlay`. Its version says so.
+const fn patched_kubelet(minor: KubernetesMinor) -> GoModule {
+    GoModule {
+        version_variables: const { &kubernetes_variables(|v| format!("{v}{PATCHED_SUFFIX}"), |_| "dirty".into()) },
+        without_go: None,
+        overlay: Some(Overlay {
+            artifact: "kubelet-patched",
+            rewriter: "../overlay",
+            modules: &["k8s.io/kubernetes", "k8s.io/mount-utils"],
+            packages: &["k8s.io/kubernetes/cmd/kubelet"],
+        }),
+        ..kubernetes(minor)
+    }
+}
 
 /// Returns the variables in which the programs of Kubernetes have their version.
 const fn kubernetes_variables(
@@ -82,29 +93,31 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes each program from `given` or from `KUBEBUILDER_ASSETS` if it is there, and builds the others. A
-    /// patched kubelet is always built.
+    /// Takes each program from the directory of `source` or from `KUBEBUILDER_ASSETS` if it is there, and builds the
+    /// others. A patched kubelet is always built.
     pub(crate) async fn ensure(
         session: &Session,
         kubelet: Kubelet,
-        given: Option<&Path>,
+        source: &KubernetesSource,
     ) -> Result<Programs> {
-        let given = match given {
-            Some(dir) => Some(dir.to_owned()),
+        let given = match &source.directory {
+            Some(directory) => Some(directory.clone()),
             None => std::env::var_os(ASSETS_VARIABLE).map(PathBuf::from),
         };
         let finder = Finder { session, given };
+        let kubernetes = kubernetes(source.minor);
+        let patched_kubelet = patched_kubelet(source.minor);
         Ok(Programs {
             etcd: finder.find(&ETCD, "etcd").await?,
-            kube_apiserver: finder.find(&KUBERNETES, "kube-apiserver").await?,
-            kube_controller_manager: finder.find(&KUBERNETES, "kube-controller-manager").await?,
-            kube_scheduler: finder.find(&KUBERNETES, "kube-scheduler").await?,
-            kube_proxy: finder.find(&KUBERNETES, "kube-proxy").await?,
+            kube_apiserver: finder.find(&kubernetes, "kube-apiserver").await?,
+            kube_controller_manager: finder.find(&kubernetes, "kube-controller-manager").await?,
+            kube_scheduler: finder.find(&kubernetes, "kube-scheduler").await?,
+            kube_proxy: finder.find(&kubernetes, "kube-proxy").await?,
             kubelet: match kubelet {
-                Kubelet::Stock => finder.find(&KUBERNETES, "kubelet").await?,
-                Kubelet::Patched => go_build::build(session, &PATCHED_KUBELET).await?.join("kubelet"),
+                Kubelet::Stock => finder.find(&kubernetes, "kubelet").await?,
+                Kubelet::Patched => go_build::build(session, &patched_kubelet).await?.join("kubelet"),
             },
-            kubectl: finder.find(&KUBERNETES, "kubectl").await?,
+            kubectl: finder.find(&kubernetes, "kubectl").await?,
         })
     }
 }
@@ -144,8 +157,8 @@ impl Finder<'_> {
             .with_context(|| format!("{} --version answered {answer:?}", path.display()))?;
         anyhow::ensure!(
             (found.major, found.minor) == (pinned.major, pinned.minor),
-            "{} is {found}, this harness runs {}.{}: give a directory of that minor (--kubernetes-bin or \
-             {ASSETS_VARIABLE}), or none to have it built",
+            "{} is {found}, and the cluster runs {}.{}: give a directory of that minor (--kubernetes-bin or \
+             {ASSETS_VARIABLE}), select the other minor (--kubernetes), or give no directory to have it built",
             path.display(),
             pinned.major,
             pinned.minor

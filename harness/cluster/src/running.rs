@@ -30,12 +30,27 @@ impl Cluster {
     /// # Errors
     /// A component does not start; the message has the end of its log.
     pub async fn start(session: &Session, spec: ClusterSpec, parts: Parts) -> Result<Cluster> {
+        Cluster::start_diagnosed(session, spec, parts, async |_: &Node| ()).await
+    }
+
+    /// Starts a cluster like [`Cluster::start`]. If the node boots and does not become Ready, it calls `diagnose` with the
+    /// node before it returns the error.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub async fn start_diagnosed(
+        session: &Session,
+        spec: ClusterSpec,
+        parts: Parts,
+        diagnose: impl AsyncFnOnce(&Node),
+    ) -> Result<Cluster> {
         let layout = spec.make_directories()?;
         let programs = parts.programs.clone();
         let control_plane =
             ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await?;
         let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
-        let node = cluster.boot_node(session, 0, DataDisk::Mounted).await?;
+        let Cluster { control_plane, parts, .. } = &cluster;
+        let node = Node::start(session, control_plane, parts, 0, DataDisk::Mounted, diagnose).await?;
         cluster.nodes.push(node);
         Ok(cluster)
     }
@@ -46,7 +61,8 @@ impl Cluster {
     /// # Errors
     /// The node does not boot, or does not become Ready in time.
     pub async fn boot_node(&self, session: &Session, index: u8, data_disk: DataDisk) -> Result<Node> {
-        Node::start(session, &self.control_plane, &self.parts, index, data_disk).await
+        let (control_plane, parts) = (&self.control_plane, &self.parts);
+        Node::start(session, control_plane, parts, index, data_disk, async |_: &Node| ()).await
     }
 
     /// Returns the control plane.
@@ -56,8 +72,8 @@ impl Cluster {
 
     /// Returns the variant of the nodes.
     #[must_use]
-    pub fn variant(&self) -> NodeVariant {
-        self.parts.node.variant
+    pub fn variant(&self) -> &NodeVariant {
+        &self.parts.node.variant
     }
 
     /// Returns a client with the administrator's rights.

@@ -26,16 +26,10 @@ impl ClusterSpec {
     /// Empties the directories, and returns them as the layout of the components.
     pub(super) fn make_directories(&self) -> Result<Layout> {
         for dir in [&self.dir, &self.logs] {
-            empty(dir)?;
+            cache::empty_dir(dir)?;
         }
         Ok(Layout::new(&absolute(&self.dir)?, &absolute(&self.logs)?))
     }
-}
-
-/// Creates the directory, and removes first what an earlier run left there.
-fn empty(dir: &Path) -> Result<()> {
-    cache::remove_dir(dir)?;
-    fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))
 }
 
 fn absolute(dir: &Path) -> Result<PathBuf> {

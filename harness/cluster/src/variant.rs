@@ -4,7 +4,7 @@ use testvm::images::node::RootImage;
 
 /// A variant of the nodes of a cluster. All nodes of a cluster have the same. The default is a stock Kubernetes
 /// node.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NodeVariant {
     /// The build of the kubelet.
     pub kubelet: Kubelet,
@@ -12,6 +12,8 @@ pub struct NodeVariant {
     pub root: RootImage,
     /// The disk of the kubelet's directory.
     pub kubelet_root: KubeletRoot,
+    /// The name of the kernel in the catalogue, if it is not the default one.
+    pub kernel: Option<String>,
 }
 
 /// A build of the kubelet.

@@ -2,7 +2,6 @@
 //! status of a child that this program started to the thread that waits for it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -16,6 +15,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 
+use super::log_file::LogFile;
 use super::report::End;
 use super::reporter::Reporter;
 
@@ -40,7 +40,7 @@ struct State {
 /// How the output of a child is handled.
 pub(super) enum Output {
     /// Each line is reported under the child's name, and appended to the file if there is one.
-    Log(Reporter, Option<File>),
+    Log(Reporter, Option<LogFile>),
     /// The output is kept for [`Child::output`].
     Capture,
 }
@@ -76,7 +76,11 @@ impl Children {
 
         let stdout = child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
         let stderr = child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
-        let readers = [stdout, stderr].map(|pipe| read(name, pipe, &output));
+        let log = match output {
+            Output::Log(reporter, file) => Some((reporter, Arc::new(Mutex::new(file)))),
+            Output::Capture => None,
+        };
+        let readers = [stdout, stderr].map(|pipe| read(name, pipe, log.clone()));
         Ok(Child { pid, children: self.clone(), readers })
     }
 
@@ -189,29 +193,27 @@ fn end_of(status: WaitStatus) -> End {
     }
 }
 
-fn read(name: &str, pipe: Option<Box<dyn Read + Send>>, output: &Output) -> JoinHandle<Vec<u8>> {
+/// The log of a child, which the readers of its standard output and standard error share.
+type Log = (Reporter, Arc<Mutex<Option<LogFile>>>);
+
+fn read(name: &str, pipe: Option<Box<dyn Read + Send>>, log: Option<Log>) -> JoinHandle<Vec<u8>> {
     let name = name.to_owned();
-    let log = match output {
-        // Without a duplicate, the lines are still reported.
-        Output::Log(reporter, file) => {
-            Some((reporter.clone(), file.as_ref().and_then(|file| file.try_clone().ok())))
-        }
-        Output::Capture => None,
-    };
     std::thread::spawn(move || {
         let mut kept = Vec::new();
         let Some(mut pipe) = pipe else { return kept };
         match log {
             // Keeps the output that was read before an error.
             None => drop(pipe.read_to_end(&mut kept)),
-            Some((reporter, mut file)) => {
+            Some((reporter, file)) => {
                 let mut lines = BufReader::new(pipe);
                 while matches!(lines.read_until(b'\n', &mut kept), Ok(count) if count > 0) {
                     reporter.log(&name, String::from_utf8_lossy(&kept).trim_end());
                     // A disk that is full is no reason to end the program. The host has the line.
-                    if file.as_mut().is_some_and(|file| file.write_all(&kept).is_err()) {
-                        file = None;
+                    let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                    if file.as_mut().is_some_and(|file| file.append(&kept).is_err()) {
+                        *file = None;
                     }
+                    drop(file);
                     kept.clear();
                 }
             }

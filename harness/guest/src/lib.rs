@@ -34,6 +34,7 @@ pub mod spec;
 mod children;
 mod disks;
 mod init;
+mod log_file;
 mod modprobe;
 mod mounts;
 mod node;

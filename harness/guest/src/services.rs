@@ -1,7 +1,6 @@
 //! The services of a node: started in order, watched, and restarted if the specification requires it.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::children::{Children, Output, command};
+use super::log_file::LogFile;
 use super::report::{End, Message};
 use super::reporter::Reporter;
 use super::spec::{Condition, Ready, Restart, Service};
@@ -148,7 +148,7 @@ impl Shared {
     fn run_once(&self, service: &Service, started: &mpsc::Sender<Result<()>>) -> Result<End> {
         let mut command = command(&service.argv, &service.env)?;
         command.stdin(std::process::Stdio::null());
-        let log_file = service.log_file.as_deref().map(open_log).transpose()?;
+        let log_file = service.log_file.as_deref().map(LogFile::open).transpose()?;
         let child = self
             .children
             .spawn(&service.name, command, Output::Log(self.reporter.clone(), log_file))
@@ -162,10 +162,6 @@ impl Shared {
         drop(child.output());
         Ok(end)
     }
-}
-
-fn open_log(path: &str) -> Result<File> {
-    OpenOptions::new().create(true).append(true).open(path).with_context(|| format!("open {path}"))
 }
 
 fn holds(condition: &Condition, children: &Children) -> bool {

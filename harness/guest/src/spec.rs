@@ -154,7 +154,8 @@ pub struct Service {
     pub name: String,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
-    /// A file to which the guest also appends each line, for programs of the node that read logs.
+    /// A file to which the guest also appends each line, for programs of the node that read logs. When it has 8 MiB, the
+    /// guest renames it to a name that ends in `.1`, and creates it again.
     pub log_file: Option<String>,
     pub restart: Restart,
     pub ready: Option<Ready>,

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use testvm::cache;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource, Node};
 
 use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
@@ -38,8 +38,9 @@ pub(super) async fn measured(
     tools: &[(String, PathBuf)],
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
 ) -> Result<Environment> {
-    anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
-    let parts = nodes::parts(session, None, &options, Debugging::Off, tools).await?;
+    let options = options.with_kernel(args.kernel.clone());
+    let kubernetes = KubernetesSource::default();
+    let parts = nodes::parts(session, &kubernetes, &options, Debugging::Off, tools).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let logs = session.workspace.reports("bench").join(name);

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kube::Client;
 use testvm::process::Program;
 use testvm::session::Session;
-use testvm_cluster::ClusterProfile;
+use testvm_cluster::{ClusterProfile, KubernetesSource};
 
 use super::cluster::NAMESPACE;
 use super::measurement::{Environment, Machine, Row};
@@ -25,10 +25,11 @@ pub(super) async fn measured(
     measure: impl AsyncFnOnce(&Client, &str) -> Result<Vec<Row>>,
 ) -> Result<Environment> {
     let logs = session.workspace.reports("bench").join(bench);
+    let kubernetes = KubernetesSource::default();
     let rows = fake_nodes::with_live_tests(
         session,
         ClusterProfile::Benchmark,
-        None,
+        &kubernetes,
         &logs,
         async |tests, control_plane| {
             let client = control_plane.client();

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
-use testvm_cluster::{Cluster, KubeletRoot, Node, NodeVariant};
+use testvm_cluster::{Cluster, KubeletRoot, Node};
 
 use super::faults::{self, Fault};
 use super::scenario::{Scenario, StepResult};
@@ -18,8 +18,10 @@ use crate::test_env::inventory::Inventory;
 
 /// One end-to-end test.
 pub(super) struct Entry {
-    /// The name in reports and for `--story`.
+    /// The name in reports and on the command line.
     pub(super) name: &'static str,
+    /// One line for users.
+    pub(super) about: &'static str,
     /// `true` for a scenario that the others need: it runs in every run.
     pub(super) always: bool,
     pub(super) run: Run,
@@ -46,10 +48,10 @@ pub(super) enum Run {
 
 impl Entry {
     /// Returns `true` if the scenario is part of a run with all scenarios on these nodes.
-    pub(super) fn suits(&self, variant: NodeVariant) -> bool {
+    pub(super) fn suits(&self, kubelet_root: KubeletRoot) -> bool {
         match self.run {
             Run::AnyCluster(_) | Run::OwnNode { .. } => true,
-            Run::KubeletOnDataDisk(_) => variant.kubelet_root == KubeletRoot::DataDisk,
+            Run::KubeletOnDataDisk(_) => kubelet_root == KubeletRoot::DataDisk,
         }
     }
 }
@@ -66,26 +68,61 @@ pub(super) struct State<'a> {
 }
 
 pub(super) const SCENARIOS: [Entry; 20] = [
-    Entry { name: install::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(install(s, state))) },
-    anywhere(flow::NAME, |s, state| Box::pin(flow::run(s, state.env, state.fault))),
-    anywhere(read_only_claims::NAME, |s, state| Box::pin(read_only_claims::run(s, state.env))),
+    Entry {
+        name: install::NAME,
+        about: "apply the manifests; every node with a pod of the driver offers it",
+        always: true,
+        run: Run::AnyCluster(|s, state| Box::pin(install(s, state))),
+    },
+    anywhere(
+        flow::NAME,
+        "a mounted, a read-only and a block volume, expanded in use while the driver is killed",
+        |s, state| Box::pin(flow::run(s, state.env, state.fault)),
+    ),
+    anywhere(
+        read_only_claims::NAME,
+        "a pod that requests its claim read-only cannot write to it",
+        |s, state| Box::pin(read_only_claims::run(s, state.env)),
+    ),
     Entry {
         name: node::NAME,
+        about: "the kubelet and losetup of the node, the programs that the kubelet starts, and node-debug",
         always: false,
         run: Run::OwnNode {
             skipped: "the programs that the kubelet starts",
             run: |s, state, _, node| Box::pin(node::run(s, state.env, state.nodes, node)),
         },
     },
-    anywhere(clones::NAME, |s, state| Box::pin(clones::run(s, state.env))),
-    anywhere(infeasible_resize::NAME, |s, state| Box::pin(infeasible_resize::run(s, state.env))),
-    anywhere(retained_volumes::NAME, |s, state| Box::pin(retained_volumes::run(s, state.env))),
-    anywhere(deletion_in_use::NAME, |s, state| Box::pin(deletion_in_use::run(s, state.env))),
-    anywhere(orphans::NAME, |s, state| Box::pin(orphans::run(s, state.env))),
-    anywhere(bad_claims::NAME, |s, state| Box::pin(bad_claims::run(s, state.env))),
-    anywhere(driver_restart::NAME, |s, state| Box::pin(driver_restart::run(s, state.env))),
+    anywhere(clones::NAME, "a claim with another claim as its data source", |s, state| {
+        Box::pin(clones::run(s, state.env))
+    }),
+    anywhere(
+        infeasible_resize::NAME,
+        "an expansion beyond the node's space is rejected, a smaller one succeeds",
+        |s, state| Box::pin(infeasible_resize::run(s, state.env)),
+    ),
+    anywhere(
+        retained_volumes::NAME,
+        "reclaim policy Retain: the data stays, and another claim gets it",
+        |s, state| Box::pin(retained_volumes::run(s, state.env)),
+    ),
+    anywhere(deletion_in_use::NAME, "a claim is deleted by force while a pod uses its volume", |s, state| {
+        Box::pin(deletion_in_use::run(s, state.env))
+    }),
+    anywhere(orphans::NAME, "the audit lists a volume whose PersistentVolume was deleted", |s, state| {
+        Box::pin(orphans::run(s, state.env))
+    }),
+    anywhere(
+        bad_claims::NAME,
+        "claims that cannot be provisioned get an event with the reason",
+        |s, state| Box::pin(bad_claims::run(s, state.env)),
+    ),
+    anywhere(driver_restart::NAME, "the driver's pods are replaced while volumes are in use", |s, state| {
+        Box::pin(driver_restart::run(s, state.env))
+    }),
     Entry {
         name: user_namespaces::NAME,
+        about: "the limit of a volume, with and without a user namespace of the pod",
         always: false,
         run: Run::OwnNode {
             skipped: "pods with a user namespace of their own",
@@ -94,6 +131,7 @@ pub(super) const SCENARIOS: [Entry; 20] = [
     },
     Entry {
         name: gvisor::NAME,
+        about: "volumes of pods under gVisor",
         always: false,
         run: Run::OwnNode {
             skipped: "pods under gVisor",
@@ -102,16 +140,19 @@ pub(super) const SCENARIOS: [Entry; 20] = [
     },
     Entry {
         name: kubelet_root::NAME,
+        about: "a kubelet with its directory on the data disk",
         always: false,
         run: Run::KubeletOnDataDisk(|s, state, node| Box::pin(kubelet_root::run(s, state.env, node))),
     },
     Entry {
         name: kubelet_quotas::NAME,
+        about: "project ids of the kubelet and of volumes on one file system",
         always: false,
         run: Run::KubeletOnDataDisk(|s, state, node| Box::pin(kubelet_quotas::run(s, state.env, node))),
     },
     Entry {
         name: half_provisioned::NAME,
+        about: "the provisioner is killed between a volume and its PersistentVolume",
         always: false,
         run: Run::OwnNode {
             skipped: "kill the provisioner between a volume and its object",
@@ -120,6 +161,7 @@ pub(super) const SCENARIOS: [Entry; 20] = [
     },
     Entry {
         name: outages::NAME,
+        about: "the provisioner and the API server are killed while they work",
         always: false,
         run: Run::OwnNode {
             skipped: "kill the provisioner and the API server while they work",
@@ -128,6 +170,7 @@ pub(super) const SCENARIOS: [Entry; 20] = [
     },
     Entry {
         name: second_node::NAME,
+        about: "a second node joins, gets volumes, and leaves",
         always: false,
         run: Run::OwnNode {
             skipped: "boot a second node",
@@ -136,28 +179,47 @@ pub(super) const SCENARIOS: [Entry; 20] = [
     },
     Entry {
         name: power_cut::NAME,
+        about: "the power of a node is cut while 50 volumes are in use",
         always: false,
         run: Run::OwnNode {
             skipped: "cut the power of a node with volumes in use",
             run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node, Load::FULL, state.fault)),
         },
     },
-    Entry { name: removal::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(remove(s, state))) },
+    Entry {
+        name: removal::NAME,
+        about: "delete everything; nothing is left in the API or on the node",
+        always: true,
+        run: Run::AnyCluster(|s, state| Box::pin(remove(s, state))),
+    },
 ];
 
 /// The scenarios that depend on the kubelet and the programs of the node, besides the first and the last.
 pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
 /// Returns the scenarios that depend on these nodes.
-pub(super) fn of_nodes(variant: NodeVariant) -> Vec<String> {
+pub(super) fn of_nodes(kubelet_root: KubeletRoot) -> Vec<String> {
     let of_these = |entry: &&Entry| {
         OF_THE_NODE.contains(&entry.name)
-            || matches!(entry.run, Run::KubeletOnDataDisk(_)) && entry.suits(variant)
+            || matches!(entry.run, Run::KubeletOnDataDisk(_)) && entry.suits(kubelet_root)
     };
     SCENARIOS.iter().filter(of_these).map(|entry| entry.name.to_owned()).collect()
 }
 
-/// Returns the names that `--story` takes.
+/// Returns the name of each scenario, and one line about it with what it needs.
+pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
+    SCENARIOS.iter().map(|entry| {
+        let needs = match entry.run {
+            _ if entry.always => " (in every run)",
+            Run::AnyCluster(_) => "",
+            Run::OwnNode { .. } => " (not with --kubeconfig)",
+            Run::KubeletOnDataDisk(_) => " (with --kubelet-root data-disk)",
+        };
+        (entry.name, format!("{}{needs}", entry.about))
+    })
+}
+
+/// Returns the names of all scenarios.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SCENARIOS.iter().map(|entry| entry.name)
 }
@@ -166,12 +228,12 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 ///
 /// # Errors
 /// The message names the scenario and the option that it needs.
-pub(super) fn require_suitable(only: &[String], variant: NodeVariant) -> Result<()> {
+pub(super) fn require_suitable(only: &[String], kubelet_root: KubeletRoot) -> Result<()> {
     let named = |entry: &&Entry| only.iter().any(|only| only == entry.name);
-    match SCENARIOS.iter().filter(named).find(|entry| !entry.suits(variant)) {
+    match SCENARIOS.iter().filter(named).find(|entry| !entry.suits(kubelet_root)) {
         None => Ok(()),
         Some(entry) => anyhow::bail!(
-            "--story '{}' needs nodes whose kubelet has its directory on the data disk: add --kubelet-root data-disk",
+            "story '{}' needs nodes whose kubelet has its directory on the data disk: add --kubelet-root data-disk",
             entry.name
         ),
     }
@@ -179,9 +241,10 @@ pub(super) fn require_suitable(only: &[String], variant: NodeVariant) -> Result<
 
 const fn anywhere(
     name: &'static str,
+    about: &'static str,
     run: for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>,
 ) -> Entry {
-    Entry { name, always: false, run: Run::AnyCluster(run) }
+    Entry { name, about, always: false, run: Run::AnyCluster(run) }
 }
 
 /// Installs the driver, and records what is on the node before the first volume.

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kube::Client;
 use kube::config::KubeConfigOptions;
+use testvm::cache;
 use testvm::images::shell;
-use testvm::report::Report;
+use testvm::report::{Outcome, Report};
 use testvm::session::Session;
-use testvm_cluster::ContainerImage;
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
+use testvm_cluster::{ContainerImage, KubernetesSource};
 
-use super::runner::{self, Selection};
+use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{Scenario, StepResult};
 use super::state_dump;
 use crate::builds;
@@ -22,6 +23,8 @@ use crate::nodes;
 use crate::test_env::environment::{TestEnv, Timeouts};
 use crate::test_env::manifests::Manifests;
 
+/// The name of the suite in the report.
+const SUITE: &str = "kind";
 /// The README whose commands are pasted, and the heading above them.
 const README: &str = "csi/deploy/README.md";
 const HEADING: &str = "## Run on kind";
@@ -53,45 +56,77 @@ const TIMEOUTS: Timeouts = Timeouts {
 /// Boots the machine, pastes the commands, runs the selected scenarios, and stops the machine. The logs are in `reports`.
 ///
 /// # Errors
-/// The manifests cannot be read. Failed steps are in the report.
+/// The manifests cannot be read, or the disks of the machine cannot be removed. Failed steps are in the report.
 pub(super) async fn run(
     session: &Session,
     manifests: Manifests,
     namespace: &str,
     selection: Selection<'_>,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     reports: &Path,
 ) -> Result<Report> {
-    let mut report = Report::new();
-    let Ok((machine, client, before)) = start(session, &mut report, kubernetes_bin, reports).await else {
-        return Ok(report);
-    };
-    let mut env = TestEnv::new(manifests, client, None, namespace)?;
-    env.timeouts = TIMEOUTS;
-    runner::run_all(session, &mut report, &env, &NodeOptions::default(), selection, None).await;
-    state_dump::write(&env, reports).await;
-    let started = Instant::now();
-    let title = "files, projects, loop devices and mounts of the machine are as before";
-    report.record("kind", title, started.elapsed(), &nothing_left(&machine, &before).await);
-    let started = Instant::now();
-    let stopped = machine.stop().await;
-    report.record("kind", "stop the machine", started.elapsed(), &stopped);
-    Ok(report)
-}
-
-async fn start(
-    session: &Session,
-    report: &mut Report,
-    kubernetes_bin: Option<&Path>,
-    reports: &Path,
-) -> StepResult<(KindMachine, Client, String)> {
-    let mut scenario = Scenario::begin(session, report, "kind");
-    let parts = KindParts::build(session, plan(session), kubernetes_bin);
-    let parts = scenario.step("build programs, images and disks", parts).await?;
+    state_dump::clear(reports)?;
     let directory = session.workspace.target().join("kind-machine");
     let logs = reports.join("logs").join("kind");
-    let booted = KindMachine::boot(session, &parts, &directory, &logs);
-    let machine = scenario.step("boot a machine with Docker and kind", booted).await?;
+    let mut report = Report::new();
+    let machine = boot(session, &mut report, kubernetes, &directory, &logs).await;
+    let mut tested = Ok(());
+    if let Ok(machine) = machine {
+        tested = test(session, &mut report, &machine, manifests, namespace, selection, reports).await;
+        if !report.succeeded() {
+            let stored = session.until_cancelled(machine.store_logs(&logs)).await;
+            if let Err(error) = stored {
+                session.progress.line(format!("store the logs of the cluster: {error:#}"));
+            }
+        }
+        let started = Instant::now();
+        let stopped = machine.stop().await;
+        report.record(SUITE, "stop the machine", started.elapsed(), &stopped);
+    }
+    tested.and(cache::remove_dir(&directory)).map(|()| report)
+}
+
+async fn boot(
+    session: &Session,
+    report: &mut Report,
+    kubernetes: &KubernetesSource,
+    directory: &Path,
+    logs: &Path,
+) -> StepResult<KindMachine> {
+    let mut scenario = Scenario::begin(session, report, SUITE);
+    let parts = KindParts::build(session, plan(session), kubernetes);
+    let parts = scenario.step("build programs, images and disks", parts).await?;
+    let booted = KindMachine::boot(session, &parts, directory, logs);
+    scenario.step("boot a machine with Docker and kind", booted).await
+}
+
+/// Creates the cluster and runs the scenarios. The state of the cluster is in `reports` also after a failure.
+async fn test(
+    session: &Session,
+    report: &mut Report,
+    machine: &KindMachine,
+    manifests: Manifests,
+    namespace: &str,
+    selection: Selection<'_>,
+    reports: &Path,
+) -> Result<()> {
+    let Ok(client) = create_cluster(session, report, machine).await else { return Ok(()) };
+    let mut env = TestEnv::new(manifests, client, None, namespace)?;
+    env.timeouts = TIMEOUTS;
+    env.reports = Some(reports.to_owned());
+    if let Ok(before) = driver_is_ready(session, report, machine).await {
+        let nodes = NodeOptions::default();
+        let after_failure = AfterFailure::GoOn(reports);
+        let plan = Plan { nodes: &nodes, selection, fault: None, after_failure };
+        runner::run_all(session, report, &env, plan).await;
+        check_leaks(session, report, nothing_left(machine, &before)).await;
+    }
+    state_dump::write(&env, reports).await;
+    Ok(())
+}
+
+async fn create_cluster(session: &Session, report: &mut Report, machine: &KindMachine) -> StepResult<Client> {
+    let mut scenario = Scenario::begin(session, report, SUITE);
     let commands = async {
         let path = session.workspace.root().join(README);
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -106,11 +141,31 @@ async fn start(
         let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
         Client::try_from(config).context("create a client of the API server")
     };
-    let client = scenario.step("reach the API server from this machine", client).await?;
+    scenario.step("reach the API server from this machine", client).await
+}
+
+/// Waits until the driver is rolled out, and returns the inventory of the machine then.
+async fn driver_is_ready(
+    session: &Session,
+    report: &mut Report,
+    machine: &KindMachine,
+) -> StepResult<String> {
+    let mut scenario = Scenario::begin(session, report, SUITE);
     let ready = machine.shell(ROLLED_OUT, CREATION_TIMEOUT);
     scenario.step("the driver is rolled out", ready).await?;
-    let before = scenario.step("list what is on the machine", machine.shell(INVENTORY, TOOL_TIMEOUT)).await?;
-    Ok((machine, client, before))
+    scenario.step("list what is on the machine", machine.shell(INVENTORY, TOOL_TIMEOUT)).await
+}
+
+/// Runs the check for leaks, unless something has failed: the claims and the driver are then still there, and what they use
+/// is no leak.
+async fn check_leaks(session: &Session, report: &mut Report, nothing_left: impl Future<Output = Result<()>>) {
+    let title = "files, projects, loop devices and mounts of the machine are as before";
+    if report.succeeded() {
+        // The report has the reason of a failure.
+        drop(Scenario::begin(session, report, SUITE).step(title, nothing_left).await);
+    } else {
+        report.push(SUITE, title, Outcome::NotRun, Duration::ZERO);
+    }
 }
 
 /// Waits until the machine has nothing that it did not have before. The driver deletes data in the background, which no event
@@ -185,7 +240,55 @@ fn commands(readme: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use testvm::cache::Cache;
+    use testvm::progress::Progress;
+    use testvm::session::{Project, Workspace};
+
     use super::*;
+
+    fn session(directory: &Path) -> Session {
+        Session {
+            project: Project { name: "test", command: "test" },
+            workspace: Workspace::new(directory.to_owned(), directory.to_owned()),
+            cache: Cache::at(directory.join("cache")).unwrap(),
+            progress: Progress::new(),
+            cancel: Default::default(),
+        }
+    }
+
+    fn report(outcome: Outcome) -> Report {
+        let mut report = Report::new();
+        report.push("flow", "a step", outcome, Duration::ZERO);
+        report
+    }
+
+    #[tokio::test]
+    async fn a_failed_run_has_no_second_failure_for_what_it_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut report = report(Outcome::Failed("no".into()));
+        check_leaks(&session(dir.path()), &mut report, async { anyhow::bail!("leaked: f volumes/v") }).await;
+        assert_eq!((report.failed(), report.not_run()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_leak_after_a_run_that_passed_is_a_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut report = report(Outcome::Passed);
+        check_leaks(&session(dir.path()), &mut report, async { anyhow::bail!("leaked: f volumes/v") }).await;
+        assert!(report.failures().contains("leaked: f volumes/v"), "{report:?}");
+    }
+
+    #[tokio::test]
+    async fn the_check_for_leaks_ends_when_the_run_is_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = session(dir.path());
+        session.cancel.cancel();
+        let mut report = report(Outcome::Passed);
+        check_leaks(&session, &mut report, pending()).await;
+        assert!(report.failures().contains("stopped"), "{report:?}");
+    }
 
     #[test]
     fn the_commands_of_the_section_lose_their_prompts() {

@@ -5,6 +5,7 @@
 //! harness's own, and are reported as skipped on other clusters.
 
 mod catalogue;
+mod doctor;
 mod faults;
 mod kind;
 mod run;
@@ -13,6 +14,10 @@ mod scenario;
 mod scenarios;
 mod self_check;
 mod state_dump;
+mod upgrade;
 
+pub(crate) use self::catalogue::descriptions;
 pub use self::run::{Args, run};
-pub(crate) use self::run::{install_driver, run_on_kind, run_on_nodes};
+pub(crate) use self::run::{
+    install_driver, nothing_left, run_on_kind, run_on_nodes, run_upgrade, write_state,
+};

@@ -10,16 +10,19 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
+use testvm_cluster::{
+    Cluster, ClusterProfile, ClusterSpec, Durability, KubeletRoot, Node, background, gvisor,
+};
 
 use super::catalogue;
 use super::faults::Fault;
-use super::runner::{self, Selection};
+use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{self, Scenario, StepResult};
-use super::{kind, scenarios, self_check, state_dump};
-use crate::node_options::NodeOptions;
+use super::{kind, scenarios, self_check, state_dump, upgrade};
+use crate::node_options::{KubernetesOptions, NodeOptions};
 use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::Manifests;
 use crate::test_env::node_debug;
 
@@ -32,24 +35,24 @@ const NAMESPACE: &str = "loopfs-e2e";
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     kubeconfig: Option<PathBuf>,
 
     /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
-    /// --story, only the scenario flow and those that install and remove the driver run.
-    #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root"])]
+    /// a STORY, only the scenario flow and those that install and remove the driver run.
+    #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     cluster: Option<ClusterProgram>,
 
     /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
     #[arg(long)]
     keep: bool,
 
-    /// Take Kubernetes programs from this directory if they are there, instead of building them.
-    #[arg(long, value_name = "DIR")]
-    kubernetes_bin: Option<PathBuf>,
+    /// Run only these stories, and those that install and remove the driver; `cargo harness list` prints them.
+    #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
+    stories: Vec<String>,
 
-    /// Run only the scenario of this name, and those that install and remove the driver; may be given more than once.
-    #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
+    /// The same as STORY; may be given more than once.
+    #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
     scenarios: Vec<String>,
 
     /// Inject one fault. The run must fail and name the fault.
@@ -59,6 +62,9 @@ pub struct Args {
     /// Then inject each fault in turn, and pass only if each failure names its fault.
     #[arg(long, conflicts_with_all = ["broken", "kubelet_root"])]
     self_check: bool,
+
+    #[command(flatten)]
+    kubernetes: KubernetesOptions,
 
     #[command(flatten)]
     nodes: NodeOptions,
@@ -75,7 +81,14 @@ impl Args {
     /// Returns the arguments of the test lane, which adds the self-check unless scenarios are selected.
     #[must_use]
     pub fn with_self_check(self) -> Args {
-        Args { self_check: self.scenarios.is_empty(), ..self }
+        let args = self.with_all_scenarios();
+        Args { self_check: args.scenarios.is_empty(), ..args }
+    }
+
+    /// Puts all selected scenarios into one list.
+    fn with_all_scenarios(mut self) -> Args {
+        self.scenarios.append(&mut self.stories);
+        self
     }
 
     /// Returns the name of the lock that a run holds, because two runs must not write the same logs. The
@@ -86,16 +99,26 @@ impl Args {
         if self.keep && background::is_background(session) { "cluster" } else { RUN }
     }
 
-    /// Returns the directory in which to look for Kubernetes' programs before building them.
+    /// Returns the selected programs of Kubernetes.
     #[must_use]
-    pub fn kubernetes_bin(&self) -> Option<&Path> {
-        self.kubernetes_bin.as_deref()
+    pub(crate) fn kubernetes(&self) -> &KubernetesOptions {
+        &self.kubernetes
+    }
+
+    /// Returns the name of the selected kernel.
+    #[must_use]
+    pub(crate) fn kernel(&self) -> Option<&str> {
+        self.nodes.kernel()
+    }
+
+    fn selection(&self) -> Selection<'_> {
+        Selection::new(&self.scenarios, self.nodes.variant().kubelet_root)
     }
 
     /// Refuses options that cannot work together.
     fn check(&self) -> Result<()> {
         self.nodes.check()?;
-        catalogue::require_suitable(&self.scenarios, self.nodes.variant())?;
+        catalogue::require_suitable(&self.scenarios, self.nodes.variant().kubelet_root)?;
         let on_node = [
             self.self_check.then_some("--self-check"),
             self.broken.map(|_| "--break"),
@@ -119,9 +142,7 @@ impl Args {
         line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
-        line.extend(
-            self.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]),
-        );
+        line.extend(self.kubernetes.words());
         line
     }
 }
@@ -132,17 +153,15 @@ impl Args {
 /// Options contradict each other, the manifests cannot be read, or the background process cannot be started. Failed
 /// steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
+    let args = args.with_all_scenarios();
     let manifests = Manifests::of_driver(session)?;
     args.check()?;
     if args.cluster == Some(ClusterProgram::Kind) {
-        return run_on_kind(session, &args.scenarios, args.kubernetes_bin(), &session.workspace.reports(RUN))
+        return run_on_kind(session, &args.scenarios, &args.kubernetes, &session.workspace.reports(RUN))
             .await;
     }
     match &args.kubeconfig {
-        Some(kubeconfig) => {
-            let selection = Selection::new(&args.scenarios, args.nodes.variant());
-            against_any_cluster(session, manifests, kubeconfig, selection).await
-        }
+        Some(kubeconfig) => against_any_cluster(session, manifests, kubeconfig, args.selection()).await,
         None if !args.keep => {
             against_its_own(session, manifests, &args, &session.workspace.reports(RUN)).await
         }
@@ -162,12 +181,11 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
 pub(crate) async fn run_on_nodes(
     session: &Session,
     nodes: NodeOptions,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = catalogue::of_nodes(nodes.variant());
-    let args =
-        Args { nodes, scenarios, kubernetes_bin: kubernetes_bin.map(Path::to_owned), ..Args::default() };
+    let scenarios = catalogue::of_nodes(nodes.variant().kubelet_root);
+    let args = Args { nodes, scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
     args.check()?;
     against_its_own(session, Manifests::of_driver(session)?, &args, reports).await
 }
@@ -180,13 +198,27 @@ pub(crate) async fn run_on_nodes(
 pub(crate) async fn run_on_kind(
     session: &Session,
     only: &[String],
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
     let default = [scenarios::flow::NAME.to_owned()];
     let only = if only.is_empty() { &default } else { only };
-    let selection = Selection::new(only, NodeOptions::default().variant());
-    kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, kubernetes_bin, reports).await
+    let selection = Selection::new(only, KubeletRoot::default());
+    let kubernetes = kubernetes.source();
+    kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, &kubernetes, reports).await
+}
+
+/// Replaces an earlier version of the driver by this one and back, on a cluster of its own with volumes in use. The logs
+/// and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_upgrade(
+    session: &Session,
+    kubernetes: &KubernetesOptions,
+    reports: &Path,
+) -> Result<Report> {
+    upgrade::run(session, NAMESPACE, &kubernetes.source(), reports).await
 }
 
 /// Runs on a cluster that is created for the run and deleted after it.
@@ -197,8 +229,10 @@ async fn against_its_own(
     reports: &Path,
 ) -> Result<Report> {
     let mut report = Report::new();
+    state_dump::clear(reports)?;
     let dir = session.workspace.target().join("e2e-cluster");
-    let Ok(cluster) = start(session, &mut report, args, dir, reports.join("logs")).await else {
+    let logs = reports.join("logs");
+    let Ok(cluster) = start(session, &mut report, args, Places { dir, logs, reports }).await else {
         return Ok(report);
     };
     test(session, &mut report, manifests, &cluster, args, reports).await?;
@@ -214,7 +248,8 @@ async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &
     let mut report = Report::new();
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
-    let Ok(cluster) = start(session, &mut report, args, dir, logs.clone()).await else {
+    let places = Places { dir, logs: logs.clone(), reports: &logs };
+    let Ok(cluster) = start(session, &mut report, args, places).await else {
         background::hand_over(&session.workspace, None, &report.cases)?;
         return Ok(report);
     };
@@ -226,21 +261,38 @@ async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &
     Ok(report)
 }
 
+/// The directories of a run: that of the cluster, that of its logs, and that of the state of the cluster after a failure.
+struct Places<'a> {
+    dir: PathBuf,
+    logs: PathBuf,
+    reports: &'a Path,
+}
+
+/// Starts the cluster. If the node boots and a later step fails, the archive of `dbg bundle` is in the reports.
 async fn start(
     session: &Session,
     report: &mut Report,
     args: &Args,
-    dir: PathBuf,
-    logs: PathBuf,
+    Places { dir, logs, reports }: Places<'_>,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &args.nodes, Debugging::On, &[]);
+    let parts = async {
+        // It is large, and one scenario uses it.
+        let needs_gvisor = args.selection().contains_name(scenarios::gvisor::NAME);
+        let gvisor = if needs_gvisor { gvisor::programs(session).await? } else { Vec::new() };
+        nodes::parts(session, &args.kubernetes.source(), &args.nodes, Debugging::On, &gvisor).await
+    };
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
-    let cluster =
-        scenario.step("start a control plane and a node", Cluster::start(session, spec, parts)).await?;
-    scenario.step("grant node-debug its rights", node_debug::grant(session, cluster.client())).await?;
+    let bundle = async |node: &Node| state_dump::try_write_bundle(node, reports).await;
+    let started = Cluster::start_diagnosed(session, spec, parts, bundle);
+    let cluster = scenario.step("start a control plane and a node", started).await?;
+    let granted = node_debug::grant(session, cluster.client());
+    if let Err(failed) = scenario.step("grant node-debug its rights", granted).await {
+        state_dump::write_bundles(session, &cluster, reports).await;
+        return Err(failed);
+    }
     Ok(cluster)
 }
 
@@ -252,15 +304,17 @@ async fn test(
     args: &Args,
     reports: &Path,
 ) -> Result<()> {
-    let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    let selection = Selection::new(&args.scenarios, args.nodes.variant());
-    runner::run_all(session, report, &env, &args.nodes, selection, args.broken).await;
+    let mut env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
+    env.reports = Some(reports.to_owned());
+    let after_failure = if args.keep { AfterFailure::End } else { AfterFailure::GoOn(reports) };
+    let plan = Plan { nodes: &args.nodes, selection: args.selection(), fault: args.broken, after_failure };
+    runner::run_all(session, report, &env, plan).await;
     state_dump::write(&env, reports).await;
     if args.self_check {
         self_check::run(session, report, env).await;
     }
     if !report.succeeded() {
-        state_dump::write_bundles(cluster, reports).await;
+        state_dump::write_bundles(session, cluster, reports).await;
     }
     Ok(())
 }
@@ -272,6 +326,28 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     scenarios::install::served(&env).await
 }
 
+/// Waits until the cluster has no volume of the driver, and its first node nothing that it did not have `before`.
+///
+/// # Errors
+/// Something is left after some minutes.
+pub(crate) async fn nothing_left(session: &Session, cluster: &Cluster, before: &Inventory) -> Result<()> {
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    scenarios::removal::no_volumes_of_the_driver(&env).await?;
+    let node = env.node.context("the cluster has no node")?;
+    scenarios::removal::nothing_left(&env, node, before).await
+}
+
+/// Writes the state of a cluster into `directory`, for readers of the report.
+///
+/// # Errors
+/// The manifests of the driver cannot be read.
+pub(crate) async fn write_state(session: &Session, cluster: &Cluster, directory: &Path) -> Result<()> {
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    state_dump::write(&env, directory).await;
+    state_dump::write_bundles(session, cluster, directory).await;
+    Ok(())
+}
+
 /// Runs on an existing cluster, and removes everything that the run created.
 async fn against_any_cluster(
     session: &Session,
@@ -279,16 +355,21 @@ async fn against_any_cluster(
     kubeconfig: &Path,
     selection: Selection<'_>,
 ) -> Result<Report> {
+    let reports = session.workspace.reports(RUN);
+    state_dump::clear(&reports)?;
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config).context("make a client of the API server")?;
-    let env = TestEnv::new(manifests, client, None, NAMESPACE)?;
+    let mut env = TestEnv::new(manifests, client, None, NAMESPACE)?;
+    env.reports = Some(session.workspace.reports(RUN));
     let installed = scenarios::install::is_installed(&env).await?;
     let mut report = Report::new();
     let nodes = NodeOptions::default();
-    runner::run_all(session, &mut report, &env, &nodes, selection, None).await;
-    state_dump::write(&env, &session.workspace.reports(RUN)).await;
+    let after_failure = AfterFailure::GoOn(&reports);
+    let plan = Plan { nodes: &nodes, selection, fault: None, after_failure };
+    runner::run_all(session, &mut report, &env, plan).await;
+    state_dump::write(&env, &reports).await;
     let started = Instant::now();
     // The removal also runs if a scenario failed or was stopped.
     let cleaned = async {
@@ -332,5 +413,27 @@ mod tests {
             "clones",
         ];
         assert_eq!(Line::parse_from(words).args.again(), words);
+    }
+
+    #[test]
+    fn a_story_is_selected_by_its_position_or_by_the_option() {
+        let args = Line::parse_from(["e2e", "clones", "--story", "flow", "second node"]).args;
+        let args = args.with_all_scenarios();
+        assert_eq!(args.scenarios, ["flow", "clones", "second node"]);
+        assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second node"]);
+        assert!(!args.with_self_check().self_check);
+    }
+
+    #[test]
+    fn an_unknown_story_is_refused_with_the_nearest_names() {
+        for words in [&["e2e", "clone"][..], &["e2e", "--story", "clone"]] {
+            let error = Line::try_parse_from(words).err().unwrap().to_string();
+            assert!(
+                error.contains("'clone'") && error.contains("similar") && error.contains("'clones'"),
+                "{error}"
+            );
+        }
+        let error = Line::try_parse_from(["e2e", "clones", "--break", "no-disk"]).err().unwrap().to_string();
+        assert!(error.contains("cannot be used with"), "{error}");
     }
 }

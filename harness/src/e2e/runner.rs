@@ -1,15 +1,20 @@
 //! Runs the scenarios in their order and reports those that were not run.
+//!
+//! A scenario that failed does not stop the others. What it has left is removed first, so that it does not become the failure of
+//! another scenario. If that is impossible, the remaining scenarios do not run.
 
+use std::path::Path;
 use std::time::Duration;
 
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
-use testvm_cluster::NodeVariant;
+use testvm_cluster::KubeletRoot;
 
 use super::catalogue::{Entry, Run, SCENARIOS, State};
 use super::faults::Fault;
-use super::scenario::{Scenario, StepResult};
-use super::scenarios::flow;
+use super::scenario::{Scenario, ScenarioFailed, StepResult};
+use super::scenarios::{flow, install, removal};
+use super::state_dump;
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
@@ -18,37 +23,56 @@ use crate::test_env::workload::create_namespace;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     only: &'a [String],
-    variant: NodeVariant,
+    kubelet_root: KubeletRoot,
 }
 
 impl<'a> Selection<'a> {
     /// Selects the scenarios of these names, and those that others need: the first and the last. Selects all that suit the
     /// nodes if there are no names.
-    pub(super) fn new(only: &'a [String], variant: NodeVariant) -> Selection<'a> {
-        Selection { only, variant }
+    pub(super) fn new(only: &'a [String], kubelet_root: KubeletRoot) -> Selection<'a> {
+        Selection { only, kubelet_root }
+    }
+
+    /// Returns `true` if the scenario of this name is selected.
+    pub(super) fn contains_name(self, name: &str) -> bool {
+        SCENARIOS.iter().any(|entry| entry.name == name && self.contains(entry))
     }
 
     fn contains(self, entry: &Entry) -> bool {
-        let all = self.only.is_empty() && entry.suits(self.variant);
+        let all = self.only.is_empty() && entry.suits(self.kubelet_root);
         all || entry.always || self.only.iter().any(|only| only == entry.name)
     }
 }
 
-/// Runs the selected scenarios. The report lists the scenarios after a failed one as not run.
-pub(super) async fn run_all(
-    session: &Session,
-    report: &mut Report,
-    env: &TestEnv<'_>,
-    nodes: &NodeOptions,
-    selection: Selection<'_>,
-    fault: Option<Fault>,
-) {
+/// What a run does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan<'a> {
+    /// What the run requires of the nodes of its cluster.
+    pub(super) nodes: &'a NodeOptions,
+    pub(super) selection: Selection<'a>,
+    /// The fault to inject. The run then ends with the first failure.
+    pub(super) fault: Option<Fault>,
+    pub(super) after_failure: AfterFailure<'a>,
+}
+
+/// What a run does after a scenario that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AfterFailure<'a> {
+    /// It ends, so that the user can inspect the cluster.
+    End,
+    /// It stores the state of the cluster in this directory, and goes on with the next scenario.
+    GoOn(&'a Path),
+}
+
+/// Runs the selected scenarios. The report lists those that could not run after a failed one as not run.
+pub(super) async fn run_all(session: &Session, report: &mut Report, env: &TestEnv<'_>, plan: Plan<'_>) {
+    let Plan { nodes, selection, fault, after_failure } = plan;
     let state = State { env, nodes, fault, before: None };
     let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
     let remaining = remaining.collect();
-    let mut runner = ScenarioRunner { session, report, selection, state, remaining };
+    let mut runner = ScenarioRunner { session, report, selection, after_failure, state, remaining };
     // The report has the reason of a failure.
-    drop(runner.run().await);
+    drop(run_in_order(&mut runner, &SCENARIOS).await);
     for name in runner.remaining {
         report.push(name, "all steps", Outcome::NotRun, Duration::ZERO);
     }
@@ -58,22 +82,59 @@ struct ScenarioRunner<'a> {
     session: &'a Session,
     report: &'a mut Report,
     selection: Selection<'a>,
+    after_failure: AfterFailure<'a>,
     state: State<'a>,
     remaining: Vec<&'static str>,
 }
 
-impl ScenarioRunner<'_> {
-    async fn run(&mut self) -> StepResult {
-        for entry in &SCENARIOS {
-            if self.selection.contains(entry) {
-                self.run_one(entry).await?;
-            } else if entry.name == flow::NAME {
-                self.create_namespace().await?;
-            }
+/// The steps of a run.
+trait Runner {
+    /// Runs a scenario if it is selected.
+    async fn run(&mut self, entry: &Entry) -> StepResult;
+    /// Removes what a failed scenario has left.
+    async fn recover(&mut self, failed: &Entry) -> StepResult;
+}
+
+/// Runs scenarios in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
+async fn run_in_order(runner: &mut impl Runner, entries: &[Entry]) -> StepResult {
+    for entry in entries {
+        if runner.run(entry).await.is_err() {
+            runner.recover(entry).await?;
         }
-        Ok(())
+    }
+    Ok(())
+}
+
+impl Runner for ScenarioRunner<'_> {
+    async fn run(&mut self, entry: &Entry) -> StepResult {
+        if self.selection.contains(entry) {
+            self.run_one(entry).await
+        } else if entry.name == flow::NAME {
+            self.create_namespace().await
+        } else {
+            Ok(())
+        }
     }
 
+    async fn recover(&mut self, failed: &Entry) -> StepResult {
+        let AfterFailure::GoOn(reports) = self.after_failure else { return Err(ScenarioFailed) };
+        // The others need the driver. A run with an injected fault has to end with its first failure.
+        if failed.always || self.state.fault.is_some() || self.session.cancel.is_cancelled() {
+            return Err(ScenarioFailed);
+        }
+        let env = self.state.env;
+        state_dump::write_failure(self.session, env, failed.name, reports).await;
+        let mut scenario = Scenario::begin(self.session, self.report, "recovery");
+        let about = |step: &str| format!("after {}: {step}", failed.name);
+        scenario.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
+        scenario.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
+        scenario.step(&about("the driver serves"), install::served(env)).await?;
+        let created = create_namespace(&env.client, &env.namespace);
+        scenario.step(&about("create the namespace"), created).await
+    }
+}
+
+impl ScenarioRunner<'_> {
     async fn run_one(&mut self, entry: &Entry) -> StepResult {
         self.remaining.retain(|remaining| *remaining != entry.name);
         let mut scenario = Scenario::begin(self.session, self.report, entry.name);
@@ -107,16 +168,65 @@ impl ScenarioRunner<'_> {
 
 #[cfg(test)]
 mod tests {
-    use testvm_cluster::KubeletRoot;
-
     use super::super::catalogue::names;
+    use super::super::scenarios::gvisor;
     use super::*;
+
+    /// Runs nothing. `failing` fails, and `can_recover` tells whether the run can go on.
+    struct FakeRunner {
+        failing: &'static str,
+        can_recover: bool,
+        calls: Vec<String>,
+    }
+
+    impl Runner for FakeRunner {
+        async fn run(&mut self, entry: &Entry) -> StepResult {
+            self.calls.push(entry.name.to_owned());
+            if entry.name == self.failing { Err(ScenarioFailed) } else { Ok(()) }
+        }
+
+        async fn recover(&mut self, failed: &Entry) -> StepResult {
+            self.calls.push(format!("recover from {}", failed.name));
+            if self.can_recover { Ok(()) } else { Err(ScenarioFailed) }
+        }
+    }
+
+    async fn calls(can_recover: bool) -> (bool, Vec<String>) {
+        let mut runner = FakeRunner { failing: flow::NAME, can_recover, calls: Vec::new() };
+        let succeeded = run_in_order(&mut runner, &SCENARIOS).await.is_ok();
+        (succeeded, runner.calls)
+    }
+
+    #[tokio::test]
+    async fn a_failed_scenario_does_not_stop_the_others() {
+        let (succeeded, calls) = calls(true).await;
+        assert!(succeeded);
+        assert_eq!(calls[..4], ["install", "flow", "recover from flow", "read-only claims"]);
+        assert_eq!(calls.len(), SCENARIOS.len() + 1);
+    }
+
+    #[tokio::test]
+    async fn a_run_ends_with_a_failure_that_it_cannot_recover_from() {
+        let (succeeded, calls) = calls(false).await;
+        assert!(!succeeded);
+        assert_eq!(calls, ["install", "flow", "recover from flow"]);
+    }
+
+    #[test]
+    fn only_a_run_with_its_scenario_needs_gvisor() {
+        let needs = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
+            Selection::new(&only, KubeletRoot::default()).contains_name(gvisor::NAME)
+        };
+        assert!(needs(&[]) && needs(&["clones", "gvisor"]));
+        assert!(!needs(&["flow", "node"]));
+    }
 
     #[test]
     fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {
         let selected = |only: &[&str], kubelet_root| -> Vec<&str> {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-            let selection = Selection::new(&only, NodeVariant { kubelet_root, ..NodeVariant::default() });
+            let selection = Selection::new(&only, kubelet_root);
             SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
         };
         let all: Vec<_> = names().collect();

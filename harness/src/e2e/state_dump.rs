@@ -11,16 +11,35 @@ use kube::api::{ListParams, LogParams};
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use testvm::cache;
+use testvm::session::Session;
 use testvm_cluster::{Cluster, Node};
 
 use crate::test_env::environment::TestEnv;
 use crate::test_env::node_debug;
 
+/// The directories of the dump.
+const OBJECTS: &str = "objects";
+const POD_LOGS: &str = "logs/pods";
+const BUNDLES: &str = "bundles";
+const FAILURES: &str = "failures";
+
+/// Removes from `dir` what an earlier run has dumped there, so that it is not read as the state of this one.
+///
+/// # Errors
+/// A directory cannot be removed.
+pub(super) fn clear(dir: &Path) -> Result<()> {
+    for dump in [dir.join(OBJECTS), dir.join(POD_LOGS), dir.join(BUNDLES), dir.join(FAILURES)] {
+        cache::remove_dir(&dump)?;
+    }
+    Ok(())
+}
+
 /// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. If something cannot be read, its file has the
 /// error instead: a dump that fails must not hide why it was written.
 pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
-    let objects = dir.join("objects");
-    let logs = dir.join("logs").join("pods");
+    let objects = dir.join(OBJECTS);
+    let logs = dir.join(POD_LOGS);
     for dir in [&objects, &logs] {
         if let Err(error) = fs::create_dir_all(dir) {
             eprintln!("create {}: {error}", dir.display());
@@ -40,19 +59,38 @@ pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
     }
 }
 
+/// Writes the state of the cluster and the archive of each node into the directory of a scenario that failed, before it is
+/// cleaned up: `failures/SCENARIO` in `dir`.
+pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, scenario: &str, dir: &Path) {
+    let dir = dir.join(FAILURES).join(scenario.replace(' ', "-"));
+    write(env, &dir).await;
+    if let Some(cluster) = env.cluster {
+        write_bundles(session, cluster, &dir).await;
+    }
+}
+
 /// Writes the archive of `dbg bundle` of each node of the cluster into `dir`. If a node gives none, for example because its
-/// power is off, the reason is printed.
-pub(super) async fn write_bundles(cluster: &Cluster, dir: &Path) {
-    for node in cluster.nodes() {
-        if let Err(error) = write_bundle(node, dir).await {
-            eprintln!("store the archive of dbg bundle of {}: {error:#}", node.name());
+/// power is off, the reason is printed. After Ctrl-C there is no time for archives.
+pub(super) async fn write_bundles(session: &Session, cluster: &Cluster, dir: &Path) {
+    let bundles = async {
+        for node in cluster.nodes() {
+            try_write_bundle(node, dir).await;
         }
+        Ok(())
+    };
+    drop(session.until_cancelled(bundles).await);
+}
+
+/// Writes the archive of `dbg bundle` of a node into `dir`, or prints why there is none.
+pub(super) async fn try_write_bundle(node: &Node, dir: &Path) {
+    if let Err(error) = write_bundle(node, dir).await {
+        eprintln!("store the archive of dbg bundle of {}: {error:#}", node.name());
     }
 }
 
 /// Writes the archive of `dbg bundle` of a node into `dir`, and returns its path.
 pub(super) async fn write_bundle(node: &Node, dir: &Path) -> Result<PathBuf> {
-    let bundles = dir.join("bundles");
+    let bundles = dir.join(BUNDLES);
     fs::create_dir_all(&bundles).with_context(|| format!("create {}", bundles.display()))?;
     let path = bundles.join(format!("{}.tar", node.name()));
     node_debug::store_bundle(node, &path).await?;
@@ -95,5 +133,32 @@ async fn pod_logs(env: &TestEnv<'_>, pod: &Pod, dir: &Path) {
 fn keep(path: &Path, text: &str) {
     if let Err(error) = fs::write(path, text) {
         eprintln!("write {}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dump_of_an_earlier_run_is_removed_and_other_files_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let old = [
+            "bundles/node-0.tar",
+            "objects/pods.yaml",
+            "logs/pods/a.b.c.log",
+            "failures/flow/objects/pods.yaml",
+        ]
+        .map(write);
+        let other = write("logs/node-0/console.log");
+        clear(dir.path()).unwrap();
+        assert!(old.iter().all(|path| !path.exists()) && other.exists());
+        clear(dir.path()).unwrap();
     }
 }

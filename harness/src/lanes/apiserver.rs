@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use testvm::process::Program;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::ClusterProfile;
+use testvm_cluster::{ClusterProfile, KubernetesSource};
 
 use super::libtest::Run;
 use crate::fake_nodes;
@@ -25,17 +25,17 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 const COUNTS: &str = "stolen token, ";
 
 /// Runs all tests, or those whose names contain one of `only`.
-pub(super) async fn run(session: &Session, kubernetes_bin: Option<&Path>, only: &[String]) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kubernetes_bin, only)).await
+pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
+    session.until_cancelled(prepare_and_run(session, kubernetes, only)).await
 }
 
 async fn prepare_and_run(
     session: &Session,
-    kubernetes_bin: Option<&Path>,
+    kubernetes: &KubernetesSource,
     only: &[String],
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
-    fake_nodes::with_live_tests(session, ClusterProfile::Default, kubernetes_bin, &logs, async |tests, _| {
+    fake_nodes::with_live_tests(session, ClusterProfile::Default, kubernetes, &logs, async |tests, _| {
         test(session, tests, only, &logs).await
     })
     .await

@@ -7,20 +7,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use testvm::cache;
+use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
-use testvm::images::{disk, oci};
 use testvm::packages;
 use testvm::report::Report;
 use testvm::rust_build;
 use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Vm};
+use testvm_cluster::ContainerImage;
 use testvm_cluster::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use testvm_guest::spec::{Mount, Source};
 
 use super::libtest::Run;
 use crate::builds;
-use crate::nodes::DRIVER;
+use crate::nodes;
 
 const SUITE: &str = "docker: csi";
 const TEST: &str = "engine";
@@ -29,6 +30,7 @@ const FEATURE: &str = "engine-tests";
 /// The directory of the disk with the tests and the image.
 const PAYLOAD: &str = "/opt/tests";
 const PAYLOAD_DISK: &str = "payload";
+const ARCHIVE: &str = "driver.tar";
 /// The data file systems: their disks, mount points and options. Only the first has project quotas.
 const DATA: [(&str, &str, &str); 2] = [
     ("data", "/mnt/xfs", "prjquota,nodev,nosuid,noexec"),
@@ -36,12 +38,25 @@ const DATA: [(&str, &str, &str); 2] = [
 ];
 const DATA_MIB: u64 = 320;
 const DOCKER_MIB: u64 = 1024;
+/// The memory of the machine: Docker, and one container at a time.
+const MEMORY_MIB: u32 = 2048;
 
-/// The prefix of the lines in which a test prints what a driver says that lacks something.
-const REFUSED: &str = "without ";
+/// The prefix of the lines in which a test prints the message of a driver that lacks something.
+const MESSAGE_PREFIX: &str = "without ";
 
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// The limit of all tests. They take a minute on an idle host.
 const TESTS_TIMEOUT: Duration = Duration::from_secs(600);
+/// The time from SIGTERM to SIGKILL for tests that have reached the limit, and the exit codes of timeout(1) then.
+const KILL_AFTER: Duration = Duration::from_secs(5);
+const TIMED_OUT: [i32; 2] = [124, 137];
+/// Prints the logs of all containers.
+const CONTAINER_LOGS: &str = "for container in $(docker ps --all --quiet); do
+    docker inspect --format '==> {{.Name}} {{.State.Status}} {{.State.ExitCode}}' $container
+    docker logs $container 2>&1
+done";
+/// The time for these logs.
+const LOGS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs all tests, or those whose names contain one of `only`.
 pub(super) async fn run(session: &Session, only: &[String]) -> Result<Report> {
@@ -51,7 +66,8 @@ pub(super) async fn run(session: &Session, only: &[String]) -> Result<Report> {
 async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let tests = rust_build::test_binary(session, "csi", TEST, FEATURE).await?;
-    let driver = builds::driver_programs(session).await?.csi;
+    let image =
+        nodes::driver_image(builds::driver_programs(session).await?, builds::loopfs_tool(session).await?);
     let init = builds::guest_programs(session).await?.init;
     let kernel = Kernel::prepare(session, None).await?;
     let root = Description::read(session)?.machine_root(session, &kernel).await?;
@@ -59,16 +75,15 @@ async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
 
     let logs = session.workspace.reports("test").join("docker");
     // The logs of an earlier run must not be read as those of this run.
-    cache::remove_dir(&logs)?;
-    fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
+    cache::empty_dir(&logs)?;
     let directory = tempfile::tempdir().context("create a directory")?;
-    let devices = devices(directory.path(), tests, &driver, logs.clone()).await?;
+    let devices = devices(directory.path(), tests, &image, logs.clone()).await?;
     let step = session.progress.step("run the tests of the image in a Docker engine");
     let vm = machine.boot(devices, directory.path()).await?;
     step.note("testing");
-    let report = test(session, &vm, only, &logs).await;
-    vm.power_off().await?;
-    let report = report?;
+    let tested = test(session, &vm, only, &logs).await;
+    let started = Instant::now();
+    let report = with_stop(tested, started, vm.power_off().await)?;
     if report.succeeded() {
         step.done(report.summary());
     } else {
@@ -77,12 +92,25 @@ async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     Ok(report)
 }
 
+/// Adds a machine that did not stop in order to the report. An error of the tests comes first.
+fn with_stop(tested: Result<Report>, started: Instant, stopped: Result<()>) -> Result<Report> {
+    let mut report = tested?;
+    if stopped.is_err() {
+        report.record(SUITE, "stop the machine", started.elapsed(), &stopped);
+    }
+    Ok(report)
+}
+
 /// Creates the disks of the machine in `directory`.
-async fn devices(directory: &Path, tests: PathBuf, driver: &Path, logs: PathBuf) -> Result<Devices> {
+async fn devices(
+    directory: &Path,
+    tests: PathBuf,
+    driver: &ContainerImage,
+    logs: PathBuf,
+) -> Result<Devices> {
     let path = |name: &str| directory.join(name);
-    let archive = path("loopfs.tar");
-    oci::archive(&archive, DRIVER, &[("/loopfs-csi", driver)])?;
-    disk::payload(&path(PAYLOAD_DISK), &[("engine".to_owned(), tests), ("loopfs.tar".to_owned(), archive)])
+    let archive = driver.write(directory)?;
+    disk::payload(&path(PAYLOAD_DISK), &[("engine".to_owned(), tests), (ARCHIVE.to_owned(), archive)])
         .await?;
     disk::empty_ext4(&path(DOCKER_DISK), DOCKER_MIB).await?;
     let disk = |name: &str, mode| Disk { name: name.to_owned(), image: path(name), mode };
@@ -99,32 +127,87 @@ async fn devices(directory: &Path, tests: PathBuf, driver: &Path, logs: PathBuf)
         disks.push(disk(name, DiskMode::Scratch));
         mounts.push(mount(name, target, "xfs", options));
     }
-    Ok(Devices { disks, mounts, forwards: Vec::new(), logs })
+    Ok(Devices { disks, mounts, forwards: Vec::new(), memory_mib: MEMORY_MIB, logs })
 }
 
 async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path) -> Result<Report> {
-    bash(vm.control(), &format!("docker load --quiet --input {PAYLOAD}/loopfs.tar"), LOAD_TIMEOUT).await?;
+    bash(vm.control(), &format!("docker load --quiet --input {PAYLOAD}/{ARCHIVE}"), LOAD_TIMEOUT).await?;
+    let started = Instant::now();
+    let program = command_line();
+    let output = vm.control().exec(program.iter().chain(only), TESTS_TIMEOUT + KILL_AFTER).await?;
+    store(&logs.join("tests.log"), &format!("{}{}", output.stdout, output.stderr))?;
+    for line in output.stdout.lines().filter(|line| line.starts_with(MESSAGE_PREFIX)) {
+        session.progress.line(line);
+    }
+    let mut report = Report::new();
+    Run::parse(&output.stdout).report(&mut report, SUITE, result(output.code), started.elapsed());
+    if !report.succeeded() {
+        // A test removes its container, unless it was killed.
+        let printed = bash(vm.control(), CONTAINER_LOGS, LOGS_TIMEOUT).await;
+        store(&logs.join("containers.log"), &printed.unwrap_or_else(|error| format!("{error:#}\n")))?;
+    }
+    Ok(report)
+}
+
+/// Returns the command line of the tests. The machine itself ends tests that take too long, so that the host gets their
+/// output until then, with the name of the test that hangs.
+fn command_line() -> Vec<String> {
     let [quota, plain] = DATA.map(|(_, target, _)| target);
-    let program = [
+    vec![
+        "timeout".to_owned(),
+        format!("--kill-after={}", KILL_AFTER.as_secs()),
+        TESTS_TIMEOUT.as_secs().to_string(),
         "env".to_owned(),
         format!("LOOPFS_TEST_XFS={quota}"),
         format!("LOOPFS_TEST_XFS_NOQUOTA={plain}"),
         format!("{PAYLOAD}/engine"),
         // The loop devices belong to the kernel, which all tests share.
         "--test-threads=1".to_owned(),
-        // What each refused start said.
+        // The lines with MESSAGE_PREFIX.
         "--show-output".to_owned(),
-    ];
-    let started = Instant::now();
-    let output = vm.control().exec(program.iter().chain(only), TESTS_TIMEOUT).await?;
-    let path = logs.join("tests.log");
-    fs::write(&path, format!("{}{}", output.stdout, output.stderr))
-        .with_context(|| format!("write {}", path.display()))?;
-    for line in output.stdout.lines().filter(|line| line.starts_with(REFUSED)) {
-        session.progress.line(line);
+    ]
+}
+
+/// Returns how the tests ended, by the exit code of timeout(1).
+fn result(code: i32) -> Result<(), String> {
+    match code {
+        0 => Ok(()),
+        code if TIMED_OUT.contains(&code) => Err(format!("it did not end within {TESTS_TIMEOUT:?}")),
+        code => Err(format!("exit code {code}")),
     }
-    let ended = if output.code == 0 { Ok(()) } else { Err(format!("exit code {}", output.code)) };
-    let mut report = Report::new();
-    Run::parse(&output.stdout).report(&mut report, SUITE, ended, started.elapsed());
-    Ok(report)
+}
+
+fn store(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use testvm::report::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn tests_that_reach_the_limit_name_the_test_that_hangs() {
+        let mut report = Report::new();
+        let output = "running 2 tests\ntest refusals::a ... ok\ntest service::b ... ";
+        Run::parse(output).report(&mut report, SUITE, result(124), Duration::ZERO);
+        let failures = report.failures();
+        assert!(failures.contains("service::b") && failures.contains("within 600s"), "{failures}");
+        assert_eq!(report.passed(), 1, "{report:?}");
+        assert!(result(137).unwrap_err().contains("600s"));
+        assert_eq!(result(101).unwrap_err(), "exit code 101");
+    }
+
+    #[test]
+    fn an_error_of_the_tests_is_not_hidden_by_one_of_the_stop() {
+        let stopped = || Err(anyhow::anyhow!("it did not stop"));
+        let error = with_stop(Err(anyhow::anyhow!("no output")), Instant::now(), stopped()).unwrap_err();
+        assert_eq!(error.to_string(), "no output");
+        let mut tested = Report::new();
+        tested.push(SUITE, "a test", Outcome::Passed, Duration::ZERO);
+        let report = with_stop(Ok(tested.clone()), Instant::now(), stopped()).unwrap();
+        assert_eq!((report.passed(), report.failed()), (1, 1));
+        assert!(with_stop(Ok(tested), Instant::now(), Ok(())).unwrap().succeeded());
+    }
 }

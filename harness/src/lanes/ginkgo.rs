@@ -1,5 +1,9 @@
 //! Converts the JSON report of a Ginkgo suite to cases.
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -7,13 +11,16 @@ use testvm::report::{Outcome, Report};
 
 /// A spec that is expected to be skipped: the suite's message, and the reason why the skip is acceptable.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ExpectedSkip {
-    pub(super) message: &'static str,
-    pub(super) reason: &'static str,
+pub(super) struct ExpectedSkip<'a> {
+    pub(super) message: &'a str,
+    pub(super) reason: &'a str,
     /// `true` if the suite's own clean-up of the skipped spec is known to panic. Any other failure after a
     /// skip counts.
     pub(super) clean_up_panics: bool,
 }
+
+/// The longest name of a log, in bytes. A file system allows 255.
+const MAX_LOG_NAME: usize = 200;
 
 /// The message for a spec that the suite's authors have disabled.
 pub(super) const SWITCHED_OFF: &str = "switched off in the suite";
@@ -44,6 +51,10 @@ struct Spec {
     run_time: u64,
     failure: Option<Failure>,
     additional_failures: Option<Vec<AdditionalFailure>>,
+    #[serde(default)]
+    captured_ginkgo_writer_output: String,
+    #[serde(default)]
+    captured_std_out_err: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -75,37 +86,151 @@ struct Location {
 /// an expected skip that did not happen, because the list is then outdated.
 pub(super) fn report(
     text: &str,
-    expected: &[ExpectedSkip],
+    expected: &[ExpectedSkip<'_>],
     ended_well: Result<(), String>,
     report: &mut Report,
     suite: &str,
 ) {
-    let mut problems = Vec::new();
-    match serde_json::from_str::<Vec<Suite>>(text).as_deref() {
-        Ok([found]) => {
-            let failed_before = report.failed();
-            let mut skips = Vec::new();
-            for spec in &found.spec_reports {
-                spec.report(expected, &mut skips, report, suite);
-            }
-            let failed = report.failed() > failed_before;
-            problems.extend(found.contradictions(failed, ended_well));
-            let missing = expected.iter().filter(|skip| !skips.contains(&skip.message));
-            problems.extend(missing.map(|skip| {
-                format!(
-                    "\"{}\" is on the list of expected skips, and was not said: take it off",
-                    skip.message
-                )
-            }));
-        }
-        Ok(suites) => problems.push(format!("it reports {} suites instead of one", suites.len())),
-        Err(error) => {
-            let why = ended_well.err().unwrap_or_else(|| error.to_string());
-            problems.push(format!("it left no report: {why}"));
-        }
-    }
+    let mut runs = Runs::new(expected, None, None);
+    let mut problems = runs.read(text, ended_well, report, suite);
+    problems.extend(runs.skips_that_did_not_happen());
+    push_problems(report, suite, &problems);
+}
+
+/// Adds a failed case with what is wrong with a suite beside its specs, if anything is.
+pub(super) fn push_problems(report: &mut Report, suite: &str, problems: &[String]) {
     if !problems.is_empty() {
         report.push(suite, "the suite itself", Outcome::Failed(problems.join("\n")), Duration::ZERO);
+    }
+}
+
+/// One or more runs of a suite, each of which may select other specs.
+pub(super) struct Runs<'a> {
+    expected: &'a [ExpectedSkip<'a>],
+    /// The container whose specs count. The suite has others.
+    container: Option<&'a str>,
+    /// The directory of the logs of failed specs.
+    logs: Option<&'a Path>,
+    /// The messages of the skips that happened.
+    skips: BTreeSet<&'a str>,
+    /// The texts of the specs that were selected, and of those that were not.
+    selected: BTreeSet<String>,
+    left_out: BTreeSet<String>,
+    /// The texts of the specs that passed.
+    passed: BTreeSet<String>,
+    /// `true` if a run left no report, so that its specs are unknown.
+    incomplete: bool,
+}
+
+impl<'a> Runs<'a> {
+    pub(super) fn new(
+        expected: &'a [ExpectedSkip<'a>],
+        container: Option<&'a str>,
+        logs: Option<&'a Path>,
+    ) -> Runs<'a> {
+        let (skips, selected, left_out, passed) = Default::default();
+        Runs { expected, container, logs, skips, selected, left_out, passed, incomplete: false }
+    }
+
+    /// Adds the specs of a run to `report`, and returns what contradicts them.
+    pub(super) fn read(
+        &mut self,
+        text: &str,
+        ended_well: Result<(), String>,
+        report: &mut Report,
+        suite: &str,
+    ) -> Vec<String> {
+        let suites = serde_json::from_str::<Vec<Suite>>(text);
+        self.incomplete |= suites.is_err();
+        match suites.as_deref() {
+            Ok([found]) => {
+                let failed_before = report.failed();
+                for spec in &found.spec_reports {
+                    self.read_spec(spec, report, suite);
+                }
+                found.contradictions(report.failed() > failed_before, ended_well)
+            }
+            Ok(suites) => vec![format!("it reports {} suites instead of one", suites.len())],
+            Err(error) => {
+                let why = ended_well.err().unwrap_or_else(|| error.to_string());
+                vec![format!("it left no report: {why}")]
+            }
+        }
+    }
+
+    /// Returns a message for each expected skip that happened in no run. Returns none if a run left no report.
+    pub(super) fn skips_that_did_not_happen(&self) -> Vec<String> {
+        if self.incomplete {
+            return Vec::new();
+        }
+        let missing = self.expected.iter().filter(|skip| !self.skips.contains(skip.message));
+        let messages = missing.map(|skip| {
+            format!("\"{}\" is on the list of expected skips, and was not said: take it off", skip.message)
+        });
+        messages.collect()
+    }
+
+    /// Returns the texts of the specs that no run selected.
+    pub(super) fn never_selected(&self) -> impl Iterator<Item = &str> {
+        self.left_out.difference(&self.selected).map(String::as_str)
+    }
+
+    /// Returns `true` if a run selected a spec whose text contains this.
+    pub(super) fn has_selected(&self, part: &str) -> bool {
+        self.selected.iter().any(|text| text.contains(part))
+    }
+
+    /// Returns `true` if a spec passed whose text ends so.
+    pub(super) fn has_passed(&self, end: &str) -> bool {
+        self.passed.iter().any(|text| text.ends_with(end))
+    }
+
+    fn read_spec(&mut self, spec: &Spec, report: &mut Report, suite: &str) {
+        if self.container.is_some_and(|container| spec.is_test() && !spec.is_in(container)) {
+            return;
+        }
+        if self.container.is_some() && spec.is_test() {
+            if spec.was_left_out() {
+                self.left_out.insert(spec.text());
+                return;
+            }
+            self.selected.insert(spec.text());
+        }
+        let mut outcome = self.outcome(spec);
+        if outcome == Outcome::Passed && spec.is_test() {
+            self.passed.insert(spec.text());
+        }
+        if let (Outcome::Failed(why), Some(logs)) = (&mut outcome, self.logs) {
+            _ = write!(why, "\n{}", spec.write_log(logs));
+        }
+        if spec.is_test() || matches!(outcome, Outcome::Failed(_)) {
+            let name = if self.container.is_some() { spec.text_in_container() } else { spec.name() };
+            report.push(suite, &name, outcome, Duration::from_nanos(spec.run_time));
+        }
+    }
+
+    fn outcome(&mut self, spec: &Spec) -> Outcome {
+        match spec.state.as_str() {
+            "passed" => Outcome::Passed,
+            "skipped" | "pending" => {
+                let message = match &spec.failure {
+                    Some(failure) if spec.state == "skipped" => failure.message.as_str(),
+                    _ => SWITCHED_OFF,
+                };
+                match self.expected.iter().find(|skip| skip.message == message) {
+                    Some(skip) => {
+                        self.skips.insert(skip.message);
+                        if spec.ended_as(skip) {
+                            Outcome::Skipped(format!("{message}: {}", skip.reason))
+                        } else {
+                            Outcome::Failed(spec.failures("skipped, and then failed"))
+                        }
+                    }
+                    None => Outcome::Failed(format!("skipped, which was not expected: {message}")),
+                }
+            }
+            state => Outcome::Failed(spec.failures(state)),
+        }
     }
 }
 
@@ -133,41 +258,52 @@ impl Spec {
         self.leaf_node_type == "It"
     }
 
-    fn report(
-        &self,
-        expected: &[ExpectedSkip],
-        skips: &mut Vec<&'static str>,
-        report: &mut Report,
-        suite: &str,
-    ) {
-        let outcome = match self.state.as_str() {
-            "passed" => Outcome::Passed,
-            "skipped" | "pending" => {
-                let message = match &self.failure {
-                    Some(failure) if self.state == "skipped" => failure.message.as_str(),
-                    _ => SWITCHED_OFF,
-                };
-                match expected.iter().find(|skip| skip.message == message) {
-                    Some(skip) => {
-                        skips.push(skip.message);
-                        if self.ended_as(skip) {
-                            Outcome::Skipped(format!("{message}: {}", skip.reason))
-                        } else {
-                            Outcome::Failed(self.failures("skipped, and then failed"))
-                        }
-                    }
-                    None => Outcome::Failed(format!("skipped, which was not expected: {message}")),
-                }
-            }
-            state => Outcome::Failed(self.failures(state)),
-        };
-        if self.is_test() || matches!(outcome, Outcome::Failed(_)) {
-            report.push(suite, &self.name(), outcome, Duration::from_nanos(self.run_time));
+    /// Returns `true` if the filters of the run did not select the spec: it was skipped, and nothing says why.
+    fn was_left_out(&self) -> bool {
+        self.state == "skipped" && self.failure.is_none()
+    }
+
+    fn is_in(&self, container: &str) -> bool {
+        self.container_hierarchy_texts.iter().flatten().any(|text| text.starts_with(container))
+    }
+
+    /// Returns the text by which filters select the spec.
+    fn text(&self) -> String {
+        let containers = self.container_hierarchy_texts.iter().flatten().map(String::as_str);
+        containers.chain([self.leaf_node_text.as_str()]).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns the text without that of the outermost container.
+    fn text_in_container(&self) -> String {
+        let containers = self.container_hierarchy_texts.iter().flatten().skip(1).map(String::as_str);
+        let leaf = if self.leaf_node_text.is_empty() { &self.leaf_node_type } else { &self.leaf_node_text };
+        containers.chain([leaf.as_str()]).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Writes the output of the spec into a file of `directory`, and returns where it is, or why it is not there.
+    fn write_log(&self, directory: &Path) -> String {
+        let name: String = self
+            .text_in_container()
+            .chars()
+            .map(|char| if char.is_ascii_alphanumeric() { char } else { '-' })
+            .take(MAX_LOG_NAME)
+            .collect();
+        let path = directory.join(format!("{name}.log"));
+        let text = format!(
+            "{}\n\n{}\n{}",
+            self.failures(&self.state),
+            self.captured_ginkgo_writer_output,
+            self.captured_std_out_err
+        );
+        let written = fs::create_dir_all(directory).and_then(|()| fs::write(&path, text));
+        match written {
+            Ok(()) => format!("its log: {}", path.display()),
+            Err(error) => format!("its log cannot be written to {}: {error}", path.display()),
         }
     }
 
     /// Returns `true` if nothing but the known panic failed after the skip.
-    fn ended_as(&self, skip: &ExpectedSkip) -> bool {
+    fn ended_as(&self, skip: &ExpectedSkip<'_>) -> bool {
         let mut more = self.additional_failures.iter().flatten();
         more.all(|more| skip.clean_up_panics && more.state == "panicked")
     }
@@ -198,7 +334,7 @@ impl Spec {
 mod tests {
     use super::*;
 
-    const EXPECTED: &[ExpectedSkip] = &[
+    const EXPECTED: &[ExpectedSkip<'_>] = &[
         ExpectedSkip { message: "X not supported", reason: "there is no X", clean_up_panics: false },
         ExpectedSkip { message: "Z not supported", reason: "there is no Z", clean_up_panics: true },
         ExpectedSkip { message: SWITCHED_OFF, reason: "it is fragile", clean_up_panics: false },
@@ -309,6 +445,74 @@ mod tests {
         hook["State"] = "panicked".into();
         let specs: Vec<_> = good().into_iter().chain([hook]).collect();
         assert_eq!(why(&read(&specs, false, Ok(()))), "Service: Call: AfterSuite: panicked");
+    }
+
+    fn spec_of(container: &str, name: &str, state: &str, message: &str) -> serde_json::Value {
+        let mut spec = spec(name, state, message);
+        spec["ContainerHierarchyTexts"] = serde_json::json!([container, "[Testpattern: x] [Slow] volumes"]);
+        spec
+    }
+
+    fn of_a_run(specs: &[serde_json::Value]) -> String {
+        let stats = serde_json::json!({ "TotalSpecs": specs.len() });
+        serde_json::json!([{ "SuiteSucceeded": true, "PreRunStats": stats, "SpecReports": specs }])
+            .to_string()
+    }
+
+    #[test]
+    fn specs_that_are_selected_by_one_of_two_runs_are_reported_once_and_others_are_named() {
+        let outer = "External Storage [Driver: x]";
+        let mut runs = Runs::new(EXPECTED, Some("External Storage"), None);
+        let mut found = Report::new();
+        let first = of_a_run(&[
+            spec_of(outer, "one", "passed", ""),
+            spec_of(outer, "two", "skipped", ""),
+            spec_of(outer, "three", "skipped", ""),
+            spec_of(outer, "four", "skipped", "X not supported"),
+            spec_of("Another", "five", "skipped", ""),
+        ]);
+        assert_eq!(runs.read(&first, Ok(()), &mut found, "first"), Vec::<String>::new());
+        let second = of_a_run(&[spec_of(outer, "two", "passed", ""), spec_of(outer, "one", "skipped", "")]);
+        assert_eq!(runs.read(&second, Ok(()), &mut found, "second"), Vec::<String>::new());
+        let cases: Vec<_> = found.cases.iter().map(|case| format!("{}: {}", case.suite, case.name)).collect();
+        let volumes = "[Testpattern: x] [Slow] volumes";
+        assert_eq!(
+            cases,
+            [
+                format!("first: {volumes} one"),
+                format!("first: {volumes} four"),
+                format!("second: {volumes} two")
+            ]
+        );
+        assert_eq!(runs.never_selected().collect::<Vec<_>>(), [format!("{outer} {volumes} three")]);
+        assert!(runs.has_passed("volumes two") && !runs.has_passed("volumes four"));
+        assert_eq!(runs.skips_that_did_not_happen().len(), 2);
+    }
+
+    #[test]
+    fn the_log_of_a_failed_spec_is_in_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = dir.path().join("specs");
+        let mut failed = spec_of("External Storage", "fails/badly", "failed", "wanted 1");
+        failed["CapturedGinkgoWriterOutput"] = "STEP: write".into();
+        let mut runs = Runs::new(EXPECTED, Some("External"), Some(&logs));
+        let mut found = Report::new();
+        runs.read(&of_a_run(&[failed]), Ok(()), &mut found, "suite");
+        let path = logs.join("-Testpattern--x---Slow--volumes-fails-badly.log");
+        assert!(why(&found).ends_with(&format!("its log: {}", path.display())), "{}", why(&found));
+        let log = fs::read_to_string(path).unwrap();
+        assert!(log.contains("wanted 1") && log.contains("STEP: write"), "{log}");
+    }
+
+    #[test]
+    fn a_failed_node_outside_the_specs_counts_also_if_a_container_is_selected() {
+        let mut hook = spec("", "failed", "no nodes");
+        hook["LeafNodeType"] = "BeforeSuite".into();
+        hook["ContainerHierarchyTexts"] = serde_json::Value::Null;
+        let mut runs = Runs::new(EXPECTED, Some("External"), None);
+        let mut found = Report::new();
+        runs.read(&of_a_run(&[hook]), Ok(()), &mut found, "suite");
+        assert!(why(&found).starts_with("BeforeSuite: failed at node.go:7: no nodes"));
     }
 
     #[test]

@@ -105,6 +105,7 @@ impl Run {
             ignored: count(|outcome| matches!(outcome, Outcome::Skipped(_))),
         };
         let problem = match (&ended_well, self.totals) {
+            (Err(why), None) => Some(why.clone()),
             (Err(why), _) if counted.failed == 0 => Some(why.clone()),
             (_, None) => Some("it did not count its tests, so it did not run them all".to_owned()),
             (_, Some(totals)) if totals != counted => {

@@ -1,6 +1,8 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
 mod apiserver;
+mod clusters;
+mod conformance;
 mod docker;
 mod ginkgo;
 mod go_tests;
@@ -10,32 +12,33 @@ mod node;
 mod power_cut;
 mod sanity;
 mod unit;
+mod versions;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use clap::ValueEnum;
 use testvm::progress::seconds;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 
 use crate::e2e;
+use crate::node_options::KubernetesOptions;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
-/// lanes node and kind.
+/// lanes node, versions, kind, upgrade and conformance.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE")]
     lanes: Vec<Lane>,
-    /// Boot this kernel of vm-images/kernels/kernels.toml: instead of all kernels in the kernel lane, and
-    /// instead of the default in the sanity lane.
-    #[arg(long, value_name = "NAME")]
-    kernel: Option<String>,
-    /// In the kernel, the apiserver and the docker lane, run only the tests whose names contain this, without power
-    /// cuts; may be given more than once.
+    /// In the kernel, the apiserver, the docker and the conformance lane, run only the tests whose names contain this,
+    /// without power cuts; may be given more than once.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
+    /// In the conformance lane, run only one spec of each suite and mode.
+    #[arg(long, conflicts_with = "only")]
+    quick: bool,
     #[command(flatten)]
     e2e: e2e::Args,
 }
@@ -56,16 +59,24 @@ enum Lane {
     Docker,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
-    /// The same on other nodes, one cluster after the other: a stock or a patched kubelet with the losetup of
-    /// util-linux or of loopfs, a patched kubelet without mount, umount and losetup, and a kubelet with its directory on
+    /// The stories that depend on the node, on six kinds of nodes. They have a stock or a patched kubelet with the losetup
+    /// of util-linux or of loopfs, a patched kubelet without mount, umount and losetup, or a kubelet with its directory on
     /// the data disk. Runs only if --lane selects it.
     Node,
+    /// The same on each minor release of Kubernetes, and on nodes with each kernel. Runs only if --lane selects it.
+    Versions,
     /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
     /// selects it.
     Kind,
+    /// An earlier version of the driver is replaced by this one and back, while volumes are in use and incomplete. Runs only if
+    /// --lane selects it.
+    Upgrade,
+    /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
+    /// csi/conformance has the definition of the driver for them. Runs only if --lane selects it.
+    Conformance,
 }
 
-const ALL: [Lane; 8] = [
+const ALL: [Lane; 11] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
@@ -73,7 +84,10 @@ const ALL: [Lane; 8] = [
     Lane::Docker,
     Lane::E2e,
     Lane::Node,
+    Lane::Versions,
     Lane::Kind,
+    Lane::Upgrade,
+    Lane::Conformance,
 ];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
@@ -91,13 +105,19 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         let started = Instant::now();
         let result = match lane {
             Lane::Unit => unit::run(session).await,
-            Lane::Apiserver => apiserver::run(session, args.e2e.kubernetes_bin(), &args.only).await,
-            Lane::Kernel => kernel::run(session, args.kernel.as_deref(), &args.only).await,
-            Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
+            Lane::Apiserver => apiserver::run(session, &args.e2e.kubernetes().source(), &args.only).await,
+            Lane::Kernel => kernel::run(session, args.e2e.kernel(), &args.only).await,
+            Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
             Lane::Docker => docker::run(session, &args.only).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
-            Lane::Node => node::run(session, args.e2e.kubernetes_bin()).await,
-            Lane::Kind => run_kind(session, args.e2e.kubernetes_bin()).await,
+            Lane::Node => node::run(session, args.e2e.kubernetes()).await,
+            Lane::Versions => versions::run(session).await,
+            Lane::Kind => run_kind(session, args.e2e.kubernetes()).await,
+            Lane::Upgrade => run_upgrade(session, args.e2e.kubernetes()).await,
+            Lane::Conformance => {
+                let selection = conformance::Selection::new(args.quick, &args.only);
+                conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
+            }
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -118,9 +138,25 @@ async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
     e2e::run(session, args.with_self_check()).await
 }
 
-async fn run_kind(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
+async fn run_kind(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
-    e2e::run_on_kind(session, &[], kubernetes_bin, &session.workspace.reports("kind")).await
+    e2e::run_on_kind(session, &[], kubernetes, &session.workspace.reports("kind")).await
+}
+
+/// Returns the name of each lane, and the first sentence about it.
+pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
+    ALL.into_iter().map(|lane| {
+        let help = lane.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
+        let help = help.unwrap_or_default();
+        let sentence = help.split(". ").next().unwrap_or_default().trim_end_matches('.');
+        let named = if lane.is_selected(&[]) { "" } else { " (only if it is named)" };
+        (lane.name(), format!("{sentence}{named}"))
+    })
+}
+
+async fn run_upgrade(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run_upgrade(session, kubernetes, &session.workspace.reports("upgrade")).await
 }
 
 impl Lane {
@@ -133,13 +169,20 @@ impl Lane {
             Lane::Docker => "docker",
             Lane::E2e => "e2e",
             Lane::Node => "node",
+            Lane::Versions => "versions",
             Lane::Kind => "kind",
+            Lane::Upgrade => "upgrade",
+            Lane::Conformance => "conformance",
         }
     }
 
     /// Returns `true` if the lane runs: without names, those that CI runs.
     fn is_selected(self, names: &[Lane]) -> bool {
-        if names.is_empty() { !matches!(self, Lane::Node | Lane::Kind) } else { names.contains(&self) }
+        if names.is_empty() {
+            !matches!(self, Lane::Node | Lane::Versions | Lane::Kind | Lane::Upgrade | Lane::Conformance)
+        } else {
+            names.contains(&self)
+        }
     }
 }
 
@@ -148,9 +191,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lanes_node_and_kind_run_only_if_they_are_named() {
+    fn long_lanes_run_only_if_they_are_named() {
         let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
         assert_eq!((selected(&[]), selected(&[Lane::Node])), (6, 1));
-        assert!(!Lane::Node.is_selected(&[]) && !Lane::Kind.is_selected(&[]));
+        let named = [Lane::Node, Lane::Versions, Lane::Kind, Lane::Upgrade, Lane::Conformance];
+        assert!(named.iter().all(|lane| !lane.is_selected(&[]) && lane.is_selected(&named)));
     }
 }

@@ -34,7 +34,7 @@ const CSI_TEST: GoModule = GoModule {
 };
 
 /// The specs that this driver can never support. All others must run.
-const EXPECTED_SKIPS: &[ExpectedSkip] = &[
+const EXPECTED_SKIPS: &[ExpectedSkip<'_>] = &[
     skip("ControllerPublishVolume not supported", NOTHING_TO_ATTACH),
     skip("ControllerUnpublishVolume not supported", NOTHING_TO_ATTACH),
     skip("Controller Publish, UnpublishVolume not supported", NOTHING_TO_ATTACH),
@@ -60,7 +60,7 @@ const NOTHING_TO_MODIFY: &str = "but for its size, nothing of a volume can be ch
 const NO_GROUPS: &str =
     "Linux clones one file at a time: snapshots of several volumes would not be of one moment";
 
-const fn skip(message: &'static str, reason: &'static str) -> ExpectedSkip {
+const fn skip(message: &'static str, reason: &'static str) -> ExpectedSkip<'static> {
     ExpectedSkip { message, reason, clean_up_panics: false }
 }
 

@@ -1,5 +1,6 @@
 //! The test environment of every scenario: the cluster, the driver as its manifests describe it, and the timeouts.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -26,6 +27,8 @@ pub(crate) struct TestEnv<'a> {
     /// The namespace of the claims and pods of the scenarios.
     pub(crate) namespace: String,
     pub(crate) timeouts: Timeouts,
+    /// The directory in which scenarios store outputs, if the run has a report.
+    pub(crate) reports: Option<PathBuf>,
 }
 
 /// The reason why a step that needs the node itself is skipped.
@@ -88,6 +91,10 @@ impl Driver {
         self.class.name_any()
     }
 
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     pub(crate) fn daemon_set(&self) -> &str {
         &self.daemon_set
     }
@@ -111,7 +118,8 @@ impl<'a> TestEnv<'a> {
         let driver = Driver::of(&manifests)?;
         let node = cluster.and_then(|cluster| cluster.nodes().first());
         let namespace = namespace.to_owned();
-        Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts: Timeouts::FULL })
+        let timeouts = Timeouts::FULL;
+        Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts, reports: None })
     }
 
     /// Returns the environment of a benchmark, which works in a namespace of its own.

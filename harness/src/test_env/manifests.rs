@@ -1,6 +1,6 @@
 //! The driver's manifests, as users apply them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
@@ -23,12 +23,34 @@ pub(crate) struct Manifests {
 impl Manifests {
     /// Reads the manifests that a user applies.
     pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
-        Manifests::read(&session.workspace.root().join("csi").join("deploy"))
+        Manifests::of_checkout(session.workspace.root())
     }
 
-    /// Reads the manifests with the rights of node-debug.
+    /// Reads the manifests that a user applies from another checkout.
+    pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
+        Manifests::read(&root.join("csi").join("deploy"))
+    }
+
+    /// Has all containers of the DaemonSet run this image.
+    pub(crate) fn with_image(mut self, image: &str) -> Result<Manifests> {
+        for object in self.objects.iter_mut().filter(|object| is_kind(object, "DaemonSet")) {
+            let containers = object.data.pointer_mut("/spec/template/spec/containers");
+            let containers = containers.and_then(|containers| containers.as_array_mut());
+            for container in containers.context("the DaemonSet has no containers")? {
+                container["image"] = image.into();
+            }
+        }
+        Ok(self)
+    }
+
+    /// Reads the manifests with the rights of node-debug and of the account of `dbg kubectl`.
     pub(crate) fn of_node_debug(session: &Session) -> Result<Manifests> {
-        Manifests::read(&session.workspace.root().join("csi").join("node-debug").join("deploy"))
+        Manifests::read_files(&node_debug_files(session.workspace.root(), &["rbac.yaml", "viewer.yaml"]))
+    }
+
+    /// Reads the manifests that let the account of `dbg kubectl` read the logs of the driver.
+    pub(crate) fn of_driver_logs(session: &Session) -> Result<Manifests> {
+        Manifests::read_files(&node_debug_files(session.workspace.root(), &["driver-logs.yaml"]))
     }
 
     /// Reads every `*.yaml` in a directory, sorted by name.
@@ -39,12 +61,18 @@ impl Manifests {
         // kustomize's own file is not an object of the cluster.
         paths.retain(|path| path.file_name().is_none_or(|name| name != "kustomization.yaml"));
         paths.sort();
+        anyhow::ensure!(!paths.is_empty(), "{} holds no manifests", dir.display());
+        Manifests::read_files(&paths)
+    }
+
+    fn read_files(paths: &[PathBuf]) -> Result<Manifests> {
         let mut objects = Vec::new();
-        for path in &paths {
+        for path in paths {
             let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-            objects.extend(parse(&text).with_context(|| format!("parse {}", path.display()))?);
+            let parsed = parse(&text).with_context(|| format!("parse {}", path.display()))?;
+            anyhow::ensure!(!parsed.is_empty(), "{} holds no manifests", path.display());
+            objects.extend(parsed);
         }
-        anyhow::ensure!(!objects.is_empty(), "{} holds no manifests", dir.display());
         objects.sort_by_key(rank);
         Ok(Manifests { objects })
     }
@@ -80,6 +108,11 @@ impl Manifests {
         }
         Ok(())
     }
+}
+
+fn node_debug_files(root: &Path, names: &[&str]) -> Vec<PathBuf> {
+    let directory = root.join("csi").join("node-debug").join("deploy");
+    names.iter().map(|name| directory.join(name)).collect()
 }
 
 fn parse(text: &str) -> Result<Vec<DynamicObject>> {
@@ -125,6 +158,8 @@ fn is_kind(object: &DynamicObject, kind: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+
     use super::*;
 
     const TWO: &str = "---\nkind: CSIDriver\napiVersion: storage.k8s.io/v1\nmetadata:\n  name: a.example\n\
@@ -147,6 +182,39 @@ mod tests {
         let manifests = Manifests::read(dir.path()).unwrap();
         let names: Vec<_> = manifests.objects.iter().map(ResourceExt::name_any).collect();
         assert_eq!(names, ["Namespace", "ServiceAccount", "DaemonSet"]);
+    }
+
+    #[test]
+    fn the_account_of_dbg_may_read_the_objects_of_a_storage_fault_and_nothing_else() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let manifests = Manifests::read_files(&node_debug_files(root, &["viewer.yaml"])).unwrap();
+        let role: ClusterRole = manifests.only("ClusterRole").unwrap();
+        let binding: ClusterRoleBinding = manifests.only("ClusterRoleBinding").unwrap();
+        assert_eq!(Some(binding.role_ref.name), role.metadata.name);
+        let rules = role.rules.unwrap();
+        let resources: Vec<String> =
+            rules.iter().flat_map(|rule| rule.resources.iter().flatten().cloned()).collect();
+        for resource in
+            ["nodes", "persistentvolumes", "storageclasses", "csinodes", "volumeattachments", "pods"]
+        {
+            assert!(resources.iter().any(|granted| granted == resource), "{resource} in {resources:?}");
+        }
+        for resource in ["secrets", "configmaps", "pods/log", "pods/exec", "serviceaccounts/token", "*"] {
+            assert!(!resources.iter().any(|granted| granted == resource), "{resource} in {resources:?}");
+        }
+        assert!(rules.iter().all(|rule| rule.verbs == ["get", "list", "watch"]), "{rules:?}");
+    }
+
+    #[test]
+    fn every_container_of_the_daemon_set_gets_the_image() {
+        let text = "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {template: {spec: {containers: \
+                    [{name: a, image: x}, {name: b, image: x}]}}}}\n";
+        let manifests = Manifests { objects: parse(text).unwrap() }.with_image("y:2").unwrap();
+        let containers = manifests.objects[0].data["spec"]["template"]["spec"]["containers"].clone();
+        assert_eq!(
+            containers,
+            serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub(crate) mod manifests;
 pub(crate) mod node_debug;
 pub(crate) mod pods;
 pub(crate) mod projects;
+pub(crate) mod rejected_writes;
 pub(crate) mod runtime_classes;
 pub(crate) mod sizes;
 pub(crate) mod user_namespaces;

@@ -17,6 +17,8 @@ use crate::nodes::DBG;
 
 /// Limits a command that does not wait for a condition.
 const DBG_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limits `dbg bundle`, whose archive can have some 20 MB. The node is emulated, and has the fault that the archive is about.
+const BUNDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The time that a command may take besides its wait.
 const MARGIN: Duration = Duration::from_secs(30);
 
@@ -31,6 +33,11 @@ base64 --wrap=0 \"$directory/bundle.tar\"";
 /// Grants node-debug what an administrator grants it.
 pub(crate) async fn grant(session: &Session, client: &Client) -> Result<()> {
     Manifests::of_node_debug(session)?.apply(client).await.context("grant node-debug its rights")
+}
+
+/// Lets the account of `dbg kubectl` read the logs of the driver. The driver's namespace must exist.
+pub(crate) async fn grant_driver_logs(session: &Session, client: &Client) -> Result<()> {
+    Manifests::of_driver_logs(session)?.apply(client).await.context("grant node-debug the driver's logs")
 }
 
 /// Runs `dbg` on a node, and returns its output, whatever its exit code.
@@ -75,7 +82,7 @@ pub(crate) async fn is_met(node: &Node, condition: &[&str]) -> Result<bool> {
 /// Stores the archive of `dbg bundle` of a node at `path`.
 pub(crate) async fn store_bundle(node: &Node, path: &Path) -> Result<()> {
     let dbg = program();
-    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], DBG_TIMEOUT).await?;
+    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], BUNDLE_TIMEOUT).await?;
     let ByteString(archive) =
         serde_json::from_value(json!(encoded.trim())).context("decode the archive of dbg bundle")?;
     fs::write(path, archive).with_context(|| format!("write {}", path.display()))

@@ -189,7 +189,7 @@ pub(crate) fn scratch_pod(name: &str, size_limit: Size, held: &[Held<'_>]) -> Re
 }
 
 /// Returns those of the class's mount options that restrict a program and that it can see on its mount.
-fn enforced_flags(class: &StorageClass) -> String {
+pub(crate) fn enforced_flags(class: &StorageClass) -> String {
     let options = class.mount_options.iter().flatten();
     let flags: Vec<&str> = options
         .map(String::as_str)

@@ -197,7 +197,7 @@ pub fn hex(bytes: &[u8]) -> String {
 fn publish(building: &Path, target: &Path) -> Result<()> {
     let parent = target.parent().context("an artifact has a parent")?;
     let directory = File::open(building)?;
-    // One syncfs for any number of files. An artifact has at most a few hundred MB.
+    // One syncfs for any number of files. The largest artifacts have a few GB.
     nix::unistd::syncfs(&directory)?;
     std::fs::rename(building, target)?;
     File::open(parent)?.sync_all()?;
@@ -205,6 +205,9 @@ fn publish(building: &Path, target: &Path) -> Result<()> {
 }
 
 /// Removes a directory with its content. A missing directory is not an error.
+///
+/// # Errors
+/// The directory cannot be removed.
 pub fn remove_dir(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -212,6 +215,15 @@ pub fn remove_dir(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Creates a directory, and removes first what an earlier run left there.
+///
+/// # Errors
+/// The directory cannot be removed or created.
+pub fn empty_dir(path: &Path) -> Result<()> {
+    remove_dir(path)?;
+    std::fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
 }
 
 #[cfg(test)]
@@ -273,6 +285,16 @@ mod tests {
             .await
             .unwrap();
         assert!(path.join("whole").exists() && !path.join("half").exists());
+    }
+
+    #[test]
+    fn an_emptied_directory_has_no_files_of_an_earlier_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = dir.path().join("logs/of/a/run");
+        empty_dir(&logs).unwrap();
+        std::fs::write(logs.join("old.log"), "").unwrap();
+        empty_dir(&logs).unwrap();
+        assert_eq!(std::fs::read_dir(&logs).unwrap().count(), 0);
     }
 
     #[test]

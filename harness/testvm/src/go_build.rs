@@ -3,15 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::Deserialize;
 
 use crate::cache::Recipe;
 use crate::process::{Finished, Program};
+use crate::progress::Step;
 use crate::session::Session;
 
 /// A directory of [`Workspace::definitions`](crate::session::Workspace::definitions) whose `tool` lines name the programs to build.
 #[derive(Clone, Copy, Debug)]
 pub struct GoModule {
-    /// The name of the directory and of the artifact in the cache.
+    /// The path of the directory. Its first component is the name of the artifact in the cache, so that the versions of
+    /// one program can have directories in a common one.
     pub name: &'static str,
     /// The required module whose version the programs have.
     pub versioned_by: &'static str,
@@ -76,59 +79,39 @@ impl Version {
     }
 }
 
+impl GoModule {
+    fn artifact(&self) -> &'static str {
+        self.name.split_once('/').map_or(self.name, |(first, _)| first)
+    }
+}
+
 /// Builds the module's programs or takes them from the cache, and returns their directory.
 ///
 /// # Errors
 /// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
-    let source = session.workspace.definitions().join(module.name);
-    let go_mod = source.join("go.mod");
-    let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
-    let version = required_version(&text, module.versioned_by)
-        .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
-    let toolchain = toolchain(&source, &text).await.with_context(|| {
-        let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
-        format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.name)
-    })?;
-    let linker_flags = linker_flags(module, &version);
-    let name = module.overlay.map_or(module.name, |overlay| overlay.artifact);
-    let mut recipe = Recipe::new(name, 1)
-        .with("go.mod", &text)
-        .with_file("go.sum", &source.join("go.sum"))?
-        .with("toolchain", &toolchain)
-        .with("target", std::env::consts::ARCH)
-        .with("linker flags", &linker_flags);
+    let pinned = Pinned::read(session, module).await?;
+    let name = module.overlay.map_or(module.artifact(), |overlay| overlay.artifact);
+    let mut recipe = with_names(pinned.recipe(name)?, module.renamed);
     if let Some(overlay) = &module.overlay {
         recipe = recipe.with("packages", overlay.packages.join(" "));
-        recipe = with_directory(recipe, &source.join(overlay.rewriter))?;
+        recipe = with_directory(recipe, &pinned.source.join(overlay.rewriter))?;
     }
     session
         .cache
         .artifact(&recipe, async |out: &Path| {
-            let step = session.progress.step(format!("build {name} {version} ({toolchain})"));
-            let notes = step.notes();
+            let step = pinned.step(session, name);
             let scratch = tempfile::tempdir().context("create a temporary directory")?;
-            let mut build =
-                go(&source).args(["build", "-v", "-trimpath", "-ldflags", &linker_flags, "-o"]).arg(out);
+            let mut build = pinned.go(&["build"]).arg("-o").arg(out);
             build = match &module.overlay {
                 Some(overlay) => {
-                    let written = write_overlay(&source, overlay, scratch.path()).await?;
+                    let written = write_overlay(&pinned.source, overlay, scratch.path()).await?;
                     let build = build.arg("-modfile").arg(written.join("go.mod"));
                     build.arg("-overlay").arg(written.join("overlay.json")).args(overlay.packages)
                 }
                 None => build.arg("tool"),
             };
-            let mut packages = 0;
-            build
-                .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
-                    Some(module) => notes.note(format!("fetching {module}")),
-                    None => {
-                        packages += 1;
-                        notes.note(format!("{packages} packages, {line}"));
-                    }
-                })
-                .run()
-                .await?;
+            run(build, &step).await?;
             for (built, called) in module.renamed {
                 std::fs::rename(out.join(built), out.join(called))
                     .with_context(|| format!("call the program {built} of {} {called}", module.name))?;
@@ -139,17 +122,109 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         .await
 }
 
-/// Returns the directory of the sources of a module that `module` requires. They are read-only.
+/// The sources of a module, which are read-only.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
+pub struct Sources {
+    #[serde(rename = "Dir")]
+    pub directory: PathBuf,
+    /// The checksum of the module's contents, as in `go.sum`.
+    #[serde(rename = "Sum")]
+    pub checksum: String,
+}
+
+/// Builds the tests of a package that the module requires, as one program, or takes it from the cache, and returns its
+/// path: `LAST_PART_OF_PACKAGE.test` in a directory of its own.
+///
+/// # Errors
+/// Go is missing or too old, a module cannot be fetched, or the build fails.
+pub async fn build_tests(session: &Session, module: &GoModule, package: &str) -> Result<PathBuf> {
+    let pinned = Pinned::read(session, module).await?;
+    let program = format!("{}.test", package.rsplit('/').next().unwrap_or(package));
+    let name = format!("{}-tests", module.artifact());
+    let recipe = pinned.recipe(&name)?.with("package", package);
+    let directory = session
+        .cache
+        .artifact(&recipe, async |out: &Path| {
+            let step = pinned.step(session, &program);
+            run(pinned.go(&["test", "-c", "-vet=off"]).arg("-o").arg(out.join(&program)).arg(package), &step)
+                .await?;
+            step.done("");
+            Ok(())
+        })
+        .await?;
+    Ok(directory.join(program))
+}
+
+/// A module with all that the cache key of its programs depends on.
+struct Pinned {
+    source: PathBuf,
+    /// The content of `go.mod`.
+    go_mod: String,
+    version: Version,
+    toolchain: String,
+    linker_flags: String,
+}
+
+impl Pinned {
+    async fn read(session: &Session, module: &GoModule) -> Result<Pinned> {
+        let source = session.workspace.definitions().join(module.name);
+        let path = source.join("go.mod");
+        let go_mod = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let version = required_version(&go_mod, module.versioned_by)
+            .with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))?;
+        let toolchain = toolchain(&source, &go_mod).await.with_context(|| {
+            let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
+            format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.artifact())
+        })?;
+        let linker_flags = linker_flags(module, &version);
+        Ok(Pinned { source, go_mod, version, toolchain, linker_flags })
+    }
+
+    fn recipe(&self, name: &str) -> Result<Recipe> {
+        Ok(Recipe::new(name, 1)
+            .with("go.mod", &self.go_mod)
+            .with_file("go.sum", &self.source.join("go.sum"))?
+            .with("toolchain", &self.toolchain)
+            .with("target", std::env::consts::ARCH)
+            .with("linker flags", &self.linker_flags))
+    }
+
+    fn step(&self, session: &Session, name: &str) -> Step {
+        session.progress.step(format!("build {name} {} ({})", self.version, self.toolchain))
+    }
+
+    /// Returns a command of Go with the flags that all builds have.
+    fn go(&self, command: &[&str]) -> Program {
+        go(&self.source).args(command).args(["-v", "-trimpath", "-ldflags", &self.linker_flags])
+    }
+}
+
+/// Runs a build and shows its progress.
+async fn run(build: Program, step: &Step) -> Result<()> {
+    let notes = step.notes();
+    let mut packages = 0;
+    build
+        .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
+            Some(module) => notes.note(format!("fetching {module}")),
+            None => {
+                packages += 1;
+                notes.note(format!("{packages} packages, {line}"));
+            }
+        })
+        .run()
+        .await
+        .map(drop)
+}
+
+/// Returns the sources of a module that `module` requires.
 ///
 /// # Errors
 /// Go is missing, `module` does not require it, or it cannot be fetched.
-pub async fn sources(session: &Session, module: &GoModule, required: &str) -> Result<PathBuf> {
+pub async fn sources(session: &Session, module: &GoModule, required: &str) -> Result<Sources> {
     let source = session.workspace.definitions().join(module.name);
-    go(&source).args(["mod", "download", required]).run().await?;
-    let listed = go(&source).args(["list", "-m", "-f", "{{.Dir}}", required]).run().await?.stdout;
-    let directory = listed.trim();
-    anyhow::ensure!(!directory.is_empty(), "go.mod of {} requires no {required}", source.display());
-    Ok(directory.into())
+    let downloaded = go(&source).args(["mod", "download", "-json", required]).run().await?.stdout;
+    serde_json::from_str(&downloaded)
+        .with_context(|| format!("find the sources of {required} in {downloaded:?}"))
 }
 
 /// Runs the rewriter of `overlay` for the modules that `source/go.mod` requires, and returns its output directory in
@@ -183,6 +258,11 @@ async fn rewrite(source: &Path, program: &Path, out: PathBuf, modules: &[String]
         finished.stderr.trim()
     );
     Ok(out)
+}
+
+/// Adds the names that programs get.
+fn with_names(recipe: Recipe, renamed: &[(&str, &str)]) -> Recipe {
+    renamed.iter().fold(recipe, |recipe, (built, called)| recipe.with("built", built).with("called", called))
 }
 
 /// Adds the name and the content of every file below a directory.
@@ -304,6 +384,22 @@ mod tests {
             "change the sources of example.org/m=/mod/m, so nothing was built: overlay: a.go: function Map: expected \
              one call of Attach, and found none"
         );
+    }
+
+    #[test]
+    fn the_key_depends_on_the_names_of_the_programs() {
+        let key = |renamed| with_names(Recipe::new("x", 1), renamed).key();
+        assert_eq!(key(&[]), Recipe::new("x", 1).key());
+        assert_ne!(key(&[("shim", "a")]), key(&[]));
+        assert_ne!(key(&[("shim", "a")]), key(&[("shim", "b")]));
+    }
+
+    #[test]
+    fn the_sources_have_the_checksum_of_go_sum() {
+        let downloaded =
+            r#"{"Path": "example.org/m", "Version": "v1.2.3", "Dir": "/mod/m@v1.2.3", "Sum": "h1:abc="}"#;
+        let sources: Sources = serde_json::from_str(downloaded).unwrap();
+        assert_eq!(sources, Sources { directory: "/mod/m@v1.2.3".into(), checksum: "h1:abc=".into() });
     }
 
     #[test]

@@ -109,6 +109,26 @@ pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<B
     Ok(built)
 }
 
+/// Builds static programs of the workspace at `root`, which may be another checkout than that of the session, in the
+/// target directory `target`. Cargo does not distinguish the packages of two checkouts, so each needs a directory of its
+/// own.
+///
+/// # Errors
+/// The programs do not compile.
+pub async fn programs_of(
+    session: &Session,
+    root: &Path,
+    target: &Path,
+    title: &str,
+    args: &[&str],
+) -> Result<Built> {
+    let step = session.progress.step(title);
+    let cargo = program(root).env("CARGO_TARGET_DIR", target).env("CARGO_BUILD_BUILD_DIR", target);
+    let built = run(cargo, root, &step, args).await?;
+    step.done("");
+    Ok(built)
+}
+
 /// The result of a cargo build.
 pub struct Built(Vec<Artifact>);
 
@@ -137,11 +157,16 @@ struct Target {
 }
 
 async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
+    let root = session.workspace.root();
+    run(program(root), root, step, args).await
+}
+
+async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<Built> {
     // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
-    let target = host_triple(session.workspace.root()).await?;
+    let target = host_triple(root).await?;
     let notes = step.notes();
     let (command, rest) = args.split_first().context("no cargo command")?;
-    let finished = program(session.workspace.root())
+    let finished = cargo
         .arg(*command)
         .args(["--target", &target, "--message-format", "json-render-diagnostics"])
         .args(rest.iter().copied())

@@ -2,7 +2,8 @@
 //!
 //! `volume-check watch` checks every volume at the requested size and logs `[INIT-PASSED]` or `[INIT-FAILED]
 //! reason`. It then repeats the checks until they pass at the size to which the claims are expanded, and logs
-//! `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running. The other verbs read and write volumes
+//! `[RESIZE-PASSED]`. `volume-check check-new` and `check-kept` do the first and the last of these checks, once, in a pod of
+//! `volume-check hold`, which only keeps a pod running. The other verbs read and write volumes
 //! from within a pod, through `kubectl exec`.
 
 mod execution;
@@ -41,11 +42,15 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
         ["watch", rest @ ..] => Watch::parse(rest).and_then(watch),
+        ["check-new", rest @ ..] => Watch::parse(rest).and_then(|watch| check_all(&watch, watch.size, None)),
+        ["check-kept", rest @ ..] => {
+            Watch::parse(rest).and_then(|watch| check_all(&watch, watch.grown_size, Some(watch.size)))
+        }
         ["hold"] => ended_by_signal(|| ()),
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
         ["watch-size", volume] => parse_volume(volume).and_then(|volume| size::watch(&volume)),
-        ["execute-copy", directory] => execution::of_a_copy(Path::new(directory)),
+        ["execute-copy", directory] => execution::copy_and_execute(Path::new(directory)),
         ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
         ["write-at", file, text] => write_at(Path::new(file), text),

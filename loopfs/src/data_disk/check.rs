@@ -14,6 +14,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::mount::table::{self as mountinfo, Mount};
 use crate::project_quota::{Enforcement, ProjectQuota};
+use crate::shell::quoted;
 use crate::sys::{statx, xfs};
 use crate::units::{Bytes, DeviceNumber};
 
@@ -336,7 +337,11 @@ impl DataMount {
         let missing = self.missing_flags().join(",");
         (!missing.is_empty()).then(|| Problem {
             problem: format!("{directory} is mounted without {missing}"),
-            remedy: format!("run `mount -o remount,bind,{} {directory}`", MOUNT_FLAGS.join(",")),
+            remedy: format!(
+                "run `mount -o remount,bind,{} {}`",
+                MOUNT_FLAGS.join(","),
+                quoted(&self.directory)
+            ),
         })
     }
 
@@ -365,8 +370,8 @@ impl DataMount {
     }
 
     fn mount_again(&self, device: &Path) -> String {
-        let directory = self.directory.display();
-        format!("run `umount {directory}` and `loopfs data-dir mount {} {directory}`", device.display())
+        let directory = quoted(&self.directory);
+        format!("run `umount {directory}` and `loopfs data-dir mount {} {directory}`", quoted(device))
     }
 }
 

@@ -9,7 +9,7 @@ use nix::sys::stat::fstat;
 
 use super::binding::{Access, Binding};
 use super::detach::{Detach, PendingDetach};
-use super::device::{CONTROL, LoopDevice, NO_NODE, Status, node_name, read_status};
+use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, check_node, node_name, read_status};
 use super::discard::{self, Outcome};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
@@ -60,6 +60,13 @@ pub(super) fn attach(
             Ok(()) | Err(_) => {}
         }
         let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
+        // Otherwise the file would be bound to another device until its status is read.
+        if let Ok(fd) = &opened
+            && let Err(error) = check_node(fd, index)
+        {
+            release();
+            return Err(error);
+        }
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
                 let checked = check(&fd, index, &backing, locked.size(), options)
@@ -124,7 +131,7 @@ pub(super) fn attach(
                     )));
                 }
                 release();
-                return Err(error);
+                return Err(if errno == Errno::EPERM { error.explain(NOT_ALLOWED) } else { error });
             }
         }
     }

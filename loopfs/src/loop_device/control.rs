@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::binding::{Access, BackingFile, Binding};
 use super::detach::{Detach, PendingDetach};
-use super::device::{CONTROL, LoopDevice, NO_NODE, Status, node_name, open_device, read_status};
+use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, node_name, open_device, read_status};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
 use super::options::{AttachOptions, Lifetime};
@@ -71,7 +71,7 @@ impl LoopControl {
     ///
     /// # Errors
     /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's and the process may not create nodes there.
-    /// EACCES, EPERM: the process may not open the node.
+    /// EACCES, EPERM: the process may not open the node, for example because the device cgroup of a container denies it.
     pub fn open() -> Result<Self> {
         // First, because this loads the module, and the default range depends on a parameter of the module.
         let control = open_control()?;
@@ -338,9 +338,6 @@ impl Drop for Removal {
 /// What to do if the loop driver does not respond.
 pub(crate) const REMEDY: &str =
     "load the loop module (modprobe loop), and let this process see the host's /dev";
-
-/// What to do if the device cgroup of a container denies the loop driver.
-const NOT_ALLOWED: &str = "the device cgroup of this container denies it: allow the devices `b 7:*` and `c 10:237`, or make it privileged";
 
 fn open_control() -> Result<OwnedFd> {
     loop_dev::open_control().map_err(|errno| match errno {

@@ -18,6 +18,10 @@ use crate::units::{Bytes, DeviceNumber};
 pub(super) const NO_NODE: &str = "the kernel has the device, /dev has no node for it, and this process could not create one; let it \
                                   see the host's /dev (devtmpfs), or create nodes there (CAP_MKNOD, device cgroup `b 7:* rwm`)";
 
+/// What to do if the device cgroup of a container denies the loop driver.
+pub(super) const NOT_ALLOWED: &str = "the device cgroup of this container denies it: allow the devices `b 7:* rwm` and \
+                                      `c 10:237 rwm`, or make the container privileged";
+
 /// The node that adds and removes devices.
 pub(super) const CONTROL: &str = "/dev/loop-control";
 
@@ -251,8 +255,26 @@ pub(super) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     loop_dev::open_device(index, writable).map_err(|errno| match errno {
         // It is being detached.
         Errno::ENXIO => unbound(index),
+        Errno::EPERM => Error::sys("open", node_name(index), errno).explain(NOT_ALLOWED),
         _ => Error::sys("open", node_name(index), errno),
     })
+}
+
+/// Checks that an open node belongs to the device that its name says. The device may be bound to no file. A node that was made
+/// before the loop module was loaded with another `max_part` belongs to another device.
+pub(super) fn check_node(fd: impl AsFd, index: u32) -> Result<()> {
+    match (loop_dev::device_number(fd), loop_dev::number(index)) {
+        (Ok(found), Ok(expected)) if found != expected => {
+            let [found, expected] = [found, expected].map(DeviceNumber::from_raw);
+            let detail = format!(
+                "the node has the number {found}, and the device {expected}; remove the node and create it again, or let this \
+                 process see the host's /dev (devtmpfs)"
+            );
+            Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
+        }
+        // Without sysfs, the number of the device is unknown.
+        _ => Ok(()),
+    }
 }
 
 fn unbound(index: u32) -> Error {

@@ -407,14 +407,17 @@ fn a_node_of_another_device_is_an_error_and_is_not_bound() {
             let control = LoopControl::with_pool(PoolOptions { range: 20..22, keep_idle: 2 }).unwrap();
             let (image, other) = (image(), self::image());
             drop(control.attach(other.as_fd(), &options().index(IndexPolicy::Exact(21))).unwrap());
-            let name_both = |error: Error| {
+            let names = |error: Error, device: &str| {
                 let text = error.to_string();
-                assert!(text.contains("/dev/loop20") && text.contains("belongs to loop21"), "{text}");
+                assert!(text.contains("/dev/loop20") && text.contains(device), "{text}");
             };
-            name_both(LoopDevice::open_index(20).unwrap_err());
+            names(LoopDevice::open_index(20).unwrap_err(), "belongs to loop21");
             assert_eq!(control.detach_all(other.as_fd()).unwrap(), Detach::Detached);
-            name_both(control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(20))).unwrap_err());
-            with(|model| assert!(model.bound().is_empty(), "{:?}", model.bound()));
+            let attached = with(|model| model.calls["configure"]);
+            let exactly = options().index(IndexPolicy::Exact(20));
+            names(control.attach(image.as_fd(), &exactly).unwrap_err(), "number 7:21");
+            names(unmanaged::Device::open_index(20, Access::ReadWrite).unwrap_err(), "number 7:21");
+            with(|model| assert_eq!(model.calls["configure"], attached, "the wrong device was bound"));
         },
     );
 }

@@ -17,7 +17,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
-use super::device::{CONTROL, node_name};
+use super::device::{CONTROL, check_node, node_name};
 use crate::error::{Context, Error, Result};
 use crate::sys::loop_abi as abi;
 use crate::sys::loop_dev;
@@ -180,10 +180,12 @@ impl Device {
     /// Opens device `index`.
     ///
     /// # Errors
-    /// ENOENT: there is no such node. ENXIO: the kernel unbinds or removes the device at this moment.
+    /// ENOENT: there is no such device or node. ENXIO: the kernel unbinds or removes the device at this moment.
+    /// An error without an errno: the node belongs to another device.
     pub fn open_index(index: u32, access: Access) -> Result<Self> {
         let name = node_name(index);
         let fd = loop_dev::open_device(index, access == Access::ReadWrite).context("open", &name)?;
+        check_node(&fd, index)?;
         Ok(Self { fd, name })
     }
 

@@ -1,11 +1,16 @@
-//! `/proc/self/mountinfo` (proc(5)): what is mounted where, in this mount namespace.
+//! `/proc/thread-self/mountinfo` (proc(5)): the mounts in the mount namespace of a thread.
 
 use std::ffi::OsString;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::statx;
 use crate::units::DeviceNumber;
+
+/// The table of the thread. `/proc/self` has that of the main thread, which may be in another mount namespace.
+const TABLE: &str = "/proc/thread-self/mountinfo";
 
 /// One mounted file system, or part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,13 +46,35 @@ impl Mount {
     }
 }
 
-/// Reads the table of this process's mount namespace.
+/// Reads the table of the mount namespace of this thread.
 ///
 /// # Errors
 /// ENOENT where `/proc` is not mounted.
 pub fn read() -> Result<Vec<Mount>> {
-    let table = std::fs::read("/proc/self/mountinfo").context("read", "/proc/self/mountinfo")?;
-    parse(&table)
+    parse(&std::fs::read(TABLE).context("read", TABLE)?)
+}
+
+/// Reads the lines of the table that are of the documented form, and skips others. For a diagnosis, from which one such line must
+/// not hide the other mounts.
+///
+/// # Errors
+/// As [`read`].
+#[cfg(feature = "preflight")]
+pub(crate) fn read_known() -> Result<Vec<Mount>> {
+    Ok(known(&std::fs::read(TABLE).context("read", TABLE)?))
+}
+
+#[cfg(feature = "preflight")]
+fn known(table: &[u8]) -> Vec<Mount> {
+    lines(table).filter_map(parse_line).collect()
+}
+
+/// Returns the mount through which a file was opened (statx(2), Linux 5.8). Unlike a comparison of paths, it finds that mount also
+/// if the path has a symbolic link, or if a later mount covers an earlier one. Returns `None` if the table does not have it.
+#[must_use]
+pub fn holding(mounts: &[Mount], file: impl AsFd) -> Option<&Mount> {
+    let id = statx::mount_id(file).ok()??;
+    mounts.iter().find(|mount| mount.id == id)
 }
 
 /// The topmost mount at `path` itself (a later line covers an earlier one).
@@ -61,21 +88,18 @@ pub fn at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
 /// # Errors
 /// [`ErrorKind::Other`] with the line that is not of the documented form.
 pub fn parse(table: &[u8]) -> Result<Vec<Mount>> {
-    table
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
+    lines(table)
         .map(|line| {
             parse_line(line).ok_or_else(|| {
                 let line = String::from_utf8_lossy(line);
-                Error::new(
-                    ErrorKind::Other,
-                    "parse",
-                    "/proc/self/mountinfo",
-                    format!("not of the documented form: {line}"),
-                )
+                Error::new(ErrorKind::Other, "parse", TABLE, format!("not of the documented form: {line}"))
             })
         })
         .collect()
+}
+
+fn lines(table: &[u8]) -> impl Iterator<Item = &[u8]> {
+    table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
@@ -144,14 +168,14 @@ mod tests {
 
     use super::*;
 
-    const TABLE: &[u8] = b"\
+    const TEXT: &[u8] = b"\
 26 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
 40 26 254:16 / /var/lib/loopfs/data rw,nosuid,nodev,noexec shared:7 master:2 - xfs /dev/vdb rw,prjquota\n\
 41 26 0:6 /loop65536 /pods/a\\040b rw - devtmpfs udev rw,size=4k\n";
 
     #[test]
     fn the_documented_fields_are_read() {
-        let mounts = parse(TABLE).unwrap();
+        let mounts = parse(TEXT).unwrap();
         assert_eq!(mounts.len(), 3);
         let data = at(&mounts, Path::new("/var/lib/loopfs/data")).unwrap();
         assert_eq!((data.id, data.parent), (40, 26));
@@ -165,9 +189,27 @@ mod tests {
 
     #[test]
     fn a_later_mount_covers_an_earlier_one() {
-        let twice = [TABLE, b"50 40 254:16 /x /var/lib/loopfs/data ro - xfs /dev/vdb rw\n"].concat();
+        let twice = [TEXT, b"50 40 254:16 /x /var/lib/loopfs/data ro - xfs /dev/vdb rw\n"].concat();
         let mounts = parse(&twice).unwrap();
         assert_eq!(at(&mounts, Path::new("/var/lib/loopfs/data")).unwrap().id, 50);
+    }
+
+    #[cfg(feature = "preflight")]
+    #[test]
+    fn a_line_of_another_form_hides_no_other_mount_from_a_diagnosis() {
+        let table = [b"a line of a later kernel\n", TEXT].concat();
+        assert!(parse(&table).is_err());
+        assert_eq!(known(&table), parse(TEXT).unwrap());
+    }
+
+    #[test]
+    fn the_mount_that_holds_a_file_is_found_through_a_symbolic_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/proc/self", &link).unwrap();
+        let mounts = read().unwrap();
+        let mount = holding(&mounts, std::fs::File::open(&link).unwrap()).unwrap();
+        assert_eq!((mount.mount_point.as_path(), mount.fs_type.as_str()), (Path::new("/proc"), "proc"));
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use crate::data_disk::Problem;
 /// The status of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// What loopfs needs is there.
+    /// The machine has everything of this check that loopfs needs.
     Ok,
     /// loopfs works, but not all of its features, or not for all other programs of the node.
     Warning,

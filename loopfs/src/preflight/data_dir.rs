@@ -4,6 +4,7 @@ use super::check::{Check, Status};
 use super::facts::{DataDir, DataFilesystemFacts};
 use crate::data_disk::feature_problems;
 use crate::error::{Error, ErrorKind};
+use crate::shell::quoted;
 use crate::units::Bytes;
 
 const DIRECTORY: &str = "data-dir";
@@ -51,19 +52,25 @@ fn verified(directory: &DataDir) -> Check {
 }
 
 fn remedy(directory: &DataDir, error: &Error) -> String {
-    let path = directory.path.display();
+    let path = quoted(&directory.path);
+    let mount = format!("`loopfs data-dir mount UUID=... {path}`");
     match error.kind() {
-        ErrorKind::NeverMounted => format!(
-            "format an empty disk with `loopfs data-dir format DEVICE --yes-format-this-disk`, and mount it with `loopfs \
-             data-dir mount DEVICE {path}`"
+        ErrorKind::NeverMounted if directory.occupied => format!(
+            "give an empty directory, such as /var/lib/loopfs/data: a disk that is mounted at {path} would hide the files there"
         ),
-        ErrorKind::NotMounted => {
-            format!("mount the disk of the volumes with `loopfs data-dir mount UUID=... {path}`")
-        }
-        ErrorKind::WrongFilesystem => {
-            format!(
-                "unmount {path}, and mount the disk of the volumes with `loopfs data-dir mount UUID=... {path}`"
-            )
+        // A machine that was installed again has no record of its data disk, either.
+        ErrorKind::NeverMounted => format!(
+            "if a disk has volumes already, mount it with {mount}; otherwise, format an empty disk with `loopfs data-dir format \
+             DEVICE --yes-format-this-disk`, and mount it so"
+        ),
+        ErrorKind::NotMounted => format!("mount the disk of the volumes with {mount}"),
+        ErrorKind::WrongFilesystem => format!(
+            "give the mount point of the disk for volumes, which may hold nothing else; if {path} is to be that, unmount it and \
+             mount the disk there with {mount}"
+        ),
+        ErrorKind::InvalidInput => {
+            "give the path of a directory below /, without symbolic links at its end, at which a disk for volumes is mounted"
+                .to_owned()
         }
         _ => format!(
             "look at the directory with `loopfs data-dir check {path}`, and for I/O errors in the kernel log"
@@ -126,9 +133,23 @@ mod tests {
     }
 
     #[rstest]
-    #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "loopfs data-dir format")]
+    #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "if a disk has volumes already, mount it with `loopfs data-dir mount UUID=... /data`")]
+    #[case::occupied(DIRECTORY, |d: &mut DataDir| {
+        d.occupied = true;
+        fail(d, ErrorKind::NeverMounted);
+    }, Status::Missing, "give an empty directory")]
+    #[case::reinstalled(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "loopfs data-dir format")]
     #[case::not_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::Missing, "loopfs data-dir mount UUID=... /data")]
-    #[case::other(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::WrongFilesystem), Status::Missing, "unmount /data")]
+    #[case::other(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::WrongFilesystem), Status::Missing, "give the mount point of the disk for volumes")]
+    #[case::root(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::InvalidInput), Status::Missing, "directory below /")]
+    #[case::space(DIRECTORY, |d: &mut DataDir| {
+        d.path = "/mnt/a b".into();
+        fail(d, ErrorKind::NotMounted);
+    }, Status::Missing, "UUID=... '/mnt/a b'`")]
+    #[case::space_in_the_mount_point(OPTIONS, |d: &mut DataDir| {
+        filesystem(d).mount.directory = "/mnt/a b".into();
+        filesystem(d).mount.options.retain(|o| o != "nodev");
+    }, Status::Warning, "noexec '/mnt/a b'`")]
     #[case::shut_down(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::ShutDown), Status::Missing, "kernel log")]
     #[case::denied(DIRECTORY, |d: &mut DataDir| {
         d.verified = Err(Error::sys("open", "/data", Errno::EACCES));

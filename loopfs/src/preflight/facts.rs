@@ -4,31 +4,34 @@ use std::path::PathBuf;
 
 use crate::data_disk::{DataMount, Features};
 use crate::error::Error;
+use crate::mount::Isolation;
 use crate::units::Bytes;
 
-/// What a process can learn about the machine and about itself without changing anything.
+/// The state of the machine and of this process, read without changing anything.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     /// The release of the kernel, as uname(2) returns it.
     pub(super) release: String,
     pub(super) xfs: Driver,
-    /// The kernel's XFS has quotas. `None` if that is not visible.
+    /// `true` if the kernel's XFS has quotas. `None` if that is not visible.
     pub(super) xfs_quota: Option<bool>,
     pub(super) loop_driver: Driver,
     /// The parameter `max_part` of the loop module, if the module is loaded.
     pub(super) max_part: Option<u32>,
     pub(super) control: Control,
+    /// `None` if the mount at `/dev` is not visible.
     pub(super) dev: Option<Dev>,
-    /// sysfs is mounted, and its virtual devices can be written. `None` if `/sys` is not mounted.
+    /// `true` if the virtual devices in sysfs can be written. `None` if `/sys` is not mounted.
     pub(super) sysfs_writable: Option<bool>,
-    /// System calls that loopfs needs.
+    /// The system calls that loopfs needs.
     pub(super) calls: Vec<(&'static str, Call)>,
-    /// A seccomp filter is active.
+    /// `true` if a seccomp filter is active.
     pub(super) seccomp: bool,
     /// The effective capabilities. `None` if `/proc` is not mounted.
     pub(super) capabilities: Option<u64>,
+    /// `true` if the process is in the initial user namespace. `None` if `/proc` is not mounted.
     pub(super) initial_user_namespace: Option<bool>,
-    /// The kernel grants leases of files. `None` if `/proc/sys` is not visible.
+    /// `true` if the kernel grants leases of files. `None` if `/proc/sys` is not visible.
     pub(super) leases: Option<bool>,
     pub(super) cgroup: Cgroup,
     /// `None` if no directory was given.
@@ -50,7 +53,7 @@ pub(super) enum Driver {
     Unknown,
 }
 
-/// `/dev/loop-control`.
+/// The state of `/dev/loop-control`.
 #[derive(Clone, Debug)]
 pub(super) enum Control {
     /// The loop driver responds.
@@ -63,18 +66,22 @@ pub(super) enum Control {
     Fails(Error),
 }
 
-/// The mount at `/dev`.
+/// The mount at `/dev`, and the nodes of loop devices there.
 #[derive(Clone, Debug)]
 pub(super) struct Dev {
     pub(super) fs_type: String,
     pub(super) options: Vec<String>,
     /// Number of loop devices of the kernel.
     pub(super) devices: usize,
-    /// Number of those that have no node.
-    pub(super) without_node: usize,
+    /// Number of those that have a node and an index from which loopfs chooses.
+    pub(super) usable: usize,
+    /// Names of those that have no node.
+    pub(super) without_node: Vec<String>,
+    /// Names of those whose node the device cgroup does not let this process open for reading and writing.
+    pub(super) denied: Vec<String>,
 }
 
-/// How the kernel responds to a system call with invalid arguments.
+/// The kernel's response to a system call with invalid arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Exists,
@@ -84,7 +91,7 @@ pub(super) enum Call {
     Denied,
 }
 
-/// The control groups.
+/// The version of the control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cgroup {
     V2,
@@ -98,6 +105,8 @@ pub(super) struct DataDir {
     pub(super) path: PathBuf,
     /// The result of the checks that the store makes when it is opened.
     pub(super) verified: Result<(), Error>,
+    /// `true` if the directory has entries, which a mount would hide.
+    pub(super) occupied: bool,
     /// The XFS that is mounted there. `None` if the process cannot open it, or if there is none.
     pub(super) filesystem: Option<DataFilesystemFacts>,
 }
@@ -119,7 +128,7 @@ pub(super) struct Kubelet {
     pub(super) path: PathBuf,
     /// The directories in which the driver mounts volumes.
     pub(super) mounted: Vec<KubeletDirectory>,
-    /// The directory in which drivers register. `None` if the process cannot look for it.
+    /// `true` if the directory exists in which drivers register. `None` if the process may not look for it.
     pub(super) registry: Option<bool>,
 }
 
@@ -134,6 +143,8 @@ pub(super) struct KubeletDirectory {
 #[derive(Clone, Debug)]
 pub(super) struct KubeletMount {
     pub(super) mount_point: PathBuf,
+    /// Why volumes that are mounted there do not appear on the node, if they do not.
+    pub(super) isolation: Option<Isolation>,
     pub(super) shared: bool,
     pub(super) read_only: bool,
 }
@@ -167,7 +178,14 @@ pub(super) mod tests {
 
     pub(in crate::preflight) fn dev(fs_type: &str) -> Dev {
         let options = ["rw", "nosuid"].map(str::to_owned).into();
-        Dev { fs_type: fs_type.to_owned(), options, devices: 9, without_node: 0 }
+        Dev {
+            fs_type: fs_type.to_owned(),
+            options,
+            devices: 9,
+            usable: 1,
+            without_node: Vec::new(),
+            denied: Vec::new(),
+        }
     }
 
     pub(in crate::preflight) fn data_dir() -> DataDir {
@@ -179,13 +197,18 @@ pub(super) mod tests {
         let features = Features { crc: true, reflink: true, ftype: true, bigtime: true };
         let (size, available) = (Bytes(100 << 30), Bytes(50 << 30));
         let filesystem = DataFilesystemFacts { mount, device: "/dev/vdb".into(), features, size, available };
-        DataDir { path: "/data".into(), verified: Ok(()), filesystem: Some(filesystem) }
+        DataDir { path: "/data".into(), verified: Ok(()), occupied: false, filesystem: Some(filesystem) }
     }
 
     pub(in crate::preflight) fn kubelet() -> Kubelet {
         let mounted = ["pods", "plugins"].map(|name| KubeletDirectory {
             path: format!("/var/lib/kubelet/{name}").into(),
-            mount: Ok(KubeletMount { mount_point: "/".into(), shared: true, read_only: false }),
+            mount: Ok(KubeletMount {
+                mount_point: "/".into(),
+                isolation: None,
+                shared: true,
+                read_only: false,
+            }),
         });
         Kubelet { path: "/var/lib/kubelet".into(), mounted: mounted.into(), registry: Some(true) }
     }

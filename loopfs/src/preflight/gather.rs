@@ -1,13 +1,15 @@
-//! Gathers the facts. Reads files and asks the kernel, and changes nothing: it opens no device whose driver is not loaded, because
-//! the kernel would load it.
+//! Gathers the facts. It reads files and makes system calls that change nothing, and opens no device whose driver is not loaded,
+//! because the kernel would load it. Facts about the process are those of the thread, which can be in other namespaces than the
+//! main thread.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::statvfs::{FsFlags, fstatvfs, statvfs};
+use nix::unistd::{AccessFlags, access};
 
 use super::Directories;
 use super::facts::{
@@ -16,7 +18,8 @@ use super::facts::{
 };
 use crate::data_disk::{DataMount, Features};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device::require_driver;
+use crate::loop_device::{PoolOptions, require_driver};
+use crate::mount::Isolation;
 use crate::mount::table::{self as mountinfo, Mount};
 use crate::sys::{probe, statx, xfs};
 use crate::units::Bytes;
@@ -25,6 +28,9 @@ use crate::volume_store::verify_data_directory;
 const CONTROL: &str = "/dev/loop-control";
 /// The directories below the kubelet's in which the driver mounts volumes.
 const MOUNTED: [&str; 2] = ["pods", "plugins"];
+/// The inode number of the initial user namespace (`USER_NS_INIT_INO`, linux/nsfs.h). The map of its ids proves nothing, because
+/// another namespace can map every id to itself, too.
+const INITIAL_USER_NAMESPACE: u64 = 0xefff_fffd;
 
 impl Facts {
     pub(super) fn gather(directories: &Directories) -> Self {
@@ -32,8 +38,8 @@ impl Facts {
         let xfs = driver(&release, "xfs", || has_line("/proc/filesystems", |line| line.trim() == "xfs"));
         let loop_driver =
             driver(&release, "loop", || has_line("/proc/misc", |line| line.ends_with(" loop-control")));
-        let status = text("/proc/self/status").unwrap_or_default();
-        let mounts = mountinfo::read().unwrap_or_default();
+        let status = text("/proc/thread-self/status").unwrap_or_default();
+        let mounts = mountinfo::read_known().unwrap_or_default();
         Self {
             xfs,
             xfs_quota: xfs_quota(&release),
@@ -45,7 +51,7 @@ impl Facts {
             calls: calls(),
             seccomp: field(&status, "Seccomp:").is_some_and(|mode| mode != "0"),
             capabilities: field(&status, "CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok()),
-            initial_user_namespace: text("/proc/self/uid_map").map(|map| maps_all(&map)),
+            initial_user_namespace: initial_user_namespace(),
             leases: text("/proc/sys/fs/leases-enable").map(|enabled| enabled != "0"),
             cgroup: cgroup(&mounts),
             data_dir: directories.data_dir.as_deref().map(|path| data_dir(path, &mounts)),
@@ -65,14 +71,18 @@ fn has_line(path: impl AsRef<Path>, accept: impl Fn(&str) -> bool) -> bool {
     text(path).is_some_and(|text| text.lines().any(accept))
 }
 
-/// Returns a field of `/proc/self/status`.
+/// Returns a field of `/proc/thread-self/status`.
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Returns `true` if the map is that of the initial user namespace, which maps every id to itself.
-fn maps_all(map: &str) -> bool {
-    map.split_whitespace().eq(["0", "0", "4294967295"])
+fn initial_user_namespace() -> Option<bool> {
+    match fs::metadata("/proc/thread-self/ns/user") {
+        Ok(namespace) => Some(namespace.ino() == INITIAL_USER_NAMESPACE),
+        // The kernel was built without user namespaces.
+        Err(_) if Path::new("/proc/thread-self/ns/mnt").exists() => Some(true),
+        Err(_) => None,
+    }
 }
 
 fn driver(release: &str, module: &str, registered: impl FnOnce() -> bool) -> Driver {
@@ -83,14 +93,20 @@ fn driver(release: &str, module: &str, registered: impl FnOnce() -> bool) -> Dri
     if !Path::new("/proc/modules").exists() && Path::new("/proc/self").exists() {
         return Driver::Absent;
     }
-    let directory = Path::new("/lib/modules").join(release);
+    installed(&Path::new("/lib/modules").join(release), module)
+}
+
+/// Looks up a driver that is not registered in the directory of the kernel's modules.
+fn installed(directory: &Path, module: &str) -> Driver {
     let name = format!("/{module}.ko");
-    // Lines of modules.dep are `PATH.ko.xz: DEPENDENCIES`.
+    // Lines of modules.dep are `PATH.ko.xz: DEPENDENCIES`, those of modules.builtin `PATH.ko`.
     let is_module = |line: &str| line.split(':').next().is_some_and(|path| path.contains(&name));
+    if has_line(directory.join("modules.builtin"), is_module) {
+        return Driver::Registered;
+    }
     match text(directory.join("modules.dep")) {
         None => Driver::Unknown,
         Some(list) if list.lines().any(is_module) => Driver::Module,
-        Some(_) if has_line(directory.join("modules.builtin"), is_module) => Driver::Module,
         Some(_) => Driver::Absent,
     }
 }
@@ -113,13 +129,28 @@ fn control(driver: Driver) -> Control {
         return Control::NoNode;
     }
     if driver != Driver::Registered {
-        return Control::NotOpened;
+        return match is_denied(CONTROL) {
+            true => Control::Fails(Error::sys("open", CONTROL, Errno::EPERM)),
+            false => Control::NotOpened,
+        };
     }
     let opened = File::options().read(true).write(true).open(CONTROL).context("open", CONTROL);
     match opened.and_then(|control| require_driver(control.as_fd())) {
         Ok(()) => Control::Responds,
         Err(error) => Control::Fails(error),
     }
+}
+
+/// Returns `true` if the device cgroup does not let this process open a node for reading and writing. The kernel compares with the
+/// rules in access(2) as in open(2), and returns EPERM, while the permissions of the node lead to EACCES. The call opens no device.
+fn is_denied(node: impl AsRef<Path>) -> bool {
+    access(node.as_ref(), AccessFlags::R_OK | AccessFlags::W_OK) == Err(Errno::EPERM)
+}
+
+/// Opens a directory. The kernel compares the type before it opens the file, so that a FIFO does not block and a device notices
+/// nothing.
+fn open_directory(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK).open(path)
 }
 
 /// Returns the mount that `file` was opened through.
@@ -135,20 +166,42 @@ fn all_options(mount: &Mount) -> Vec<String> {
 }
 
 fn dev(mounts: &[Mount]) -> Option<Dev> {
-    let mount = mount_of(&File::open("/dev").ok()?, mounts)?;
-    let names = fs::read_dir("/sys/block").into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let devices: Vec<_> = names.filter(|name| is_loop_device(name.as_bytes())).collect();
-    let without_node = devices.iter().filter(|name| !Path::new("/dev").join(name).exists()).count();
+    let mount = mount_of(&open_directory(Path::new("/dev")).ok()?, mounts)?;
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| loop_index(name).is_some()).collect();
+    names.sort_unstable_by_key(|name| loop_index(name));
+    let node = |name: &str| Path::new("/dev").join(name);
+    let without_node =
+        without_node(&names, |name| node(name).exists(), |name| Path::new("/sys/block").join(name).exists());
+    let with_node = || names.iter().filter(|name| !without_node.contains(name));
+    let range = PoolOptions::default().range;
     Some(Dev {
         fs_type: mount.fs_type.clone(),
         options: all_options(mount),
-        devices: devices.len(),
+        devices: names.len(),
+        usable: with_node().filter_map(|name| loop_index(name)).filter(|index| range.contains(index)).count(),
+        denied: with_node().filter(|name| is_denied(node(name))).cloned().collect(),
         without_node,
     })
 }
 
-fn is_loop_device(name: &[u8]) -> bool {
-    name.strip_prefix(b"loop").is_some_and(|index| !index.is_empty() && index.iter().all(u8::is_ascii_digit))
+/// Returns the devices that exist and have no node. Looks twice, because another program can add or remove a device between the
+/// two looks at `/dev` and sysfs.
+fn without_node(
+    names: &[String],
+    has_node: impl Fn(&str) -> bool,
+    exists: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let lacks_node = |name: &&String| !has_node(name) && exists(name);
+    let lacking: Vec<_> = names.iter().filter(lacks_node).collect();
+    lacking.into_iter().filter(lacks_node).cloned().collect()
+}
+
+/// Returns the index of a loop device by its name in sysfs.
+fn loop_index(name: &str) -> Option<u32> {
+    let index = name.strip_prefix("loop")?;
+    index.bytes().all(|byte| byte.is_ascii_digit()).then(|| index.parse().ok())?
 }
 
 fn sysfs_writable() -> Option<bool> {
@@ -185,12 +238,13 @@ fn data_dir(path: &Path, mounts: &[Mount]) -> DataDir {
     DataDir {
         path: path.to_owned(),
         verified: verify_data_directory(path),
+        occupied: fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()),
         filesystem: data_filesystem(path, mounts),
     }
 }
 
 fn data_filesystem(path: &Path, mounts: &[Mount]) -> Option<DataFilesystemFacts> {
-    let root = File::open(path).ok()?;
+    let root = open_directory(path).ok()?;
     if !statx::is_mount_root(&root).ok()? {
         return None;
     }
@@ -226,14 +280,15 @@ fn kubelet(path: &Path, mounts: &[Mount]) -> Kubelet {
     Kubelet { path: path.to_owned(), mounted: mounted.into(), registry }
 }
 
-fn kubelet_mount(path: &PathBuf, mounts: &[Mount]) -> Result<KubeletMount> {
+fn kubelet_mount(path: &Path, mounts: &[Mount]) -> Result<KubeletMount> {
     let shown = path.display();
-    let directory = File::open(path).context("open the directory", &shown)?;
+    let directory = open_directory(path).context("open the directory", &shown)?;
     let mount = mount_of(&directory, mounts).ok_or_else(|| {
-        Error::new(ErrorKind::Other, "find the mount of", &shown, "it is not in /proc/self/mountinfo")
+        Error::new(ErrorKind::Other, "find the mount of", &shown, "it is not in /proc/thread-self/mountinfo")
     })?;
     Ok(KubeletMount {
         mount_point: mount.mount_point.clone(),
+        isolation: Isolation::of(mount),
         shared: mount.propagation.iter().any(|field| field.starts_with("shared:")),
         read_only: mount.has_option("ro"),
     })
@@ -241,30 +296,66 @@ fn kubelet_mount(path: &PathBuf, mounts: &[Mount]) -> Result<KubeletMount> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use rstest::rstest;
 
     use super::*;
 
     #[rstest]
-    #[case("         0          0 4294967295\n", true)]
-    #[case("0 1000 1\n1 100000 65536\n", false)]
-    #[case("0 0 65536\n", false)]
-    #[case("", false)]
-    fn only_the_map_of_every_id_to_itself_is_the_initial_user_namespace(
-        #[case] map: &str,
-        #[case] expected: bool,
-    ) {
-        assert_eq!(maps_all(map), expected);
+    #[case("loop0", Some(0))]
+    #[case("loop65536", Some(65536))]
+    #[case("loop", None)]
+    #[case("loop+7", None)]
+    #[case("loop-control", None)]
+    #[case("vda", None)]
+    fn loop_devices_are_recognised_by_name(#[case] name: &str, #[case] expected: Option<u32>) {
+        assert_eq!(loop_index(name), expected);
+    }
+
+    #[test]
+    fn a_device_that_is_added_or_removed_between_two_looks_does_not_lack_its_node() {
+        let names = ["loop1", "loop2", "loop3"].map(str::to_owned);
+        let looks = Cell::new(0);
+        let has_node = |name: &str| {
+            looks.set(looks.get() + 1);
+            // The first three looks are those of the first round.
+            name == "loop1" && looks.get() > 3
+        };
+        assert_eq!(without_node(&names, has_node, |name| name != "loop2"), ["loop3"]);
     }
 
     #[rstest]
-    #[case("loop0", true)]
-    #[case("loop65536", true)]
-    #[case("loop", false)]
-    #[case("loop-control", false)]
-    #[case("vda", false)]
-    fn loop_devices_are_recognised_by_name(#[case] name: &str, #[case] expected: bool) {
-        assert_eq!(is_loop_device(name.as_bytes()), expected);
+    #[case::of_a_module("kernel/drivers/block/loop.ko.xz: a.ko\n", "", Driver::Module)]
+    #[case::built_in("", "kernel/drivers/block/loop.ko\n", Driver::Registered)]
+    #[case::of_another_name(
+        "kernel/drivers/net/loopback.ko: kernel/drivers/block/loop.ko\n",
+        "",
+        Driver::Absent
+    )]
+    fn the_lists_of_modules_show_the_driver(
+        #[case] modules: &str,
+        #[case] builtin: &str,
+        #[case] expected: Driver,
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(installed(directory.path(), "loop"), Driver::Unknown);
+        fs::write(directory.path().join("modules.dep"), modules).unwrap();
+        fs::write(directory.path().join("modules.builtin"), builtin).unwrap();
+        assert_eq!(installed(directory.path(), "loop"), expected);
+    }
+
+    #[test]
+    fn only_a_directory_is_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(open_directory(directory.path()).is_ok());
+        let fifo = directory.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        // With a writer, opening the FIFO would not block but succeed.
+        let _writer = File::options().read(true).write(true).open(&fifo).unwrap();
+        for path in [fifo.as_path(), Path::new("/dev/null")] {
+            assert_eq!(open_directory(path).unwrap_err().raw_os_error(), Some(libc::ENOTDIR));
+        }
     }
 
     #[test]

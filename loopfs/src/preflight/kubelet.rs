@@ -9,6 +9,8 @@ const SOCKETS: &str = "csi-sockets";
 
 /// `sun_path` of `sockaddr_un` without the NUL at its end.
 const MAX_SOCKET_PATH: usize = 107;
+/// The sockets of a driver in the kubelet's directory, without the name of the driver.
+const SOCKET_PATHS: [&str; 2] = ["plugins//csi.sock", "plugins_registry/-reg.sock"];
 /// The longest name of a CSI driver.
 const MAX_DRIVER_NAME: usize = 63;
 
@@ -24,6 +26,7 @@ pub(super) fn judge(kubelet: Option<&Kubelet>) -> Vec<Check> {
 /// Judges whether the containers of pods see what the driver mounts in the kubelet's directories.
 fn propagation(kubelet: &Kubelet) -> Check {
     let mut found = Vec::new();
+    let mut not_shared = None;
     for KubeletDirectory { path, mount } in &kubelet.mounted {
         let shown = path.display();
         match mount {
@@ -39,37 +42,60 @@ fn propagation(kubelet: &Kubelet) -> Check {
                 return Check::missing(
                     PROPAGATION,
                     format!("{shown} is in the mount at {}, which is read-only", mount_point.display()),
-                    format!("run `mount -o remount,bind,rw {}`", mount_point.display()),
+                    format!(
+                        "mount a writable file system at {}, or give another --root-dir to the kubelet; in a container, mount \
+                         the directory without `ro`",
+                        kubelet.path.display()
+                    ),
                 );
             }
-            Ok(KubeletMount { mount_point, shared: false, .. }) => {
+            Ok(KubeletMount { mount_point, isolation: Some(isolation), .. }) => {
                 let mount_point = mount_point.display();
                 return Check::missing(
                     PROPAGATION,
                     format!(
-                        "{shown} is in the mount at {mount_point}, which is not shared, so no pod sees a volume"
+                        "{shown} is in the mount at {mount_point}, which {isolation}, so no pod sees a volume that the driver \
+                         mounts here"
                     ),
                     format!(
                         "run `mount --make-rshared {mount_point}` on the host before the kubelet starts; in a container, mount \
-                         the directory with Bidirectional propagation (Docker: `:rshared`)"
+                         the directory with Bidirectional propagation (Docker: `:rshared`); in a systemd service, remove the \
+                         settings that give the service a mount namespace, such as PrivateMounts= and PrivateTmp="
                     ),
                 );
+            }
+            Ok(KubeletMount { mount_point, shared: false, .. }) => {
+                let mount_point = mount_point.display();
+                not_shared.get_or_insert_with(|| {
+                    Check::warning(
+                        PROPAGATION,
+                        format!(
+                            "{shown} is in the mount at {mount_point}, which is not shared: only a driver outside containers \
+                             can publish volumes there"
+                        ),
+                        format!(
+                            "for a driver in a container, as the DaemonSet starts it, run `mount --make-rshared {mount_point}` \
+                             before the kubelet starts"
+                        ),
+                    )
+                });
             }
             Ok(_) => found.push(shown.to_string()),
         }
     }
-    Check::ok(PROPAGATION, format!("{} are in shared mounts", found.join(" and ")))
+    not_shared
+        .unwrap_or_else(|| Check::ok(PROPAGATION, format!("{} are in shared mounts", found.join(" and "))))
 }
 
 fn sockets(kubelet: &Kubelet) -> Check {
     let path = kubelet.path.display();
-    let around = kubelet.path.as_os_str().len() + "/plugins//csi.sock".len();
-    let left = MAX_SOCKET_PATH.saturating_sub(around);
+    let around = SOCKET_PATHS.map(|without_name| kubelet.path.join(without_name).as_os_str().len());
+    let left = MAX_SOCKET_PATH.saturating_sub(around.into_iter().max().unwrap_or_default());
     if left < MAX_DRIVER_NAME {
         return Check::warning(
             SOCKETS,
             format!(
-                "{path} is so long that the socket of a driver fits only if the driver's name has at most {left} bytes"
+                "{path} is so long that the sockets of a driver fit only if the driver's name has at most {left} bytes"
             ),
             "give the kubelet a --root-dir with a shorter path",
         );
@@ -95,6 +121,7 @@ mod tests {
 
     use super::*;
     use crate::Error;
+    use crate::mount::Isolation;
     use crate::preflight::check::Status;
     use crate::preflight::facts::tests::kubelet;
 
@@ -103,8 +130,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case::private(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Missing, "mount --make-rshared /")]
-    #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "remount,bind,rw")]
+    #[case::private(PROPAGATION, |k: &mut Kubelet| {
+        (mount(k).shared, mount(k).isolation) = (false, Some(Isolation::Private));
+    }, Status::Missing, "mount --make-rshared /")]
+    #[case::shared_within_a_service(PROPAGATION, |k: &mut Kubelet| {
+        mount(k).isolation = Some(Isolation::NoPeers);
+    }, Status::Missing, "PrivateTmp=")]
+    #[case::private_on_the_node(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Warning, "mount --make-rshared /")]
+    #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "writable file system at /var/lib/kubelet")]
     #[case::absent(PROPAGATION, |k: &mut Kubelet| {
         k.mounted[0].mount = Err(Error::sys("open", "/k/pods", Errno::ENOENT));
     }, Status::Missing, "start the kubelet")]
@@ -113,8 +146,9 @@ mod tests {
     }, Status::NotChecked, "root")]
     #[case::no_registry(SOCKETS, |k: &mut Kubelet| k.registry = Some(false), Status::Warning, "start the kubelet")]
     #[case::registry_unknown(SOCKETS, |k: &mut Kubelet| k.registry = None, Status::NotChecked, "root")]
-    #[case::long_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(26)).into(), Status::Warning, "shorter path")]
-    #[case::longest_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(25)).into(), Status::Ok, "")]
+    #[case::long_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(17)).into(), Status::Warning, "shorter path")]
+    #[case::longest_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(16)).into(), Status::Ok, "")]
+    #[case::slash_at_the_end(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}/", "x".repeat(16)).into(), Status::Ok, "")]
     fn one_fact_decides_one_status_and_remedy(
         #[case] id: &str,
         #[case] change: fn(&mut Kubelet),

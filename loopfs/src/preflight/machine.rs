@@ -15,11 +15,20 @@ const FURTHER: [(u32, &str, &str); 5] = [
     (28, "CAP_LEASE", "loop devices of other programs on files of other users are not noticed"),
 ];
 
-/// The features of Linux that loopfs uses: the version, the name, and whether loopfs works without it.
+/// The remedy if the device cgroup of a container denies loop devices.
+const ALLOW_DEVICES: &str =
+    "run the container privileged, or allow the devices `c 10:237 rwm` and `b 7:* rwm` to it";
+/// The remedy if a container has a `/dev` of its own.
+const HOST_DEV: &str = "give the container the host's /dev (Docker: `-v /dev:/dev`; kind: an extraMount of /dev; Kubernetes: a \
+                        hostPath volume)";
+
+/// The version with the newest of the system calls that loopfs cannot do without.
+const FIRST_SUPPORTED: (u32, u32) = (5, 14);
+/// The features of Linux that loopfs uses: the version, the name, and `true` if loopfs works without it.
 const FEATURES: [((u32, u32), &str, bool); 5] = [
     ((5, 8), "LOOP_CONFIGURE for loop devices", false),
     ((5, 12), "mount_setattr for mounts", false),
-    ((5, 14), "quotactl_fd for project quotas", false),
+    (FIRST_SUPPORTED, "quotactl_fd for project quotas", false),
     ((5, 15), "sequence numbers that tell a reused loop device from the former one", true),
     ((6, 1), "the alignment of direct I/O (statx)", true),
 ];
@@ -107,10 +116,10 @@ fn xfs_quota(quota: Option<bool>) -> Check {
 fn loop_driver(facts: &Facts) -> Check {
     const ID: &str = "loop-driver";
     match (facts.loop_driver, facts.max_part) {
-        (Driver::Registered, None | Some(0)) => Check::ok(ID, "the loop driver is loaded"),
+        (Driver::Registered, None | Some(0)) => Check::ok(ID, "the kernel has the loop driver"),
         (Driver::Registered, Some(parts)) => Check::ok(
             ID,
-            format!("the loop driver is loaded with max_part={parts}, which leaves fewer devices"),
+            format!("the kernel has the loop driver, with max_part={parts}, which leaves fewer devices"),
         ),
         (Driver::Module, _) => Check::ok(
             ID,
@@ -136,20 +145,46 @@ fn loop_control(facts: &Facts) -> Check {
         Control::NotOpened => {
             Check::not_checked(ID, "/dev/loop-control exists, and to open it would load the loop module")
         }
-        Control::NoNode if can_create_nodes(facts) => {
-            Check::ok(ID, "/dev/loop-control has no node yet; loopfs or the kernel creates it")
-        }
-        Control::NoNode => Check::missing(ID, "/dev/loop-control does not exist", NO_DRIVER_REMEDY),
+        Control::NoNode => no_control(ID, facts),
         Control::Fails(error) if is_denied(error) && !has(facts.capabilities, SYS_ADMIN) => {
             Check::not_checked(ID, error.to_string()).with_remedy("check as root")
         }
         // Root is refused by the device cgroup.
-        Control::Fails(error) if is_denied(error) => Check::missing(
-            ID,
-            error.to_string(),
-            "run the container privileged, or allow the devices `c 10:237 rwm` and `b 7:* rwm` to it",
-        ),
+        Control::Fails(error) if is_denied(error) => Check::missing(ID, error.to_string(), ALLOW_DEVICES),
         Control::Fails(error) => Check::missing(ID, error.to_string(), NO_DRIVER_REMEDY),
+    }
+}
+
+/// Judges a `/dev` without the node of the control device.
+fn no_control(id: &'static str, facts: &Facts) -> Check {
+    const FOUND: &str = "/dev/loop-control does not exist";
+    let in_devtmpfs = facts.dev.as_ref().is_some_and(Dev::is_devtmpfs);
+    match facts.loop_driver {
+        Driver::Registered if in_devtmpfs => Check::missing(
+            id,
+            format!("{FOUND}, although the kernel has the loop driver: a program has removed it"),
+            "run `mknod -m 0660 /dev/loop-control c 10 237`",
+        ),
+        Driver::Registered | Driver::Module | Driver::Unknown if !can_create_nodes(facts) => {
+            Check::missing(id, FOUND, NO_DRIVER_REMEDY)
+        }
+        Driver::Absent => Check::missing(id, FOUND, NO_DRIVER_REMEDY),
+        Driver::Module if in_devtmpfs => Check::ok(
+            id,
+            format!("{FOUND} yet; the kernel creates it when loopfs makes it load the loop module"),
+        ),
+        Driver::Unknown if in_devtmpfs => {
+            Check::not_checked(id, format!("{FOUND}; the kernel creates it when the loop module is loaded"))
+                .with_remedy("load it with `modprobe loop` on the host, or check there")
+        }
+        // Without a node, nothing shows the rules of the device cgroup.
+        Driver::Registered | Driver::Module | Driver::Unknown => Check::not_checked(
+            id,
+            format!(
+                "{FOUND}; loopfs creates it if the device cgroup allows that, which cannot be seen before"
+            ),
+        )
+        .with_remedy(ALLOW_DEVICES),
     }
 }
 
@@ -161,12 +196,17 @@ fn has(capabilities: Option<u64>, (bit, _): (u32, &str)) -> bool {
     capabilities.is_none_or(|all| all & 1 << bit != 0)
 }
 
+/// Returns `true` if this process may create nodes in `/dev`, unless a device cgroup denies it.
 fn can_create_nodes(facts: &Facts) -> bool {
     let writable = facts.dev.as_ref().is_none_or(|dev| !dev.has("ro") && !dev.has("nodev"));
     writable && has(facts.capabilities, MKNOD) && facts.initial_user_namespace != Some(false)
 }
 
 impl Dev {
+    fn is_devtmpfs(&self) -> bool {
+        self.fs_type == "devtmpfs"
+    }
+
     fn has(&self, option: &str) -> bool {
         self.options.iter().any(|found| found == option)
     }
@@ -174,33 +214,69 @@ impl Dev {
 
 fn dev(facts: &Facts) -> Check {
     const ID: &str = "dev";
-    const HOST: &str = "give the container the host's /dev (Docker: `-v /dev:/dev`; kind: an extraMount of /dev; Kubernetes: a \
-                        hostPath volume)";
     let Some(dev) = &facts.dev else {
-        return Check::not_checked(ID, "the mount at /dev is not in /proc/self/mountinfo");
+        return Check::not_checked(ID, "the mount at /dev is not in /proc/thread-self/mountinfo");
     };
-    let fs_type = &dev.fs_type;
     if dev.has("nodev") {
-        let found = format!("/dev is a {fs_type} mounted nodev, so no device can be opened");
-        return Check::missing(ID, found, HOST);
+        let found = format!("/dev is a {} mounted nodev, so no device can be opened", dev.fs_type);
+        return Check::missing(ID, found, HOST_DEV);
     }
-    let missing = format!("{} of {} loop devices have no node", dev.without_node, dev.devices);
-    if fs_type == "devtmpfs" && dev.without_node == 0 {
-        return Check::ok(ID, "/dev is the devtmpfs of the kernel, which creates the nodes of loop devices");
+    if !dev.denied.is_empty() {
+        let found = format!("the device cgroup of this container denies {}", some_of(&dev.denied));
+        return Check::missing(ID, found, ALLOW_DEVICES);
     }
-    let found = match fs_type.as_str() {
-        "devtmpfs" => format!("/dev is a devtmpfs, and {missing}, because a program has removed them"),
-        _ => format!(
-            "/dev is a {fs_type}: a copy, in which the kernel creates no nodes of later loop devices; {missing}"
-        ),
+    if dev.is_devtmpfs() { kernel_dev(ID, dev) } else { copied_dev(ID, dev, facts) }
+}
+
+/// Judges a `/dev` in which the kernel creates nodes. loopfs creates none there.
+fn kernel_dev(id: &'static str, dev: &Dev) -> Check {
+    let Some(first) = dev.without_node.first() else {
+        return Check::ok(id, "/dev is the devtmpfs of the kernel, which creates the nodes of loop devices");
     };
+    let lacking = some_of(&dev.without_node);
+    Check::missing(
+        id,
+        format!(
+            "/dev is a devtmpfs, and a program has removed the nodes of {lacking}, which loopfs cannot open"
+        ),
+        format!("create each node again: `mknod -m 0660 /dev/{first} b $(tr : ' ' </sys/block/{first}/dev)`"),
+    )
+}
+
+/// Judges a `/dev` that is a copy.
+fn copied_dev(id: &'static str, dev: &Dev, facts: &Facts) -> Check {
+    let Dev { fs_type, devices, usable, .. } = dev;
+    let lacking = dev.without_node.len();
+    let found = format!(
+        "/dev is a {fs_type}: a copy, in which the kernel creates no nodes of later loop devices; {lacking} of {devices} \
+         devices have none"
+    );
     if can_create_nodes(facts) {
-        let remedy =
-            format!("loopfs creates the nodes that it needs, but losetup(8) and the kubelet do not: {HOST}");
-        Check::warning(ID, found, remedy)
+        let remedy = format!(
+            "loopfs creates the nodes that it needs if the device cgroup allows `b 7:* rwm`, but losetup(8) and the kubelet \
+             create none: {HOST_DEV}"
+        );
+        Check::warning(id, found, remedy)
+    } else if *usable > 0 {
+        let found =
+            format!("{found}; this process may not create nodes, so loopfs can use {usable} devices only");
+        Check::warning(id, found, HOST_DEV)
     } else {
-        Check::missing(ID, format!("{found}; this process may not create them"), HOST)
+        let found = format!(
+            "{found}; this process may not create nodes, and no device that loopfs would choose has one"
+        );
+        Check::missing(id, found, HOST_DEV)
     }
+}
+
+/// Returns the first names, and the number of the others.
+fn some_of(names: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let mut shown: Vec<_> = names.iter().take(SHOWN).cloned().collect();
+    if names.len() > SHOWN {
+        shown.push(format!("{} more", names.len() - SHOWN));
+    }
+    shown.join(", ")
 }
 
 fn sysfs(writable: Option<bool>) -> Check {
@@ -225,12 +301,7 @@ fn system_calls(facts: &Facts) -> Check {
     let filter = if facts.seccomp { "; a seccomp filter is active" } else { "" };
     if !absent.is_empty() {
         let found = format!("the kernel has no {}{filter}", absent.join(", "));
-        let remedy = if facts.seccomp {
-            "allow these calls in the seccomp profile (Docker: `--security-opt seccomp=unconfined`), or boot Linux 5.14 or later"
-        } else {
-            "boot Linux 5.14 or later"
-        };
-        return Check::missing(ID, found, remedy);
+        return Check::missing(ID, found, remedy_of_absent_calls(facts));
     }
     if denied.is_empty() {
         let names = with(Call::Exists).join(", ");
@@ -249,10 +320,26 @@ fn system_calls(facts: &Facts) -> Check {
     )
 }
 
+fn remedy_of_absent_calls(facts: &Facts) -> String {
+    // quotactl_fd exists only with CONFIG_QUOTACTL.
+    let boot = match version(&facts.release) {
+        Some(version) if version >= FIRST_SUPPORTED => {
+            "boot a kernel that was built with them, such as that of the distribution (CONFIG_XFS_QUOTA=y)"
+        }
+        _ => "boot Linux 5.14 or later",
+    };
+    match facts.seccomp {
+        true => format!(
+            "allow these calls in the seccomp profile (Docker: `--security-opt seccomp=unconfined`), or {boot}"
+        ),
+        false => boot.to_owned(),
+    }
+}
+
 fn capabilities(effective: Option<u64>) -> Check {
     const ID: &str = "capabilities";
     if effective.is_none() {
-        return Check::not_checked(ID, "/proc/self/status cannot be read").with_remedy("mount /proc");
+        return Check::not_checked(ID, "/proc/thread-self/status cannot be read").with_remedy("mount /proc");
     }
     if !has(effective, SYS_ADMIN) {
         return Check::missing(
@@ -284,7 +371,7 @@ fn user_namespace(initial: Option<bool>) -> Check {
             "run it in the initial user namespace: not in a rootless engine, Docker with `--userns=host`, Kubernetes with \
              hostUsers: true",
         ),
-        None => Check::not_checked(ID, "/proc/self/uid_map cannot be read").with_remedy("mount /proc"),
+        None => Check::not_checked(ID, "/proc/thread-self/ns/user cannot be read").with_remedy("mount /proc"),
     }
 }
 
@@ -345,9 +432,24 @@ mod tests {
     #[case::loop_module("loop-driver", |f: &mut Facts| f.loop_driver = Driver::Module, Status::Ok, "")]
     #[case::loop_unknown("loop-driver", |f: &mut Facts| f.loop_driver = Driver::Unknown, Status::NotChecked, "modprobe loop")]
     #[case::max_part("loop-driver", |f: &mut Facts| f.max_part = Some(15), Status::Ok, "")]
-    #[case::no_node("loop-control", |f: &mut Facts| f.control = Control::NoNode, Status::Ok, "")]
+    #[case::no_node_in_a_copy("loop-control", |f: &mut Facts| {
+        (f.control, f.dev) = (Control::NoNode, Some(dev("tmpfs")));
+    }, Status::NotChecked, "c 10:237 rwm")]
+    #[case::no_node_nor_module_in_a_copy("loop-control", |f: &mut Facts| {
+        (f.control, f.dev, f.loop_driver) = (Control::NoNode, Some(dev("tmpfs")), Driver::Absent);
+    }, Status::Missing, "modprobe loop")]
+    #[case::removed_node("loop-control", |f: &mut Facts| f.control = Control::NoNode, Status::Missing, "mknod -m 0660 /dev/loop-control")]
+    #[case::no_node_before_the_module("loop-control", |f: &mut Facts| {
+        (f.control, f.loop_driver) = (Control::NoNode, Driver::Module);
+    }, Status::Ok, "")]
+    #[case::no_node_nor_module("loop-control", |f: &mut Facts| {
+        (f.control, f.loop_driver) = (Control::NoNode, Driver::Absent);
+    }, Status::Missing, "modprobe loop")]
+    #[case::no_node_and_unknown_modules("loop-control", |f: &mut Facts| {
+        (f.control, f.loop_driver) = (Control::NoNode, Driver::Unknown);
+    }, Status::NotChecked, "modprobe loop")]
     #[case::no_node_nor_mknod("loop-control", |f: &mut Facts| {
-        (f.control, f.capabilities) = (Control::NoNode, Some(1 << 21));
+        (f.control, f.dev, f.capabilities) = (Control::NoNode, Some(dev("tmpfs")), Some(1 << 21));
     }, Status::Missing, "modprobe loop")]
     #[case::not_opened("loop-control", |f: &mut Facts| f.control = Control::NotOpened, Status::NotChecked, "")]
     #[case::device_cgroup("loop-control", |f: &mut Facts| f.control = open_error(Errno::EPERM), Status::Missing, "c 10:237 rwm")]
@@ -357,24 +459,34 @@ mod tests {
     #[case::other_node("loop-control", |f: &mut Facts| f.control = open_error(Errno::ENOTTY), Status::Missing, "modprobe loop")]
     #[case::no_dev("dev", |f: &mut Facts| f.dev = None, Status::NotChecked, "")]
     #[case::static_dev("dev", |f: &mut Facts| f.dev = Some(dev("tmpfs")), Status::Warning, "-v /dev:/dev")]
+    #[case::static_dev_allowed("dev", |f: &mut Facts| f.dev = Some(dev("tmpfs")), Status::Warning, "`b 7:* rwm`")]
     #[case::static_dev_without_mknod("dev", |f: &mut Facts| {
-        (f.dev, f.capabilities) = (Some(dev("tmpfs")), Some(1 << 21));
+        (f.dev, f.capabilities) = (Some(Dev { usable: 0, ..dev("tmpfs") }), Some(1 << 21));
     }, Status::Missing, "extraMount")]
+    #[case::static_dev_with_nodes_without_mknod("dev", |f: &mut Facts| {
+        (f.dev, f.capabilities) = (Some(dev("tmpfs")), Some(1 << 21));
+    }, Status::Warning, "extraMount")]
     #[case::static_dev_in_user_namespace("dev", |f: &mut Facts| {
-        (f.dev, f.initial_user_namespace) = (Some(dev("tmpfs")), Some(false));
+        (f.dev, f.initial_user_namespace) = (Some(Dev { usable: 0, ..dev("tmpfs") }), Some(false));
     }, Status::Missing, "extraMount")]
     #[case::read_only_dev("dev", |f: &mut Facts| {
-        f.dev = Some(Dev { options: vec!["ro".into()], ..dev("tmpfs") });
+        f.dev = Some(Dev { options: vec!["ro".into()], usable: 0, ..dev("tmpfs") });
     }, Status::Missing, "hostPath")]
+    #[case::denied_device("dev", |f: &mut Facts| {
+        f.dev = Some(Dev { denied: vec!["loop0".into()], ..dev("devtmpfs") });
+    }, Status::Missing, "b 7:* rwm")]
     #[case::nodev("dev", |f: &mut Facts| {
         f.dev = Some(Dev { options: vec!["nodev".into()], ..dev("tmpfs") });
     }, Status::Missing, "hostPath")]
     #[case::removed_nodes("dev", |f: &mut Facts| {
-        f.dev = Some(Dev { without_node: 2, ..dev("devtmpfs") });
-    }, Status::Warning, "losetup")]
+        f.dev = Some(Dev { without_node: vec!["loop7".into(), "loop9".into()], ..dev("devtmpfs") });
+    }, Status::Missing, "`mknod -m 0660 /dev/loop7 b $(tr : ' ' </sys/block/loop7/dev)`")]
     #[case::read_only_sysfs("sysfs", |f: &mut Facts| f.sysfs_writable = Some(false), Status::Warning, "/sys/devices/virtual")]
     #[case::no_sysfs("sysfs", |f: &mut Facts| f.sysfs_writable = None, Status::Missing, "mount -t sysfs")]
-    #[case::call_absent("system-calls", |f: &mut Facts| f.calls[0].1 = Call::Absent, Status::Missing, "boot Linux 5.14")]
+    #[case::call_of_a_later_kernel("system-calls", |f: &mut Facts| {
+        (f.calls[0].1, f.release) = (Call::Absent, "5.13.0".into());
+    }, Status::Missing, "boot Linux 5.14")]
+    #[case::call_not_built("system-calls", |f: &mut Facts| f.calls[0].1 = Call::Absent, Status::Missing, "CONFIG_XFS_QUOTA=y")]
     #[case::call_hidden("system-calls", |f: &mut Facts| {
         (f.calls[0].1, f.seccomp) = (Call::Absent, true);
     }, Status::Missing, "seccomp=unconfined")]
@@ -389,7 +501,7 @@ mod tests {
     #[case::few_capabilities("capabilities", |f: &mut Facts| f.capabilities = Some(1 << 21), Status::Warning, "FOWNER, MKNOD")]
     #[case::no_proc("capabilities", |f: &mut Facts| f.capabilities = None, Status::NotChecked, "mount /proc")]
     #[case::user_namespace("user-namespace", |f: &mut Facts| f.initial_user_namespace = Some(false), Status::Missing, "--userns=host")]
-    #[case::no_uid_map("user-namespace", |f: &mut Facts| f.initial_user_namespace = None, Status::NotChecked, "mount /proc")]
+    #[case::user_namespace_unknown("user-namespace", |f: &mut Facts| f.initial_user_namespace = None, Status::NotChecked, "mount /proc")]
     #[case::no_leases("file-leases", |f: &mut Facts| f.leases = Some(false), Status::Warning, "sysctl fs.leases-enable=1")]
     #[case::leases_unknown("file-leases", |f: &mut Facts| f.leases = None, Status::NotChecked, "")]
     #[case::cgroup_v1("cgroup", |f: &mut Facts| f.cgroup = Cgroup::V1, Status::Warning, "unified_cgroup_hierarchy")]
@@ -407,6 +519,13 @@ mod tests {
         assert_eq!(check.status, status, "{check:?}");
         assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");
         assert!(check.remedy.as_deref().unwrap_or_default().contains(remedy), "{check:?}");
+    }
+
+    #[test]
+    fn only_the_first_of_many_names_are_shown() {
+        let names = ["loop1", "loop2", "loop3", "loop4", "loop5"].map(str::to_owned);
+        assert_eq!(some_of(&names[..3]), "loop1, loop2, loop3");
+        assert_eq!(some_of(&names), "loop1, loop2, loop3, 2 more");
     }
 
     #[rstest]

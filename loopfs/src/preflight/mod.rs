@@ -1,7 +1,8 @@
 //! The check of a machine before loopfs runs on it: what is missing, and what to do about it.
 //!
 //! [`check()`] works on any machine, in any container and as any user. It changes nothing: it loads no module, mounts nothing and
-//! attaches nothing. One module gathers facts, and pure functions judge them.
+//! attaches nothing. The one exception is a directory with an automount, which the kernel mounts when a process opens it.
+//! One module gathers facts, and pure functions judge them.
 
 mod check;
 mod data_dir;

@@ -13,6 +13,7 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
 use rustix::fs::ioctl_blksszget;
 
+use super::devtmpfs::is_devtmpfs;
 use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
 use super::result::{Result, errno};
 
@@ -41,12 +42,11 @@ const CONTROL_NUMBER: u64 = makedev(10, 237);
 const NODE_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 /// Opens `/dev/loop-control`. If the node is missing, it first loads the loop module. Then, if `/dev` is a copy in which the
-/// kernel creates no nodes, it creates the node. Returns ENODEV if the node exists but the kernel has no module for it, and
-/// ENOENT if the node can be neither found nor created.
+/// kernel creates no nodes, it creates the node. Returns ENODEV if the node exists but the kernel has no module for it, ENOENT
+/// if the node can be neither found nor created, and EPERM if the device cgroup denies the process to open it.
 pub(crate) fn open_control() -> Result<OwnedFd> {
     let opened = open_node(CONTROL, OFlag::O_RDWR);
-    // An error of `load_module` is ignored: the node is then still missing, which is what the caller can act on.
-    if !matches!(opened, Err(Errno::ENOENT)) || load_module().is_err() {
+    if !matches!(opened, Err(Errno::ENOENT)) || !load_module()? {
         return opened;
     }
     match open_node(CONTROL, OFlag::O_RDWR) {
@@ -62,16 +62,23 @@ pub(crate) fn open_control() -> Result<OwnedFd> {
 /// in the root file system of the host, even if the process is in a container. This needs a device node. systemd creates it
 /// at boot (`kmod static-nodes`), but other init systems do not. This function therefore creates the node in a temporary
 /// directory below `/dev`. Once the module is loaded, the kernel creates `/dev/loop-control` itself, unless `/dev` is a copy.
-/// Returns EPERM or EACCES if the process may not create nodes there.
-fn load_module() -> Result<()> {
+///
+/// Returns `false` if the module is not loaded: the process may not create nodes there, `/dev` is mounted nodev, or the kernel has
+/// no such module. Returns EPERM if the process can create the node and the device cgroup denies to open it. That is the default
+/// of Docker, which lets a container create the nodes of all devices.
+fn load_module() -> Result<bool> {
     // mkdtemp(3) creates the directory with mode 0700. If the process dies here, the directory stays until the next boot.
-    let directory = mkdtemp("/dev/.loopfs-XXXXXX")?;
+    let Ok(directory) = mkdtemp("/dev/.loopfs-XXXXXX") else { return Ok(false) };
     let node = directory.join("loop-control");
     let made = mknod(&node, SFlag::S_IFCHR, NODE_MODE, CONTROL_NUMBER);
-    let opened = made.and_then(|()| open_node(&node, OFlag::O_RDWR));
+    let opened = made.is_ok().then(|| open_node(&node, OFlag::O_RDWR));
     unlink(&node).ok();
     std::fs::remove_dir(&directory).ok();
-    opened.map(drop)
+    match opened {
+        Some(Err(Errno::EPERM)) => Err(Errno::EPERM),
+        Some(opened) => Ok(opened.is_ok()),
+        None => Ok(false),
+    }
 }
 
 fn open_node<P: NixPath + ?Sized>(node: &P, access: OFlag) -> Result<OwnedFd> {
@@ -80,11 +87,12 @@ fn open_node<P: NixPath + ?Sized>(node: &P, access: OFlag) -> Result<OwnedFd> {
 
 /// Creates a node in `/dev` for a device that the kernel has. A container's `/dev` is a tmpfs with copies of the nodes that the
 /// host had when the container started, and devtmpfs is not there to add the later ones. A concurrent call of another process
-/// creates the same node, so an existing node is no error. Nodes are not removed: a device with this index has the same number
-/// again. Returns ENOENT if the process may not create nodes there, because the node is still missing, and also in a devtmpfs:
-/// the kernel creates the node there a moment after the device, and would never remove one that is not its own.
+/// creates the same node, so an existing node is no error. Nodes are not removed, and on a disk they survive a reboot: a device
+/// with this index has the same number again, unless the module is loaded with another `max_part`. Returns ENOENT if the process
+/// may not create nodes there, because the node is still missing, and also in a devtmpfs: the kernel creates the node there a
+/// moment after the device, and would never remove one that is not its own.
 fn create_node(path: &str, kind: SFlag, number: u64) -> Result<()> {
-    if dev_is_devtmpfs() {
+    if is_devtmpfs("/dev") {
         return Err(Errno::ENOENT);
     }
     match mknod(path, kind, NODE_MODE, number) {
@@ -93,40 +101,31 @@ fn create_node(path: &str, kind: SFlag, number: u64) -> Result<()> {
     }
 }
 
-/// Returns `true` if `/dev` is a devtmpfs, or if that cannot be found out. statfs(2) does not tell it from a tmpfs. Reads the
-/// table of the thread, because `/proc/self` has that of the main thread, which may be in another mount namespace.
-fn dev_is_devtmpfs() -> bool {
-    let Ok(mounts) = std::fs::read("/proc/thread-self/mountinfo") else { return true };
-    is_devtmpfs(&String::from_utf8_lossy(&mounts))
-}
-
-/// Returns `true` if the topmost mount at `/dev` is a devtmpfs. The table has covered mounts first.
-fn is_devtmpfs(mountinfo: &str) -> bool {
-    let at_dev = |line: &&str| line.split(' ').nth(4) == Some("/dev");
-    mountinfo.lines().rfind(at_dev).is_some_and(|line| line.contains(" - devtmpfs "))
-}
-
 /// Opens `/dev/loopN`. If the node is missing and the kernel has the device, it creates the node. Returns ENXIO while the kernel
-/// unbinds or removes the device, and ENOENT without a node.
+/// unbinds or removes the device, and ENOENT without a device or without a node.
 pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
+    // The node can have outlived the device. To open it would create the device (CONFIG_BLOCK_LEGACY_AUTOLOAD).
+    if !exists(index) && std::path::Path::new("/sys/block").exists() {
+        return Err(Errno::ENOENT);
+    }
     let access = OFlag::O_NONBLOCK | if writable { OFlag::O_RDWR } else { OFlag::O_RDONLY };
     let path = format!("/dev/loop{index}");
     match open_node(path.as_str(), access) {
         Err(Errno::ENOENT) => {
-            create_node(&path, SFlag::S_IFBLK, number_in_sysfs(index)?)?;
+            create_node(&path, SFlag::S_IFBLK, number(index)?)?;
             open_node(path.as_str(), access)
         }
         opened => opened,
     }
 }
 
-/// Returns the number of device `index`. It is not 7:`index` if the parameter `max_part` of the module is set. Returns ENOENT if
-/// the kernel has no such device.
-fn number_in_sysfs(index: u32) -> Result<u64> {
+/// Returns the number of device `index` according to sysfs. It is not 7:`index` if the parameter `max_part` of the module is set.
+/// Returns ENOENT if the kernel has no such device.
+pub(crate) fn number(index: u32) -> Result<u64> {
     let text = read_attribute(index, "dev").map_err(errno_of)?;
     let (major, minor) = text.split_once(':').ok_or(Errno::EIO)?;
-    let number = |text: &str| text.parse().or(Err(Errno::EIO));
-    Ok(makedev(number(major)?, number(minor)?))
+    let parse = |text: &str| text.parse().or(Err(Errno::EIO));
+    Ok(makedev(parse(major)?, parse(minor)?))
 }
 
 /// Returns `st_rdev` of an open device.
@@ -185,7 +184,8 @@ pub(crate) fn index_limit() -> u32 {
 
 /// Returns `true` if the kernel has the device, with or without a node.
 pub(crate) fn exists(index: u32) -> bool {
-    std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
+    // The entry is a symbolic link. To follow it would take longer.
+    std::path::Path::new(&format!("/sys/block/loop{index}")).is_symlink()
 }
 
 /// Reads `queue/discard_max_bytes`, `discard_max_hw_bytes` or `discard_granularity` of device `index` in sysfs.

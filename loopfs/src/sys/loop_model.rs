@@ -283,10 +283,12 @@ impl Bound {
     }
 }
 
+/// Runs `work` on the model of a control descriptor, or on that of the thread if a test opened the real device.
 fn by_control<T>(control: impl AsFd, work: impl FnOnce(&mut Model) -> T) -> T {
     let registered = BY_CONTROL.lock().unwrap_or_else(PoisonError::into_inner);
-    let model = Arc::clone(&registered[&control.as_fd().as_raw_fd()]);
+    let model = registered.get(&control.as_fd().as_raw_fd()).map(Arc::clone);
     drop(registered);
+    let model = model.unwrap_or_else(|| MODEL.with_borrow(Arc::clone));
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     work(&mut model)
 }
@@ -315,6 +317,12 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
 
 pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
     with(|model| model.index_of(device).map(|index| nix::sys::stat::makedev(7, index.into())))
+}
+
+pub(crate) fn number(index: u32) -> Result<u64> {
+    with(|model| {
+        model.devices.get(&index).map(|_| nix::sys::stat::makedev(7, index.into())).ok_or(Errno::ENOENT)
+    })
 }
 
 pub(crate) fn indices() -> Result<Vec<u32>> {

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "data-disk")]
 pub(crate) mod block;
+pub(crate) mod devtmpfs;
 #[cfg(feature = "kernel-tests")]
 pub(crate) mod discard;
 pub(crate) mod fiemap;

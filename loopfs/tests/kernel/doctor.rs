@@ -1,20 +1,26 @@
-//! Tests of `loopfs doctor` on machines that lack something. Each one changes the mount namespace of a thread only.
+//! Tests of `loopfs doctor` on machines that lack something.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use loopfs::loop_device::LoopControl;
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
 use loopfs::preflight::{self, Check, Directories, Status};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
+use rstest::rstest;
 use serde_json::Value;
 
-use crate::environment::{Leaks, path_from, scratch, xfs, xfs_without_quota};
+use crate::environment::{Leaks, directory, image, path_from, scratch, xfs, xfs_without_quota};
 use crate::quota_refusals::run_without_capabilities;
 use crate::refusals::in_namespace;
 use crate::static_dev::{no_loop_nodes, with_static_dev};
+use crate::user_namespaces::{MAPPED, TARGET, start_in_user_namespace};
+
+const MIB: u64 = 1 << 20;
 
 /// The result of one run.
 struct Report {
@@ -58,25 +64,48 @@ fn doctor(data_dir: &Path, kubelet_dir: &Path) -> Report {
     report
 }
 
-/// Creates the directory of a kubelet in a mount of its own with this propagation. Call it in a namespace of its own.
-fn kubelet(directory: &Path, propagation: MsFlags) {
-    let nothing = None::<&str>;
-    for name in ["pods", "plugins", "plugins_registry"] {
-        std::fs::create_dir(directory.join(name)).unwrap();
+/// The directory of a kubelet, in a mount of its own.
+struct KubeletDirectory(tempfile::TempDir);
+
+impl KubeletDirectory {
+    fn with_propagation(propagation: MsFlags) -> Self {
+        let directory = scratch();
+        for name in ["pods", "plugins", "plugins_registry"] {
+            std::fs::create_dir(directory.path().join(name)).unwrap();
+        }
+        let path = Some(directory.path());
+        mount(path, directory.path(), None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        propagate(directory.path(), propagation);
+        Self(directory)
     }
-    mount(Some(directory), directory, nothing, MsFlags::MS_BIND, nothing).unwrap();
-    mount(nothing, directory, nothing, propagation, nothing).unwrap();
+}
+
+impl Drop for KubeletDirectory {
+    fn drop(&mut self) {
+        umount(self.0.path()).ok();
+    }
+}
+
+fn propagate(path: &Path, how: MsFlags) {
+    mount(None::<&str>, path, None::<&str>, how, None::<&str>).unwrap();
+}
+
+/// Runs `work` in a mount namespace that lasts as long as its thread, and in which mounts have the propagation that they have here.
+fn in_copied_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let apart = || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(apart).join().unwrap())
 }
 
 #[test]
 fn a_node_with_everything_lacks_nothing() {
     let leaks = Leaks::watch();
-    let scratch = scratch();
     drop(LoopControl::open().unwrap());
-    let report = in_namespace(|| {
-        kubelet(scratch.path(), MsFlags::MS_SHARED);
-        doctor(&xfs(), scratch.path())
-    });
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let report = doctor(&xfs(), kubelet.0.path());
+    drop(kubelet);
     assert_eq!(report.code, Some(0), "{:?}", report.checks);
     assert_eq!(report.with("missing"), [""; 0], "{:?}", report.checks);
     // The test machine has no cgroups. Its data file system may be nearly full after other tests.
@@ -120,17 +149,35 @@ fn a_read_only_data_directory_is_missing_and_one_without_nodev_a_warning() {
     assert!(status == "warning" && text.contains("without nodev"), "{status} {text}");
 }
 
-#[test]
-fn private_propagation_of_the_kubelet_s_directory_is_missing() {
-    let scratch = scratch();
-    let report = in_namespace(|| {
-        kubelet(scratch.path(), MsFlags::MS_PRIVATE);
-        doctor(&xfs(), scratch.path())
+#[rstest]
+#[case::private(&[MsFlags::MS_PRIVATE], "is private")]
+#[case::receiving(&[MsFlags::MS_SLAVE], "propagates none")]
+#[case::service_with_private_mounts(&[MsFlags::MS_SLAVE, MsFlags::MS_SHARED], "shared with no other")]
+fn a_kubelet_s_directory_from_which_mounts_do_not_reach_the_node_is_missing(
+    #[case] propagation: &[MsFlags],
+    #[case] reason: &str,
+) {
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let path = kubelet.0.path();
+    let report = in_copied_namespace(|| {
+        propagation.iter().for_each(|how| propagate(path, *how));
+        doctor(&xfs(), path)
     });
     assert_eq!(report.with("missing"), ["propagation"], "{:?}", report.checks);
     let (_, text) = report.of("propagation");
-    let remedy = format!("mount --make-rshared {}", scratch.path().display());
-    assert!(text.contains(&remedy), "{text}");
+    let remedy = format!("mount --make-rshared {}", path.display());
+    assert!(text.contains(reason) && text.contains(&remedy), "{text}");
+}
+
+#[test]
+fn a_kubelet_s_directory_that_is_shared_with_the_node_is_ok_and_a_private_one_of_the_node_a_warning() {
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let report = in_copied_namespace(|| doctor(&xfs(), kubelet.0.path()));
+    assert_eq!(report.of("propagation").0, "ok", "{:?}", report.checks);
+    propagate(kubelet.0.path(), MsFlags::MS_PRIVATE);
+    let report = doctor(&xfs(), kubelet.0.path());
+    let (status, text) = report.of("propagation");
+    assert!(status == "warning" && text.contains("outside containers"), "{status} {text}");
 }
 
 #[test]
@@ -149,11 +196,118 @@ fn a_static_dev_is_a_warning_and_missing_where_no_node_can_be_created() {
     });
     let (status, text) = report.of("dev");
     assert!(status == "warning" && text.contains("tmpfs") && text.contains("extraMount"), "{status} {text}");
-    assert_eq!(report.of("loop-control").0, "ok");
+    let (status, text) = report.of("loop-control");
+    assert!(status == "not_checked" && text.contains("c 10:237 rwm"), "{status} {text}");
     let report = with_static_dev(no_loop_nodes, MsFlags::MS_NODEV, || doctor(&xfs(), kubelet.path()));
     let (status, text) = report.of("dev");
     assert!(status == "missing" && text.contains("nodev"), "{status} {text}");
     assert_eq!(report.of("loop-control").0, "missing");
+}
+
+/// Runs `work` in a device cgroup with the rules of a container and these further ones. In a container, nodes of all devices can be
+/// created, and only those of memory devices opened.
+fn with_device_rules<T: Send>(further: &[&str], work: impl FnOnce() -> T + Send) -> T {
+    let hierarchy = scratch();
+    let tasks = |group: &Path| std::fs::write(group.join("tasks"), "0").unwrap();
+    in_namespace(|| {
+        let root = hierarchy.path();
+        mount(Some("none"), root, Some("cgroup"), MsFlags::empty(), Some("devices")).unwrap();
+        let container = root.join("container");
+        std::fs::create_dir(&container).unwrap();
+        std::fs::write(container.join("devices.deny"), "a").unwrap();
+        for rule in ["c *:* m", "b *:* m", "c 1:* rwm"].iter().chain(further) {
+            std::fs::write(container.join("devices.allow"), rule).unwrap();
+        }
+        // 0 is the thread that writes.
+        tasks(&container);
+        let result = work();
+        tasks(root);
+        std::fs::remove_dir(&container).unwrap();
+        result
+    })
+}
+
+#[test]
+fn a_device_cgroup_that_denies_loop_devices_is_never_ok() {
+    let leaks = Leaks::watch();
+    let (kubelet, directory) = (scratch(), directory());
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let doctor = || doctor(&xfs(), kubelet.path());
+    let own_dev = with_device_rules(&[], || with_static_dev(no_loop_nodes, MsFlags::empty(), doctor));
+    let denied = with_device_rules(&[], doctor);
+    let control_only = with_device_rules(&["c 10:237 rwm"], doctor);
+    let allowed = with_device_rules(&["c 10:237 rwm", "b 7:* rwm"], doctor);
+    assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+    // A rule for a device without a node cannot be seen.
+    let (status, text) = own_dev.of("loop-control");
+    assert!(status == "not_checked" && text.contains("c 10:237 rwm"), "{status} {text}");
+    let (status, text) = own_dev.of("dev");
+    assert!(status == "warning" && text.contains("b 7:* rwm"), "{status} {text}");
+    for (report, id) in [(&denied, "loop-control"), (&denied, "dev"), (&control_only, "dev")] {
+        let (status, text) = report.of(id);
+        assert!(status == "missing" && text.contains("b 7:* rwm"), "{id}: {status} {text}");
+    }
+    assert_eq!(control_only.of("loop-control").0, "ok");
+    for id in ["loop-control", "dev"] {
+        assert_eq!(allowed.of(id).0, "ok", "{:?}", allowed.of(id));
+    }
+    leaks.check();
+}
+
+#[test]
+fn a_devtmpfs_without_the_node_of_a_device_is_missing() {
+    let leaks = Leaks::watch();
+    let (kubelet, directory) = (scratch(), directory());
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let aside = device.path().with_extension("aside");
+    std::fs::rename(device.path(), &aside).unwrap();
+    let report = doctor(&xfs(), kubelet.path());
+    std::fs::rename(&aside, device.path()).unwrap();
+    let (status, text) = report.of("dev");
+    let remedy = format!("mknod -m 0660 {} b", device.path().display());
+    assert!(status == "missing" && text.contains(&remedy), "{status} {text}");
+    assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+    leaks.check();
+}
+
+#[test]
+fn the_mounts_are_those_of_the_calling_thread() {
+    let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
+    let directories = Directories { data_dir: None, kubelet_dir: Some(kubelet.0.path().to_owned()) };
+    let checks = in_copied_namespace(|| {
+        propagate(kubelet.0.path(), MsFlags::MS_PRIVATE);
+        preflight::check(&directories)
+    });
+    let propagation = checks.iter().find(|check| check.id == "propagation").unwrap();
+    assert_eq!(propagation.status, Status::Missing, "{propagation:?}");
+}
+
+#[test]
+fn a_user_namespace_that_maps_every_id_to_itself_is_not_the_initial_one() {
+    if std::env::var_os(TARGET).is_some() {
+        unshare(CloneFlags::CLONE_NEWUSER).unwrap();
+        // The parent maps the ids when it has read this line.
+        println!("{MAPPED}");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap();
+        assert!(map.split_whitespace().eq(["0", "0", "4294967295"]), "{map}");
+        let checks = preflight::check(&Directories::default());
+        let namespace = checks.iter().find(|check| check.id == "user-namespace").unwrap();
+        assert_eq!(namespace.status, Status::Missing, "{namespace:?}");
+        return;
+    }
+    let (mut child, mut output) = start_in_user_namespace(Path::new("/"));
+    for map in ["uid_map", "gid_map"] {
+        std::fs::write(format!("/proc/{}/{map}", child.id()), "0 0 4294967295").unwrap();
+    }
+    writeln!(child.stdin.take().unwrap()).unwrap();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success() && rest.contains("1 passed"), "{rest}");
 }
 
 #[test]

@@ -5,14 +5,14 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MsFlags, mount, umount};
 use nix::sys::stat::{Mode, SFlag, mknod};
 
-use crate::environment::{Leaks, directory, image, path_from};
+use crate::environment::{Leaks, directory, image, path_from, scratch};
 use crate::module::unload_loop_module;
 use crate::refusals::in_namespace;
 
@@ -107,8 +107,14 @@ fn a_node_that_outlived_its_device_does_not_hinder_the_next_device_of_the_index(
             let device = control.attach(image.as_fd(), &options).unwrap();
             assert_eq!(device.detach().unwrap(), Detach::Detached);
             loopfs::loop_device::unmanaged::remove(0x6_0000).unwrap();
-            assert!(Path::new("/dev/loop393216").exists() && !Path::new("/sys/block/loop393216").exists());
+            let is_absent =
+                || Path::new("/dev/loop393216").exists() && !Path::new("/sys/block/loop393216").exists();
+            assert!(is_absent());
             assert!(control.find(image.as_fd()).unwrap().is_empty());
+            let error = LoopDevice::open_index(0x6_0000).unwrap_err();
+            assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
+            assert_eq!(loopfs::loop_device::unmanaged::attributes(0x6_0000).backing, None);
+            assert!(is_absent(), "the kernel has created the device again");
         }
     });
     leaks.check();
@@ -151,6 +157,65 @@ fn a_static_dev_in_which_nodes_cannot_be_opened_is_an_error() {
     let error = with_static_dev(no_loop_nodes, MsFlags::MS_NODEV, LoopControl::open).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
     assert!(error.to_string().contains("see the host's /dev"), "no remedy in: {error}");
+}
+
+/// A cgroup with the devices controller of cgroup v1, mounted for a test.
+struct DeviceCgroup {
+    directory: tempfile::TempDir,
+    group: PathBuf,
+}
+
+impl DeviceCgroup {
+    /// Creates a group that denies these devices.
+    fn denying(devices: &[&str]) -> Self {
+        let directory = scratch();
+        let options = Some("devices");
+        mount(Some("none"), directory.path(), Some("cgroup"), MsFlags::empty(), options).unwrap();
+        let group = directory.path().join("loopfs-test");
+        std::fs::create_dir(&group).unwrap();
+        for device in devices {
+            std::fs::write(group.join("devices.deny"), device).unwrap();
+        }
+        Self { directory, group }
+    }
+
+    /// Moves this thread into the group, or back.
+    fn enter(directory: &Path) {
+        std::fs::write(directory.join("tasks"), nix::unistd::gettid().to_string()).unwrap();
+    }
+}
+
+impl Drop for DeviceCgroup {
+    fn drop(&mut self) {
+        // The check for leaks reports what is left.
+        std::fs::remove_dir(&self.group).ok();
+        umount(self.directory.path()).ok();
+    }
+}
+
+/// By default, engines let a container create the nodes of all devices, and open few of them.
+#[test]
+fn a_device_cgroup_that_denies_the_loop_driver_is_an_error_with_its_remedy() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let index = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap().index();
+    let cgroup = DeviceCgroup::denying(&["c 10:237 rw", "b 7:* rw"]);
+    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
+        DeviceCgroup::enter(&cgroup.group);
+        let errors = [LoopControl::open().unwrap_err(), LoopDevice::open_index(index).unwrap_err()];
+        DeviceCgroup::enter(cgroup.directory.path());
+        for error in errors {
+            assert_eq!(error.errno(), Some(libc::EPERM), "{error}");
+            assert!(error.to_string().contains("c 10:237 rwm"), "no remedy in: {error}");
+        }
+        let names: Vec<_> = std::fs::read_dir("/dev").unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(!names.iter().any(|name| name.to_string_lossy().starts_with('.')), "{names:?}");
+    });
+    drop(cgroup);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    leaks.check();
 }
 
 #[test]

@@ -133,6 +133,27 @@ fn an_id_with_charged_files_stays_allocated() {
 }
 
 #[test]
+fn a_store_of_a_later_format_is_refused_with_the_remedy_and_unchanged() {
+    drop(store());
+    let format = xfs().join(".loopfs/format");
+    let known = std::fs::read(&format).unwrap();
+    let later = "loopfs store 2\n";
+    std::fs::write(&format, later).unwrap();
+    let open = loopfs::volume_store::VolumeStore::open;
+    let errors = [open, loopfs::volume_store::VolumeStore::open_existing]
+        .map(|open| open(&xfs(), loopfs::volume_store::StoreOptions::default()).unwrap_err());
+    let found = std::fs::read_to_string(&format).unwrap();
+    std::fs::write(&format, known).unwrap();
+    for error in errors {
+        assert_eq!(error.kind(), loopfs::ErrorKind::Unsupported, "{error}");
+        let message = error.to_string();
+        assert!(message.contains("loopfs store 2") && message.contains("install the version"), "{message}");
+    }
+    assert_eq!(found, later);
+    store().verify().unwrap();
+}
+
+#[test]
 fn an_incomplete_store_is_completed() {
     let store = store();
     drop(store);

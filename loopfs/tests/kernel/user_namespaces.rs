@@ -20,9 +20,9 @@ use crate::quota_refusals::{NOBODY, assert_refused};
 
 const MIB: u64 = 1 << 20;
 /// Set in the process that enters the user namespace; the value is the path of the idmapped mount.
-const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
+pub(crate) const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
 /// The line that the process prints once its ids are mapped.
-const MAPPED: &str = "ids are mapped";
+pub(crate) const MAPPED: &str = "ids are mapped";
 
 fn project(id: u32) -> ProjectId {
     ProjectId::new(id).unwrap()
@@ -30,7 +30,7 @@ fn project(id: u32) -> ProjectId {
 
 /// Starts the current test again as a process with one thread and as the only process of an unprivileged user. Only
 /// such a process may enter a user namespace. Waits until it has mapped its ids.
-fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
+pub(crate) fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
     let test = std::thread::current().name().expect("libtest names the thread after its test").to_owned();
     // If the user may have only one process, libtest cannot start a thread for the test and runs it in its only thread.
     let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();

@@ -114,12 +114,19 @@ impl Ring {
 
     fn append(&self, mut line: Line) {
         line.text.shrink_to_fit();
+        let cost_of_line = cost(&line.text);
         let mut entries = self.lock();
-        entries.bytes += cost(&line.text);
-        entries.lines.push_back(line);
-        while entries.bytes > self.max_bytes || entries.lines.len() > MAX_LINES {
+        // The oldest lines are dropped first, because otherwise a full buffer would double its capacity for the new line.
+        while entries.bytes + cost_of_line > self.max_bytes || entries.lines.len() >= MAX_LINES {
             let Some(oldest) = entries.lines.pop_front() else { break };
             entries.bytes -= cost(&oldest.text);
+            entries.start += 1;
+        }
+        if cost_of_line <= self.max_bytes {
+            entries.bytes += cost_of_line;
+            entries.lines.push_back(line);
+        } else {
+            // The line alone exceeds the buffer, which is empty now.
             entries.start += 1;
         }
         entries.shrink();
@@ -277,6 +284,21 @@ mod tests {
                 let memory = ring.lock().memory();
                 assert!(memory <= MAX_BYTES, "lines of {size} bytes take {memory} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_further_lines_without_a_larger_buffer() {
+        // A power of two, at which a buffer that holds one more line has twice the capacity.
+        const LINES: usize = 64;
+        let ring = Ring::new(LINES * (1 + OVERHEAD_BYTES));
+        for _ in 0..LINES {
+            push(&ring, "x");
+        }
+        let full = ring.lock().lines.capacity();
+        for _ in 0..2 * LINES {
+            push(&ring, "x");
+            assert_eq!((ring.counts().lines, ring.lock().lines.capacity()), (LINES as u64, full));
         }
     }
 

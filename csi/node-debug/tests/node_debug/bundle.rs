@@ -62,6 +62,21 @@ fn an_archive_has_logs_conditions_and_state_but_no_secrets() {
 }
 
 #[test]
+fn a_secret_in_a_path_is_neither_in_conditions_nor_in_the_state() {
+    let node = Node::start(&["--data-dir=/nonexistent/token=hunter2-path".to_owned()]);
+    let path = node.directory().join("report.tar");
+    let output = node.dbg(&["bundle", "--output", path.to_str().unwrap()]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let files = files(&path);
+    for name in ["node-debug/conditions.txt", "node-debug/state/quotas.txt"] {
+        assert!(files[name].contains("/nonexistent/token=[redacted]"), "{name}: {}", files[name]);
+    }
+    for (name, text) in &files {
+        assert!(!text.contains("hunter2-path"), "{name} has the secret: {text}");
+    }
+}
+
+#[test]
 fn a_bundle_that_fails_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("report.tar");

@@ -13,7 +13,7 @@ use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Forward, Vm};
 use testvm_guest::spec::{Mount, Source};
 
-use super::parts::KindParts;
+use super::parts::{KindParts, MEMORY_MIB};
 use crate::docker::{DOCKER_DISK, Devices, bash};
 use crate::loopback::LoopbackLease;
 
@@ -29,6 +29,22 @@ const ADDRESS: &str = "10.0.2.15";
 /// The container of a cluster with one node and kind's default name.
 const NODE: &str = "kind-control-plane";
 const SHELL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The logs of a cluster: the name of each, and the commands that print it on the machine. A log is cut to its last bytes,
+/// because it passes from the machine as one message. The node image has no crictl; the kubelet keeps the logs of containers
+/// in /var/log/pods.
+const LOGS: [(&str, &str); 4] = [
+    ("docker", "docker ps --all"),
+    ("node", "docker logs kind-control-plane 2>&1 | tail --bytes=2M"),
+    ("journal", "docker exec kind-control-plane journalctl --no-pager | tail --bytes=4M"),
+    (
+        "pods",
+        "docker exec kind-control-plane sh -c 'find /var/log/pods -name \"*.log\" -exec tail --lines=500 --verbose {} +' \
+    | tail --bytes=8M",
+    ),
+];
+/// The time for one of these logs, on an emulated processor that runs a control plane.
+const LOG_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A running machine with Docker and kind. Dropping it cuts its power.
 pub struct KindMachine {
@@ -50,8 +66,7 @@ impl KindMachine {
         logs: &Path,
     ) -> Result<KindMachine> {
         for emptied in [directory, logs] {
-            cache::remove_dir(emptied)?;
-            fs::create_dir_all(emptied).with_context(|| format!("create {}", emptied.display()))?;
+            cache::empty_dir(emptied)?;
         }
         let step = session.progress.step("boot a machine with Docker and kind");
         let lease = LoopbackLease::take(&session.cache.root().join("clusters"))?;
@@ -74,6 +89,7 @@ impl KindMachine {
                 host: SocketAddrV4::new(address, api_server.port()),
                 guest_port: API_PORT,
             }],
+            memory_mib: MEMORY_MIB,
             logs: logs.to_owned(),
         };
         let vm = parts.machine.boot(devices, directory).await?;
@@ -106,6 +122,20 @@ iptables --insert DOCKER-USER --protocol tcp --destination $address --dport {API
         self.shell(&forward, SHELL_TIMEOUT).await?;
         let text = self.shell("kind get kubeconfig", SHELL_TIMEOUT).await?;
         reached_at(&text, self.api_server)
+    }
+
+    /// Writes the logs of the cluster into `directory`: those of Docker and of the node, its journal, and those of the
+    /// containers of pods. If a log cannot be read, its file has the reason instead.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub async fn store_logs(&self, directory: &Path) -> Result<()> {
+        for (name, commands) in LOGS {
+            let log = self.shell(commands, LOG_TIMEOUT).await.unwrap_or_else(|error| format!("{error:#}\n"));
+            let path = directory.join(format!("{name}.log"));
+            fs::write(&path, log).with_context(|| format!("write {}", path.display()))?;
+        }
+        Ok(())
     }
 
     /// Shuts the machine down.

@@ -1,11 +1,13 @@
 //! The contents of the node image: the programs of Kubernetes, and the images of its control plane.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use testvm::cache::digest_file;
 use testvm::go_build::{self, required_version};
+use testvm::images::debian_program::IPTABLES;
 use testvm::images::kind::{Description, NodePrograms};
 use testvm::process::Program;
 use testvm::session::Session;
@@ -46,11 +48,11 @@ pub(super) async fn prepare(
         .await
         .context("list the images that kubeadm needs")?
         .stdout;
-    let config = sources.join(CONTAINERD_CONFIG);
+    let config = sources.directory.join(CONTAINERD_CONFIG);
     let config = fs::read_to_string(&config).with_context(|| format!("read {}", config.display()))?;
     let program = |name: &str, path: &Path| vec![(format!("/usr/local/bin/{name}"), path.to_owned())];
     let mut kube_proxy = program("kube-proxy", &programs.kube_proxy);
-    kube_proxy.extend(description.iptables(session).await?);
+    kube_proxy.extend(IPTABLES.files(session).await?);
     let images = [
         ("kube-apiserver", program("kube-apiserver", &programs.kube_apiserver)),
         ("kube-controller-manager", program("kube-controller-manager", &programs.kube_controller_manager)),
@@ -63,11 +65,23 @@ pub(super) async fn prepare(
         .map(|(name, files)| Ok((reference(&listed, name)?.to_owned(), files)))
         .collect::<Result<Vec<_>>>()?;
     images.push((sandbox_image(&config)?.to_owned(), vec![("/pause".to_owned(), pause.to_owned())]));
+    let large = [
+        kubeadm.as_path(),
+        &programs.etcd,
+        &programs.kube_apiserver,
+        &programs.kube_controller_manager,
+        &programs.kube_scheduler,
+        &programs.kube_proxy,
+        &programs.kubelet,
+        &programs.kubectl,
+    ];
+    let files = images.iter().flat_map(|(_, files)| files.iter().map(|(_, host)| host.as_path()));
+    let identity = identities(&large, files)?;
     let programs = NodePrograms {
         kubelet: programs.kubelet.clone(),
         kubectl: programs.kubectl.clone(),
         kubeadm: kubeadm.clone(),
-        identity: identities(programs, &kubeadm, pause)?,
+        identity,
         version: version.clone(),
         kind_sources: sources,
         images,
@@ -101,21 +115,14 @@ fn sandbox_image(containerd_config: &str) -> Result<&str> {
     values.next().context("kind's configuration of containerd names no sandbox_image")
 }
 
-/// Returns a text that depends on the contents of all programs.
-fn identities(programs: &Programs, kubeadm: &Path, pause: &Path) -> Result<String> {
-    let large = [
-        kubeadm,
-        &programs.etcd,
-        &programs.kube_apiserver,
-        &programs.kube_controller_manager,
-        &programs.kube_scheduler,
-        &programs.kube_proxy,
-        &programs.kubelet,
-        &programs.kubectl,
-    ];
+/// Returns a text that depends on the contents of the large programs and of all other files. Builds of a large program are
+/// distinguished without reading it. The others are read: Cargo links some of them again, to the same bytes.
+fn identities<'a>(large: &[&Path], files: impl Iterator<Item = &'a Path>) -> Result<String> {
+    let others: BTreeSet<&Path> = files.filter(|file| !large.contains(file)).collect();
     let mut texts = large.iter().map(|path| identity(path)).collect::<Result<Vec<_>>>()?;
-    // Cargo links it again and again, to the same bytes.
-    texts.push(digest_file(pause)?);
+    for file in others {
+        texts.push(digest_file(file)?);
+    }
     Ok(texts.join("\n"))
 }
 
@@ -130,6 +137,28 @@ mod tests {
         assert_eq!(reference(listed, "coredns").unwrap(), "registry.example/coredns/coredns:v2");
         let error = reference(listed, "proxy").unwrap_err().to_string();
         assert!(error.contains("no image proxy"), "{error}");
+    }
+
+    #[test]
+    fn the_identity_depends_on_the_content_of_every_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, content: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, content).unwrap();
+            path
+        };
+        let large = file("kubelet", "large");
+        let library = file("library", "1.0");
+        let text = || identities(&[&large], [large.as_path(), &library, &library].into_iter()).unwrap();
+        let first = text();
+        // The same bytes written again, as by Cargo.
+        file("library", "1.0");
+        assert_eq!(text(), first);
+        file("library", "1.1");
+        assert_ne!(text(), first);
+        let second = text();
+        file("kubelet", "larger");
+        assert_ne!(text(), second);
     }
 
     #[test]

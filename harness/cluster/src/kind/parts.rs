@@ -1,14 +1,13 @@
 //! The disks of a machine with Docker and kind, built once.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::cache::Recipe;
+use testvm::cache::{self, Recipe};
+use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
-use testvm::images::{disk, oci};
 use testvm::packages;
 use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode};
@@ -17,10 +16,13 @@ use super::node_image::{self, NodeImage};
 use crate::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use crate::plan::ContainerImage;
 use crate::programs::Programs;
+use crate::release::{KubernetesMinor, KubernetesSource};
 use crate::variant::Kubelet;
 
 /// The disk that holds the node image while Docker imports it.
 const NODE_DISK: &str = "node";
+/// The memory of the machine: a control plane and a node in one.
+pub(super) const MEMORY_MIB: u32 = 6144;
 /// The file of Docker's disk in its artifact.
 const DOCKER_FILE: &str = "docker.ext4";
 /// The import of the node image hashes and unpacks a gigabyte, on an emulated and busy processor.
@@ -51,15 +53,14 @@ pub struct KindParts {
 }
 
 impl KindParts {
-    /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin` if it is
-    /// there.
+    /// Builds all parts that are not in the cache.
     ///
     /// # Errors
     /// A part cannot be fetched or built, or the error of `plan`.
     pub async fn build(
         session: &Session,
         plan: impl Future<Output = Result<KindPlan>>,
-        kubernetes_bin: Option<&Path>,
+        kubernetes: &KubernetesSource,
     ) -> Result<KindParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let description = Description::read(session)?;
@@ -68,7 +69,13 @@ impl KindParts {
             let root = description.machine_root(session, &kernel).await?;
             anyhow::Ok((kernel, root))
         };
-        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes_bin);
+        anyhow::ensure!(
+            kubernetes.minor == KubernetesMinor::default(),
+            "kind runs Kubernetes {} here, the release of kubeadm in vm-images/kind/go.mod, and not {}",
+            KubernetesMinor::default().name(),
+            kubernetes.minor.name()
+        );
+        let programs = Programs::ensure(session, Kubelet::Stock, kubernetes);
         let (plan, (kernel, root), programs) = tokio::try_join!(plan, system, programs)?;
         let machine = DockerMachine::prepare(session, &kernel, root, plan.init.clone()).await?;
         let node_image = node_image::prepare(session, &description, &programs, &plan.pause).await?;
@@ -80,10 +87,7 @@ impl KindParts {
     pub(super) fn checkout(&self, directory: &Path) -> Result<Vec<(String, PathBuf)>> {
         let mut files = self.plan.files.clone();
         for image in &self.plan.images {
-            let archive = directory.join(image.archive);
-            let programs: Vec<_> = image.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
-            oci::archive(&archive, image.reference, &programs)?;
-            files.push((format!("target/images/{}", image.archive), archive));
+            files.push((format!("target/images/{}", image.archive), image.write(directory)?));
         }
         Ok(files)
     }
@@ -101,7 +105,7 @@ async fn docker_disk(
     let recipe = Recipe::new("kind-docker", 1)
         .with_artifact("node image", node)
         .with_artifact("root", root)
-        .with("reference", &node_image.reference)
+        .with("import", import(&node_image.reference))
         .with("size", description.docker_mib().to_string());
     let artifact = session
         .cache
@@ -115,8 +119,10 @@ async fn docker_disk(
                 Disk { name: NODE_DISK.into(), image: node_image.tar.clone(), mode: DiskMode::ReadOnly },
             ];
             let logs = session.workspace.target().join("kind-docker-logs");
-            fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
-            let devices = Devices { disks, mounts: Vec::new(), forwards: Vec::new(), logs };
+            // The logs of an earlier import must not be read as those of this one.
+            cache::empty_dir(&logs)?;
+            let (mounts, forwards) = (Vec::new(), Vec::new());
+            let devices = Devices { disks, mounts, forwards, memory_mib: MEMORY_MIB, logs };
             step.note("booting");
             let vm = machine.boot(devices, scratch.path()).await?;
             step.note("importing");

@@ -33,7 +33,7 @@ pub(super) async fn run(
 }
 
 /// Returns the maximum volume size that the node's provisioner publishes.
-pub(super) fn largest<'a>(
+pub(in crate::e2e) fn largest<'a>(
     env: &TestEnv<'_>,
     node: &Node,
     mut capacities: impl Iterator<Item = &'a CSIStorageCapacity>,

@@ -6,10 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec, exec_ok};
+use testvm_cluster::gvisor::GVISOR_HANDLER;
 use testvm_cluster::waiting::until_event;
-use testvm_cluster::{GVISOR_HANDLER, Node};
 
 use super::flow::{check_mount_options, exec_sees, verdict};
 use super::removal::nothing_left;
@@ -34,8 +35,9 @@ const BLOCK: &str = "gvisor-block";
 /// A RuntimeClass with a handler that containerd does not have, and a pod of it.
 const ABSENT: &str = "absent-runtime";
 const ABSENT_HANDLER: &str = "no-such-handler";
-/// A RuntimeClass that does not exist.
+/// A RuntimeClass that does not exist, and a pod of it.
 const UNKNOWN: &str = "no-such-class";
+const REJECTED: &str = "gvisor-rejected";
 /// The project id that a pod tries to give its volume, as in the story of user namespaces.
 const OTHER_PROJECT: &str = "1";
 
@@ -50,7 +52,8 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, 
     scenario.step("[RESIZE-PASSED]", verdict(env, POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
     scenario.step("exec sees the grown volume", exec_sees(env, POD, GROWN)).await?;
     scenario.step("no container was restarted for that", never_restarted(env)).await?;
-    scenario.step("the node refuses to execute a program on the volume", cannot_execute(env)).await?;
+    let title = "a program on the volume is killed, and runs on the root file system of the container";
+    scenario.step(title, cannot_execute(env)).await?;
     scenario
         .step(
             "the project id of the volume can neither be read nor changed: ENOTTY",
@@ -144,22 +147,25 @@ async fn never_restarted(env: &TestEnv<'_>) -> Result<()> {
 }
 
 /// Checks that the options of the mount on the node protect a pod that does not see them. The node refuses to map the
-/// program executable. gVisor has then started it already, and it dies of its first access.
+/// program executable. gVisor has then started it already, and it dies of its first access. The same program runs where
+/// the mount does not forbid it, so the option is the cause.
 async fn cannot_execute(env: &TestEnv<'_>) -> Result<()> {
-    let said = exec_ok(&env.pods(), POD, &["/volume-check", "execute-copy", WRITABLE_PATH]).await?;
-    anyhow::ensure!(said.trim() == "killed by signal 11", "a program on the volume: {said}");
+    for (directory, expected) in [("/", "executed: exit code 0"), (WRITABLE_PATH, "killed by signal 11")] {
+        let result = exec_ok(&env.pods(), POD, &["/volume-check", "execute-copy", directory]).await?;
+        anyhow::ensure!(result.trim() == expected, "a program in {directory}: {result}");
+    }
     Ok(())
 }
 
 /// Checks that a pod under gVisor cannot evade its limit, as one under runc can.
 async fn cannot_change_project(env: &TestEnv<'_>) -> Result<()> {
     let argv = ["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, WRITABLE_PATH];
-    let said = exec(&env.pods(), POD, &argv).await?;
-    anyhow::ensure!(!said.succeeded, "the project id was changed: {}", said.stdout);
+    let output = exec(&env.pods(), POD, &argv).await?;
+    anyhow::ensure!(!output.succeeded, "the project id was changed: {}", output.stdout);
     anyhow::ensure!(
-        said.stderr.contains("(ENOTTY)"),
+        output.stderr.contains("(ENOTTY)"),
         "the project id could not be changed, but not because gVisor lacks the ioctl: {}",
-        said.stderr
+        output.stderr
     );
     Ok(())
 }
@@ -183,24 +189,31 @@ async fn absent_handler(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn unknown_class(env: &TestEnv<'_>) -> Result<()> {
-    let pod = of_class(holder(UNKNOWN, WRITABLE, VolumeMode::Filesystem)?, UNKNOWN);
+    let pod = of_class(holder(REJECTED, WRITABLE, VolumeMode::Filesystem)?, UNKNOWN);
     match env.pods().create(&PostParams::default(), &pod).await {
-        Err(kube::Error::Api(status)) if status.message.contains(UNKNOWN) => Ok(()),
-        Err(error) => Err(api_error(error)).context("the message does not name the RuntimeClass"),
+        Err(kube::Error::Api(status)) if is_rejected_for(&status.message, UNKNOWN) => Ok(()),
+        Err(error) => {
+            Err(api_error(error)).context("the message does not say that the RuntimeClass is missing")
+        }
         Ok(_) => anyhow::bail!("the API server accepts a pod of a RuntimeClass that does not exist"),
     }
+}
+
+/// Returns `true` if the API server rejected a pod because its RuntimeClass does not exist.
+fn is_rejected_for(message: &str, runtime_class: &str) -> bool {
+    message.contains(&format!("RuntimeClass {runtime_class:?} not found"))
 }
 
 /// Starts a pod with a Block volume. gVisor creates the device node, and has no driver for its number.
 async fn block(env: &TestEnv<'_>) -> Result<()> {
     create_claim(env, BLOCK, VolumeMode::Block).await?;
     pods::create(env, &of_class(holder(BLOCK, BLOCK, VolumeMode::Block)?, GVISOR_HANDLER)).await?;
-    let said = exec(&env.pods(), BLOCK, &["/volume-check", "write-at", "/vol", "text"]).await?;
-    anyhow::ensure!(!said.succeeded, "a pod under gVisor wrote to a device: {}", said.stdout);
+    let output = exec(&env.pods(), BLOCK, &["/volume-check", "write-at", "/vol", "text"]).await?;
+    anyhow::ensure!(!output.succeeded, "a pod under gVisor wrote to a device: {}", output.stdout);
     anyhow::ensure!(
-        said.stderr.contains("/vol: No such device or address"),
+        output.stderr.contains("/vol: No such device or address"),
         "writing to the device failed with another error than ENXIO: {}",
-        said.stderr
+        output.stderr
     );
     Ok(())
 }
@@ -215,4 +228,18 @@ async fn clear(env: &TestEnv<'_>) -> Result<()> {
     let deleted = classes(env).delete(CLASS, &DeleteParams::default()).await;
     deleted.map_err(api_error).context("delete the StorageClass")?;
     runtime_classes::delete(env, GVISOR_HANDLER).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_message_about_the_runtime_class_is_the_expected_rejection() {
+        let rejection = "pods \"a\" is forbidden: pod rejected: RuntimeClass \"a\" not found";
+        assert!(is_rejected_for(rejection, "a") && !is_rejected_for(rejection, "b"));
+        for other in ["pods \"a\" already exists", "pods \"a\" is forbidden: exceeded quota: pods"] {
+            assert!(!is_rejected_for(other, "a"), "{other}");
+        }
+    }
 }

@@ -8,18 +8,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures::future::try_join_all;
-use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::Api;
-use kube::api::{DeleteParams, PostParams};
-use serde_json::json;
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::until_event;
 use tokio::time::{Instant, sleep};
 
 use super::{outages, removal};
@@ -27,6 +18,7 @@ use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
+use crate::test_env::rejected_writes::{Rejected, allow, reject, was_rejected};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
@@ -37,15 +29,12 @@ const KEPT: [(&str, VolumeMode); 2] =
     [("half-mounted", VolumeMode::Filesystem), ("half-device", VolumeMode::Block)];
 const DELETED: (&str, VolumeMode) = ("half-deleted", VolumeMode::Filesystem);
 
-const POLICY: &str = "loopfs-e2e-no-objects";
-/// The message of the policy that rejects the provisioner's PersistentVolumes.
-const REJECTION: &str = "held up by the end-to-end run";
-/// The poll interval: no event announces that a policy is in force, or that an unneeded volume is deleted.
+/// The poll interval: no event announces that an unneeded volume is deleted.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = scenario.step("list what is on the node", Inventory::take(node)).await?;
-    scenario.step("the API server takes no objects of volumes", refuse(env)).await?;
+    scenario.step("the API server takes no objects of volumes", reject(env, Rejected::Creations)).await?;
     let made =
         scenario.step("claims have volumes and no objects", create_volumes_only(env, node, &before)).await?;
     scenario.step("the provisioner is killed, and one claim deleted", kill(env, node)).await?;
@@ -53,57 +42,6 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, 
     let title = "the claims have the volumes that were made, and the deleted one has none";
     scenario.step(title, settled(env, node, &before, &made)).await?;
     scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
-}
-
-async fn refuse(env: &TestEnv<'_>) -> Result<()> {
-    let driver = &env.driver.name;
-    let policy: ValidatingAdmissionPolicy = serde_json::from_value(json!({
-        "metadata": {"name": POLICY},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [{
-                "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["persistentvolumes"],
-            }]},
-            "validations": [{
-                "expression": format!("!has(object.spec.csi) || object.spec.csi.driver != '{driver}'"), "message": REJECTION,
-            }],
-        },
-    }))?;
-    let binding: ValidatingAdmissionPolicyBinding = serde_json::from_value(json!({
-        "metadata": {"name": POLICY}, "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
-    }))?;
-    let (policies, bindings) = policies(env);
-    policies.create(&PostParams::default(), &policy).await.map_err(api_error).context("create the policy")?;
-    bindings.create(&PostParams::default(), &binding).await.map_err(api_error).context("bind the policy")?;
-
-    let volume: PersistentVolume = serde_json::from_value(json!({
-        "metadata": {"name": POLICY},
-        "spec": {
-            "capacity": {"storage": SIZE.quantity()}, "accessModes": ["ReadWriteOnce"],
-            "csi": {"driver": driver, "volumeHandle": POLICY},
-        },
-    }))?;
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    let deadline = Instant::now() + env.timeouts.start;
-    loop {
-        match claims::volumes(env).create(&dry_run, &volume).await {
-            Err(error) if error.to_string().contains(REJECTION) => return Ok(()),
-            Ok(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
-            Ok(_) => anyhow::bail!("the policy is not in force"),
-            Err(error) => return Err(api_error(error)).context("try to create a PersistentVolume"),
-        }
-    }
-}
-
-async fn allow(env: &TestEnv<'_>) -> Result<()> {
-    let (policies, bindings) = policies(env);
-    let parameters = DeleteParams::default();
-    bindings.delete(POLICY, &parameters).await.map_err(api_error).context("unbind the policy")?;
-    policies.delete(POLICY, &parameters).await.map_err(api_error).context("delete the policy").map(drop)
-}
-
-fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<ValidatingAdmissionPolicyBinding>) {
-    (Api::all(env.client.clone()), Api::all(env.client.clone()))
 }
 
 /// Waits until the provisioner has created a volume for each claim but no PersistentVolume, and returns the
@@ -114,7 +52,7 @@ async fn create_volumes_only(env: &TestEnv<'_>, node: &Node, before: &Inventory)
         let object = claim(name, &env.driver.class_name(), SIZE, *mode, "ReadWriteOnce")?;
         let claim = claims::create(env, &claims::with_selected_node(object, node.name())).await?;
         // The provisioner has created the volume before this event.
-        refused(env, &claim).await
+        was_rejected(env, &claim, "ProvisioningFailed").await
     }))
     .await?;
     let volumes: BTreeSet<String> =
@@ -123,11 +61,6 @@ async fn create_volumes_only(env: &TestEnv<'_>, node: &Node, before: &Inventory)
     let objects = claims::with_objects(env, is_ours).await?;
     anyhow::ensure!(objects.is_empty(), "there are PersistentVolumes of {objects:?}");
     Ok(volumes)
-}
-
-async fn refused(env: &TestEnv<'_>, claim: &PersistentVolumeClaim) -> Result<()> {
-    let refused = |message: &str| message.contains(REJECTION);
-    until_event(&env.client, claim, &["ProvisioningFailed"], env.timeouts.start, refused).await.map(drop)
 }
 
 async fn kill(env: &TestEnv<'_>, node: &Node) -> Result<()> {

@@ -1,4 +1,5 @@
-//! The manifests are applied, the driver's pods become ready, and the node registers the driver.
+//! The manifests are applied, the driver's pods become ready, the node registers the driver, and `loopfs doctor` finds nothing
+//! missing.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::log_tail;
 use testvm_cluster::waiting::{State, until, until_one};
 
+use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::containers::{self, Container};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
@@ -27,6 +29,9 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario.step("apply the manifests", env.manifests.apply(&env.client)).await?;
     scenario.step("the driver's pods are ready", ready(env)).await?;
     scenario.step("every node with a driver pod offers the driver", offered(env)).await?;
+    scenario
+        .step("loopfs doctor finds nothing missing in the driver's containers", doctor::in_containers(env))
+        .await?;
     match env.node {
         Some(node) => {
             scenario
@@ -84,6 +89,23 @@ pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
     })
     .await;
     explained(env, waited).await
+}
+
+/// Waits as `kubectl rollout status` does, until the update of the DaemonSet to this generation has reached all of its
+/// pods and they are available.
+pub(in crate::e2e) async fn rolled_out(env: &TestEnv<'_>, generation: Option<i64>, pods: i32) -> Result<()> {
+    let waited = until_one(env.daemon_sets(), env.driver.daemon_set(), env.timeouts.start, |daemon_set| {
+        let status = daemon_set.and_then(|daemon_set| daemon_set.status.clone()).unwrap_or_default();
+        let wanted = status.desired_number_scheduled;
+        let new = status.updated_number_scheduled.unwrap_or_default();
+        let available = status.number_available.unwrap_or_default();
+        let observed = status.observed_generation >= generation;
+        State::ready_if(
+            observed && (wanted, new, available) == (pods, pods, pods),
+            format!("of {wanted} pods {new} are new and {available} are available"),
+        )
+    });
+    explained(env, waited.await).await
 }
 
 /// Waits until the driver's pods are ready and their nodes have registered the driver.
@@ -169,7 +191,7 @@ pub(in crate::e2e) async fn remove(env: &TestEnv<'_>) -> Result<()> {
 
 /// Waits until the driver's pods of this number of nodes are ready and their kubelets have registered the
 /// driver.
-pub(super) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
+pub(in crate::e2e) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
     let name = env.driver.daemon_set();
     until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
         let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());

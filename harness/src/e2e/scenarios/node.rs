@@ -12,6 +12,7 @@ use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
 
 use super::node_debug;
+use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
@@ -41,6 +42,7 @@ pub(in crate::e2e) async fn run(
     scenario.step("the node reports the kubelet of this run", reports(env, node, kubelet)).await?;
     let title = "the node has the losetup of this run";
     scenario.step(title, has_losetup(options, node)).await?;
+    scenario.step("loopfs doctor finds nothing missing on the node", doctor::on_node(env, node)).await?;
     let expected = match kubelet {
         Kubelet::Stock => 2,
         Kubelet::Patched => 1,

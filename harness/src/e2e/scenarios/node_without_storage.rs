@@ -10,10 +10,9 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::{State, until_one};
 
 use super::full_node::largest;
-use super::install::serves;
+use super::install::{rolled_out, serves};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
@@ -35,23 +34,10 @@ pub(super) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &N
 async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
     let restarted = env.daemon_sets().restart(name).await.map_err(api_error).context("restart the driver")?;
-    let generation = restarted.metadata.generation;
-    until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
-        let status = daemon_set.and_then(|daemon_set| daemon_set.status.clone()).unwrap_or_default();
-        let wanted = status.desired_number_scheduled;
-        let new = status.updated_number_scheduled.unwrap_or_default();
-        let available = status.number_available.unwrap_or_default();
-        let observed = status.observed_generation >= generation;
-        State::ready_if(
-            observed && (wanted, new, available) == (2, 2, 2),
-            format!("of {wanted} pods {new} are new and {available} are available"),
-        )
-    })
-    .await
-    .map(drop)
+    rolled_out(env, restarted.metadata.generation, 2).await
 }
 
-async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+pub(in crate::e2e) async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let is_registered = node_debug::is_met(node, &["plugin-registered"]).await?;
     anyhow::ensure!(!is_registered, "the driver is registered");
     let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
@@ -64,11 +50,7 @@ async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 
 async fn arrives(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let before = driver_pod(env, node).await?;
-    let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
-    let device = device.await.context("find the data disk")?;
-    node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
-    let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, device.trim(), DATA_DIR];
-    node.output(&mount, TOOL_DEADLINE).await?;
+    mount_disk(node).await?;
     serves(env, 2).await?;
     let after = driver_pod(env, node).await?;
     anyhow::ensure!(before.uid() == after.uid(), "the driver's pod was replaced");
@@ -78,7 +60,22 @@ async fn arrives(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-async fn driver_pod(env: &TestEnv<'_>, node: &Node) -> Result<Pod> {
+/// Returns the path of the node's data disk.
+pub(in crate::e2e) async fn data_disk(node: &Node) -> Result<String> {
+    let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
+    Ok(device.await.context("find the data disk")?.trim().to_owned())
+}
+
+/// Mounts the node's data disk.
+pub(in crate::e2e) async fn mount_disk(node: &Node) -> Result<()> {
+    let device = data_disk(node).await?;
+    node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
+    let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, &device, DATA_DIR];
+    node.output(&mount, TOOL_DEADLINE).await.map(drop)
+}
+
+/// Returns the driver's pod on a node.
+pub(in crate::e2e) async fn driver_pod(env: &TestEnv<'_>, node: &Node) -> Result<Pod> {
     let pods = env.live_driver_pods().await?;
     let on_node =
         |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());

@@ -77,16 +77,27 @@ where
     deleted.map_err(api_error).map(drop)
 }
 
+/// Waits until no volume of the driver belongs to a claim of the scenarios.
 pub(in crate::e2e) async fn no_volumes(env: &TestEnv<'_>) -> Result<()> {
     let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
     none_left(env, volumes, |volume| {
         let spec = volume.spec.as_ref();
-        let driver = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());
         let claim =
             spec.and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.namespace.as_deref());
-        driver == Some(&env.driver.name) && claim == Some(&env.namespace)
+        is_of_the_driver(env, volume) && claim == Some(&env.namespace)
     })
     .await
+}
+
+/// Waits until there is no volume of the driver.
+pub(in crate::e2e) async fn no_volumes_of_the_driver(env: &TestEnv<'_>) -> Result<()> {
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    none_left(env, volumes, |volume| is_of_the_driver(env, volume)).await
+}
+
+fn is_of_the_driver(env: &TestEnv<'_>, volume: &PersistentVolume) -> bool {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.is_some_and(|csi| csi.driver == env.driver.name)
 }
 
 async fn none_left<K>(env: &TestEnv<'_>, api: Api<K>, is_ours: impl Fn(&K) -> bool) -> Result<()>

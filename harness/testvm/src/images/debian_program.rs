@@ -1,8 +1,10 @@
-//! Programs from the distribution's packages, with the libraries that they load. The kernel tests run them beside ours.
+//! Programs from the distribution's packages, with the libraries that they load, for guests and images without a
+//! distribution.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::debian;
 use crate::cache::Recipe;
@@ -20,19 +22,59 @@ const LINKER_IN_GUEST: &str = "/lib64/ld-linux-x86-64.so.2";
 pub struct DebianProgram {
     package: &'static str,
     path: &'static str,
+    /// The paths of the program in the guest, if they are not `path`.
+    links: &'static [&'static str],
     /// The names of the libraries that it loads, apart from the C library.
     libraries: &'static [&'static str],
+    /// The directory below that of the libraries whose shared objects it loads when it needs them.
+    extensions: Option<&'static str>,
 }
 
 /// losetup of util-linux. The kernel tests compare `loopfs losetup` with it.
-pub const LOSETUP: DebianProgram =
-    DebianProgram { package: "mount", path: "/usr/sbin/losetup", libraries: &["libsmartcols.so.1"] };
+pub const LOSETUP: DebianProgram = DebianProgram {
+    package: "mount",
+    path: "/usr/sbin/losetup",
+    links: &[],
+    libraries: &["libsmartcols.so.1"],
+    extensions: None,
+};
 /// mkfs.xfs of xfsprogs. The kernel tests format disks with it.
 pub const MKFS_XFS: DebianProgram = DebianProgram {
     package: "xfsprogs",
     path: "/usr/sbin/mkfs.xfs",
+    links: &[],
     libraries: &["libblkid.so.1", "libuuid.so.1", "libinih.so.1", "liburcu.so.8"],
+    extensions: None,
 };
+/// iptables with all its extensions, for IPv4 and IPv6. kube-proxy runs it.
+pub const IPTABLES: DebianProgram = DebianProgram {
+    package: "iptables",
+    path: "/usr/sbin/xtables-nft-multi",
+    links: &[
+        "/usr/sbin/iptables",
+        "/usr/sbin/iptables-save",
+        "/usr/sbin/iptables-restore",
+        "/usr/sbin/ip6tables",
+        "/usr/sbin/ip6tables-save",
+        "/usr/sbin/ip6tables-restore",
+    ],
+    libraries: &[
+        "libxtables.so.12",
+        "libmnl.so.0",
+        "libnftnl.so.11",
+        // Of extensions.
+        "libm.so.6",
+        "libnetfilter_conntrack.so.3",
+        "libnfnetlink.so.0",
+    ],
+    extensions: Some("xtables"),
+};
+/// The shell of Debian, which runs no commands of its own in place of programs.
+pub const DASH: DebianProgram =
+    DebianProgram { package: "dash", path: "/usr/bin/dash", links: &[], libraries: &[], extensions: None };
+/// dd of GNU, which has flags that busybox lacks.
+pub const DD: DebianProgram =
+    DebianProgram { package: "coreutils", path: "/usr/bin/dd", links: &[], libraries: &[], extensions: None };
 
 impl DebianProgram {
     /// Returns the path of the program in the guest.
@@ -46,13 +88,9 @@ impl DebianProgram {
     /// # Errors
     /// The package cannot be fetched.
     pub async fn files(&self, session: &Session) -> Result<Vec<(String, PathBuf)>> {
-        let recipe = Recipe::new("debian-program", 1)
-            .with("suite", SUITE)
-            .with("package", self.package)
-            .with("program", self.path);
         let directory = session
             .cache
-            .artifact(&recipe, async |directory: &Path| {
+            .artifact(&self.recipe(), async |directory: &Path| {
                 let step =
                     session.progress.step(format!("fetch {} of package {}", self.name(), self.package));
                 debian::extract(SUITE, self.package, directory, |path| self.place(path), step.notes())
@@ -62,10 +100,26 @@ impl DebianProgram {
             })
             .await?;
         let library = |name: &str| (format!("/{LIBRARIES}/{name}"), directory.join(LIBRARIES).join(name));
-        let program = (self.path.to_owned(), directory.join(self.name_in_package()));
-        let linker = (LINKER_IN_GUEST.to_owned(), directory.join(LIBRARIES).join(LINKER));
-        let libraries = self.libraries.iter().chain(&["libc.so.6"]).map(|name| library(name));
-        Ok([program, linker].into_iter().chain(libraries).collect())
+        let links = if self.links.is_empty() { std::slice::from_ref(&self.path) } else { self.links };
+        let program = directory.join(self.name_in_package());
+        let mut files: Vec<_> = links.iter().map(|link| ((*link).to_owned(), program.clone())).collect();
+        files.push((LINKER_IN_GUEST.to_owned(), directory.join(LIBRARIES).join(LINKER)));
+        files.extend(self.libraries.iter().chain(&["libc.so.6"]).map(|name| library(name)));
+        if let Some(extensions) = self.extensions {
+            let names = names(&directory.join(LIBRARIES).join(extensions))?;
+            files.extend(names.iter().map(|name| library(&format!("{extensions}/{name}"))));
+        }
+        Ok(files)
+    }
+
+    /// Returns the recipe with everything that decides which files are kept.
+    fn recipe(&self) -> Recipe {
+        Recipe::new("debian-program", 1)
+            .with("suite", SUITE)
+            .with("package", self.package)
+            .with("program", self.path)
+            .with("libraries", self.libraries.join(","))
+            .with("extensions", self.extensions.unwrap_or_default())
     }
 
     fn name(&self) -> &str {
@@ -76,8 +130,8 @@ impl DebianProgram {
         self.path.trim_start_matches('/')
     }
 
-    /// Returns the paths of the program and of its libraries. The name of a library is a link to its file, so both
-    /// are taken.
+    /// Returns the paths of the program, of its libraries and of its extensions. The name of a library is a link to its
+    /// file, so both are taken.
     fn place(&self, path: &Path) -> Option<PathBuf> {
         let is_library = |name: &str| {
             let stem = |library: &str| library.split_once(".so").map(|(stem, _)| format!("{stem}.so"));
@@ -86,8 +140,24 @@ impl DebianProgram {
         };
         let library = path.parent() == Some(Path::new(LIBRARIES))
             && path.file_name().and_then(|name| name.to_str()).is_some_and(is_library);
-        (library || path == Path::new(self.name_in_package())).then(|| path.to_owned())
+        let extension = self.extensions.is_some_and(|extensions| {
+            path.parent() == Some(&Path::new(LIBRARIES).join(extensions))
+                && path.extension().is_some_and(|extension| extension == "so")
+        });
+        (library || extension || path == Path::new(self.name_in_package())).then(|| path.to_owned())
     }
+}
+
+/// Returns the names in a directory in their order, because the bytes of an image depend on it.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        let name = entry?.file_name().into_string();
+        name.map_err(|name| anyhow::anyhow!("the name of the library {} is not UTF-8", name.display()))
+    };
+    let mut names = entries.map(name).collect::<Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -107,5 +177,33 @@ mod tests {
     #[case("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", true)]
     fn only_the_program_and_the_libraries_that_it_loads_are_taken(#[case] path: &str, #[case] taken: bool) {
         assert_eq!(LOSETUP.place(Path::new(path)).is_some(), taken);
+    }
+
+    #[rstest]
+    #[case("usr/sbin/xtables-nft-multi", true)]
+    #[case("usr/sbin/nfnl_osf", false)]
+    #[case("usr/lib/x86_64-linux-gnu/libmnl.so.0", true)]
+    #[case("usr/lib/x86_64-linux-gnu/libnftnl.so.11.6.0", true)]
+    #[case("usr/lib/x86_64-linux-gnu/libresolv.so.2", false)]
+    #[case("usr/lib/x86_64-linux-gnu/xtables/libxt_comment.so", true)]
+    #[case("usr/lib/x86_64-linux-gnu/gconv/IBM037.so", false)]
+    #[case("usr/share/xtables/pf.os", false)]
+    fn the_extensions_of_a_program_are_taken_too(#[case] path: &str, #[case] taken: bool) {
+        assert_eq!(IPTABLES.place(Path::new(path)).is_some(), taken);
+    }
+
+    #[test]
+    fn the_key_depends_on_the_files_that_are_kept() {
+        let program = |libraries, extensions| DebianProgram {
+            package: "p",
+            path: "/usr/bin/p",
+            links: &[],
+            libraries,
+            extensions,
+        };
+        let key = |libraries, extensions| program(libraries, extensions).recipe().key();
+        assert_eq!(key(&["a.so.1"], None), key(&["a.so.1"], None));
+        assert_ne!(key(&["a.so.1"], None), key(&["a.so.1", "b.so.1"], None));
+        assert_ne!(key(&["a.so.1"], None), key(&["a.so.1"], Some("plugins")));
     }
 }

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::{self, Bootstrap};
+use super::debian::Bootstrap;
 use super::kernel::Kernel;
 use super::node::{self, CONTAINERD, DebianRoot, ROOT_FILE, excluded, utf8};
 use super::oci;
 use crate::cache::Recipe;
-use crate::go_build;
+use crate::go_build::{self, Sources};
 use crate::session::Session;
 
 /// The file of the node image in its artifact, for `docker import`.
@@ -21,16 +21,6 @@ const NODE_FILE: &str = "node.tar";
 const NODE_SCRIPT: &str = "kind/node-image";
 /// The files of the base image in kind's module.
 const BASE_FILES: &str = "images/base/files";
-
-/// The package of the program that kube-proxy runs, and its files.
-const IPTABLES_PACKAGE: &str = "iptables";
-const IPTABLES_PROGRAM: &str = "usr/sbin/xtables-nft-multi";
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-/// The names under which iptables is the program, and the path of its loader in an image.
-const IPTABLES_NAMES: [&str; 6] =
-    ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"];
-const LOADER_PATH: &str = "/lib64/ld-linux-x86-64.so.2";
 
 /// The description of both images.
 #[derive(Debug, Deserialize)]
@@ -66,11 +56,11 @@ pub struct NodePrograms {
     pub kubeadm: PathBuf,
     /// Their version, such as `v1.36.3`.
     pub version: String,
-    /// The directory of kind's module.
-    pub kind_sources: PathBuf,
+    /// kind's module.
+    pub kind_sources: Sources,
     /// The reference of each image, and its files: the path in the image and the path here. The image runs the first.
     pub images: Vec<(String, Vec<(String, PathBuf)>)>,
-    /// Identifies the contents of the files above.
+    /// A text that depends on the contents of these programs and of the files of the images.
     pub identity: String,
 }
 
@@ -129,7 +119,7 @@ impl Description {
             .with("exclude", self.node.exclude.join(","))
             .with_file("script", &script)?
             .with("version", &programs.version)
-            .with("kind", programs.kind_sources.as_os_str().as_encoded_bytes())
+            .with("kind", &programs.kind_sources.checksum)
             .with("programs", &programs.identity)
             .with_artifact("containerd", &containerd);
         for (reference, files) in &programs.images {
@@ -161,50 +151,11 @@ impl Description {
             .await?;
         Ok(artifact.join(NODE_FILE))
     }
-
-    /// Returns iptables for an image without a distribution, from the cache or downloaded: the path of each file in the
-    /// image and its path here. kube-proxy runs it.
-    ///
-    /// # Errors
-    /// The package cannot be fetched.
-    pub async fn iptables(&self, session: &Session) -> Result<Vec<(String, PathBuf)>> {
-        let suite = &self.node.suite;
-        let recipe = Recipe::new("iptables", 1).with("suite", suite).with("package", IPTABLES_PACKAGE);
-        let directory = session
-            .cache
-            .artifact(&recipe, async |directory: &Path| {
-                let step = session.progress.step("fetch iptables");
-                debian::extract(suite, IPTABLES_PACKAGE, directory, place_iptables, step.notes()).await?;
-                step.done("");
-                Ok(())
-            })
-            .await?;
-        let mut files: Vec<_> = IPTABLES_NAMES
-            .iter()
-            .map(|name| (format!("/usr/sbin/{name}"), directory.join(IPTABLES_PROGRAM)))
-            .collect();
-        files.push((LOADER_PATH.to_owned(), directory.join(LOADER)));
-        for below in [LIBRARIES.to_owned(), format!("{LIBRARIES}/xtables")] {
-            let path = directory.join(&below);
-            let entries = fs::read_dir(&path).with_context(|| format!("read {}", path.display()))?;
-            for entry in entries {
-                let entry = entry?;
-                let name = entry.file_name();
-                let name = name.to_str().context("the name of a library is not UTF-8")?;
-                if entry.path().is_file() {
-                    files.push((format!("/{below}/{name}"), entry.path()));
-                }
-            }
-        }
-        // The order of a directory is not the same everywhere, and the bytes of an image depend on it.
-        files.sort();
-        Ok(files)
-    }
 }
 
 /// Returns the argument that has mmdebstrap run the script.
 fn hook(script: &Path, programs: &NodePrograms, containerd: &Path, archives: &Path) -> Result<String> {
-    let base_files = programs.kind_sources.join(BASE_FILES);
+    let base_files = programs.kind_sources.directory.join(BASE_FILES);
     let variables = [
         ("KIND_FILES", utf8(&base_files)?),
         ("CONTAINERD", utf8(containerd)?),
@@ -218,33 +169,9 @@ fn hook(script: &Path, programs: &NodePrograms, containerd: &Path, archives: &Pa
     Ok(format!("--customize-hook={set}sh '{}' \"$1\"", utf8(script)?))
 }
 
-/// Returns the paths of the program, its extensions and its libraries.
-fn place_iptables(path: &Path) -> Option<PathBuf> {
-    let library = path.starts_with(LIBRARIES)
-        && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.contains(".so"));
-    let flat = path.parent() == Some(Path::new(LIBRARIES)) || path.parent()?.ends_with("xtables");
-    (path == Path::new(IPTABLES_PROGRAM) || (library && flat)).then(|| path.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_iptables_its_extensions_and_libraries_are_kept() {
-        for path in [
-            "usr/sbin/xtables-nft-multi",
-            "usr/lib/x86_64-linux-gnu/libmnl.so.0",
-            "usr/lib/x86_64-linux-gnu/xtables/libxt_comment.so",
-        ] {
-            assert_eq!(place_iptables(Path::new(path)).as_deref(), Some(Path::new(path)));
-        }
-        for path in
-            ["usr/sbin/nfnl_osf", "usr/lib/x86_64-linux-gnu/gconv/IBM037.so", "usr/share/xtables/pf.os"]
-        {
-            assert_eq!(place_iptables(Path::new(path)), None);
-        }
-    }
 
     #[test]
     fn the_script_gets_the_root_file_system_and_every_input() {
@@ -253,7 +180,7 @@ mod tests {
             kubectl: "/k/kubectl".into(),
             kubeadm: "/k/kubeadm".into(),
             version: "v1.2.3".into(),
-            kind_sources: "/mod/kind".into(),
+            kind_sources: Sources { directory: "/mod/kind".into(), checksum: "h1:x".into() },
             images: Vec::new(),
             identity: String::new(),
         };

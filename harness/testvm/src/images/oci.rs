@@ -1,11 +1,12 @@
-//! Container images of static programs, as OCI archives with one layer, no base image and nothing downloaded.
+//! Container images of programs, as OCI archives with one layer, no base image and nothing downloaded.
 //!
 //! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files produce the same
 //! bytes, so a different image has a different digest.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::path::Path;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -20,76 +21,200 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// The annotation with the name that containerd gives an imported image.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
+/// A container image. Its files are owned by root and have no date.
+#[derive(Clone, Debug, Default)]
+pub struct Image {
+    /// The complete references that pods name, such as `docker.io/library/driver:dev`. All are names of one image.
+    pub references: Vec<String>,
+    /// The program that the image runs, and its first arguments.
+    pub entrypoint: Vec<String>,
+    /// The arguments that a pod replaces by its own.
+    pub command: Vec<String>,
+    /// The content. No entry may be below a link.
+    pub entries: Vec<Entry>,
+}
+
+/// An entry of the file system of an image. Paths are absolute.
+#[derive(Clone, Debug)]
+pub enum Entry {
+    /// An executable file, and the file of the host that it is a copy of.
+    Program { path: String, host: PathBuf },
+    /// A symbolic link.
+    Link { path: String, target: String },
+    /// A directory. Directories above other entries need none.
+    Directory { path: String, mode: u32 },
+}
+
 /// Writes an archive of an image with `files`: pairs of an absolute path in the image and a program of the
 /// host. The image runs the first.
 ///
 /// # Errors
 /// A program cannot be read, or the archive cannot be written.
 pub fn archive(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> {
-    write(target, reference, files).with_context(|| format!("make the image {reference}"))
+    let entries = files
+        .iter()
+        .map(|(path, host)| Entry::Program { path: (*path).to_owned(), host: (*host).to_owned() });
+    let entrypoint = files.first().map(|(path, _)| (*path).to_owned());
+    Image {
+        references: vec![reference.to_owned()],
+        entrypoint: entrypoint.into_iter().collect(),
+        command: Vec::new(),
+        entries: entries.collect(),
+    }
+    .write(target)
 }
 
-fn write(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> {
-    let (entrypoint, _) = files.first().context("an image of no files")?;
-    let layer = Blob::new(LAYER, layer(files)?);
-    let config = Blob::json(
-        CONFIG,
-        &json!({
-            "architecture": architecture()?,
-            "os": "linux",
-            "config": {"Entrypoint": [entrypoint]},
-            // The layer is uncompressed, so its digest is that of its content.
-            "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
-        }),
-    )?;
-    let manifest = Blob::json(
-        MANIFEST,
-        &json!({
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": config.descriptor(),
-            "layers": [layer.descriptor()],
-        }),
-    )?;
-    let mut named = manifest.descriptor();
-    named["annotations"] = json!({CONTAINERD_NAME: reference});
-    let index = json!({"schemaVersion": 2, "manifests": [named]});
-    // `docker load` reads this file, and not the index, unless Docker keeps its images in containerd.
-    let docker_manifest =
-        json!([{"Config": config.path(), "RepoTags": [reference], "Layers": [layer.path()]}]);
-
-    let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
-    let mut archive = Builder::new(file);
-    append(&mut archive, "oci-layout", 0o644, &serde_json::to_vec(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
-    append(&mut archive, "index.json", 0o644, &serde_json::to_vec(&index)?)?;
-    append(&mut archive, "manifest.json", 0o644, &serde_json::to_vec(&docker_manifest)?)?;
-    for blob in [&layer, &config, &manifest] {
-        append(&mut archive, &blob.path(), 0o644, &blob.content)?;
+impl Image {
+    /// Writes an archive of the image.
+    ///
+    /// # Errors
+    /// The image has no reference or no entrypoint, a program cannot be read, or the archive cannot be written.
+    pub fn write(&self, target: &Path) -> Result<()> {
+        self.write_archive(target).with_context(|| format!("make the image {}", self.references.join(", ")))
     }
-    archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
+
+    fn write_archive(&self, target: &Path) -> Result<()> {
+        anyhow::ensure!(!self.references.is_empty(), "the image has no reference");
+        anyhow::ensure!(!self.entrypoint.is_empty(), "the image has no program to run");
+        let layer = Blob::new(LAYER, layer(&self.entries)?);
+        let mut run = json!({"Entrypoint": self.entrypoint});
+        if !self.command.is_empty() {
+            run["Cmd"] = json!(self.command);
+        }
+        let config = Blob::json(
+            CONFIG,
+            &json!({
+                "architecture": architecture()?,
+                "os": "linux",
+                "config": run,
+                // The layer is uncompressed, so its digest is that of its content.
+                "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
+            }),
+        )?;
+        let manifest = Blob::json(
+            MANIFEST,
+            &json!({
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": config.descriptor(),
+                "layers": [layer.descriptor()],
+            }),
+        )?;
+        let named = self.references.iter().map(|reference| {
+            let mut named = manifest.descriptor();
+            named["annotations"] = json!({CONTAINERD_NAME: reference});
+            named
+        });
+        let index = json!({"schemaVersion": 2, "manifests": named.collect::<Vec<_>>()});
+        // `docker load` reads this file, and not the index, unless Docker keeps its images in containerd.
+        let docker_manifest =
+            json!([{"Config": config.path(), "RepoTags": self.references, "Layers": [layer.path()]}]);
+
+        let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
+        let mut archive = Builder::new(file);
+        let layout = json!({"imageLayoutVersion": "1.0.0"});
+        append(&mut archive, "oci-layout", 0o644, &serde_json::to_vec(&layout)?)?;
+        append(&mut archive, "index.json", 0o644, &serde_json::to_vec(&index)?)?;
+        append(&mut archive, "manifest.json", 0o644, &serde_json::to_vec(&docker_manifest)?)?;
+        for blob in [&layer, &config, &manifest] {
+            append(&mut archive, &blob.path(), 0o644, &blob.content)?;
+        }
+        archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
+    }
+}
+
+/// Checks that an archive has everything that its index names, with the digests there. An import may otherwise fail late,
+/// or find out when a container starts.
+///
+/// # Errors
+/// The archive cannot be read, is cut off, or has other content.
+pub fn verify(archive: &Path) -> Result<()> {
+    let complete = || -> Result<()> {
+        let entries = entries(File::open(archive)?)?;
+        let index = entries.get("index.json").context("it has no index.json")?;
+        let index: Value = serde_json::from_slice(index).context("parse index.json")?;
+        for manifest in descriptors(&index["manifests"]) {
+            let manifest: Value =
+                serde_json::from_slice(blob(&entries, manifest)?).context("parse a manifest")?;
+            for part in descriptors(&manifest["layers"]).iter().chain([&manifest["config"]]) {
+                blob(&entries, part)?;
+            }
+        }
+        Ok(())
+    };
+    complete().with_context(|| format!("the image archive {} is cut off or damaged", archive.display()))
+}
+
+fn descriptors(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Returns the content of a blob that has the digest of its descriptor.
+fn blob<'a>(entries: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> Result<&'a [u8]> {
+    let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
+    let digest = digest.with_context(|| format!("a descriptor has no SHA-256 digest: {descriptor}"))?;
+    let content = entries.get(&format!("blobs/sha256/{digest}"));
+    let content = content.with_context(|| format!("blob {digest} is missing"))?;
+    anyhow::ensure!(hex(&Sha256::digest(content)) == digest, "blob {digest} has other content");
+    Ok(content)
+}
+
+/// Returns the files of a tar archive by their paths.
+fn entries(archive: impl Read) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut entries = BTreeMap::new();
+    for entry in tar::Archive::new(archive).entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.to_string_lossy().into_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).with_context(|| format!("read {path}"))?;
+        entries.insert(path, content);
+    }
+    Ok(entries)
 }
 
 /// Returns the file system of the image.
-fn layer(files: &[(&str, &Path)]) -> Result<Vec<u8>> {
+fn layer(entries: &[Entry]) -> Result<Vec<u8>> {
     let mut layer = Builder::new(Vec::new());
-    for (path, host) in files {
-        let path = path.strip_prefix('/').with_context(|| format!("{path} is not an absolute path"))?;
-        let content = fs::read(host).with_context(|| format!("read {}", host.display()))?;
-        append(&mut layer, path, 0o755, &content)?;
+    for entry in entries {
+        match entry {
+            Entry::Program { path, host } => {
+                let content = fs::read(host).with_context(|| format!("read {}", host.display()))?;
+                append(&mut layer, relative(path)?, 0o755, &content)?;
+            }
+            Entry::Link { path, target } => {
+                let mut header = header(EntryType::Symlink, 0o777, 0);
+                let appended = layer.append_link(&mut header, relative(path)?, target);
+                appended.with_context(|| format!("append {path}"))?;
+            }
+            Entry::Directory { path, mode } => {
+                let mut header = header(EntryType::Directory, *mode, 0);
+                let appended = layer.append_data(&mut header, relative(path)?, std::io::empty());
+                appended.with_context(|| format!("append {path}"))?;
+            }
+        }
     }
     Ok(layer.into_inner()?)
 }
 
-/// Appends a file that is owned by root and has no date.
+fn relative(path: &str) -> Result<&str> {
+    path.strip_prefix('/').with_context(|| format!("{path} is not an absolute path"))
+}
+
 fn append(archive: &mut Builder<impl Write>, path: &str, mode: u32, content: &[u8]) -> Result<()> {
+    let mut header = header(EntryType::Regular, mode, content.len() as u64);
+    archive.append_data(&mut header, path, content).with_context(|| format!("append {path}"))
+}
+
+/// Returns the header of an entry that is owned by root and has no date.
+fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     let mut header = Header::new_ustar();
-    header.set_entry_type(EntryType::Regular);
+    header.set_entry_type(kind);
     header.set_mode(mode);
-    header.set_size(content.len() as u64);
+    header.set_size(size);
     header.set_uid(0);
     header.set_gid(0);
     header.set_mtime(0);
-    archive.append_data(&mut header, path, content).with_context(|| format!("append {path}"))
+    header
 }
 
 struct Blob {
@@ -132,23 +257,7 @@ fn architecture() -> Result<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::io::Read;
-
     use super::*;
-
-    fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
-        let mut archive = tar::Archive::new(bytes);
-        let mut entries = BTreeMap::new();
-        for entry in archive.entries().unwrap() {
-            let mut entry = entry.unwrap();
-            let path = entry.path().unwrap().to_string_lossy().into_owned();
-            let mut content = Vec::new();
-            entry.read_to_end(&mut content).unwrap();
-            entries.insert(path, content);
-        }
-        entries
-    }
 
     #[test]
     fn every_descriptor_has_the_digest_and_size_of_its_blob() {
@@ -156,7 +265,7 @@ mod tests {
         let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
         fs::write(&program, "content").unwrap();
         archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
-        let entries = entries(&fs::read(&target).unwrap());
+        let entries = entries(fs::read(&target).unwrap().as_slice()).unwrap();
         let blob = |descriptor: &Value| {
             let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
             let content = &entries[&format!("blobs/sha256/{digest}")];
@@ -176,7 +285,83 @@ mod tests {
         assert_eq!(docker[0]["Config"], format!("blobs/{}", digest(&manifest["config"])));
         assert_eq!(docker[0]["Layers"][0], format!("blobs/{}", digest(&manifest["layers"][0])));
         let layer = blob(&manifest["layers"][0]);
-        assert_eq!(self::entries(&layer)["program"], b"content");
+        assert_eq!(self::entries(layer.as_slice()).unwrap()["program"], b"content");
+    }
+
+    #[test]
+    fn an_archive_that_is_cut_off_or_damaged_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
+        fs::write(&program, "content").unwrap();
+        archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
+        verify(&target).unwrap();
+        let whole = fs::read(&target).unwrap();
+        let refused = |bytes: &[u8]| {
+            fs::write(&target, bytes).unwrap();
+            let error = format!("{:#}", verify(&target).unwrap_err());
+            assert!(
+                error.starts_with(&format!("the image archive {} is cut off", target.display())),
+                "{error}"
+            );
+        };
+        // Two empty blocks follow the last file.
+        let content = whole.len() - 1024;
+        for length in (0..content).step_by(512).chain([content - 513, content - 700]) {
+            refused(&whole[..length]);
+        }
+        let mut damaged = whole.clone();
+        let at = whole.windows(7).position(|bytes| bytes == b"content").unwrap();
+        damaged[at] ^= 1;
+        refused(&damaged);
+    }
+
+    #[test]
+    fn an_image_with_two_names_has_its_links_and_directories_and_its_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
+        fs::write(&program, "content").unwrap();
+        let image = Image {
+            references: vec!["example/image:1".into(), "example/image:2".into()],
+            entrypoint: vec!["/bin/program".into()],
+            command: vec!["pause".into()],
+            entries: vec![
+                Entry::Directory { path: "/tmp".into(), mode: 0o1777 },
+                Entry::Program { path: "/bin/program".into(), host: program },
+                Entry::Link { path: "/bin/ls".into(), target: "program".into() },
+            ],
+        };
+        image.write(&target).unwrap();
+        let entries = entries(fs::read(&target).unwrap().as_slice()).unwrap();
+        let index: Value = serde_json::from_slice(&entries["index.json"]).unwrap();
+        let names = index["manifests"].as_array().unwrap().iter().map(|m| &m["annotations"][CONTAINERD_NAME]);
+        assert_eq!(names.collect::<Vec<_>>(), ["example/image:1", "example/image:2"]);
+        let docker: Value = serde_json::from_slice(&entries["manifest.json"]).unwrap();
+        let config: Value = serde_json::from_slice(&entries[docker[0]["Config"].as_str().unwrap()]).unwrap();
+        assert_eq!(config["config"], json!({"Entrypoint": ["/bin/program"], "Cmd": ["pause"]}));
+        let layer = &entries[docker[0]["Layers"][0].as_str().unwrap()];
+        let mut layer = tar::Archive::new(layer.as_slice());
+        let shown = layer.entries().unwrap().map(|entry| {
+            let entry = entry.unwrap();
+            let link = entry.link_name().unwrap().map(|link| link.display().to_string()).unwrap_or_default();
+            let header = entry.header();
+            format!(
+                "{:?} {:o} {} {link}",
+                header.entry_type(),
+                header.mode().unwrap(),
+                entry.path().unwrap().display()
+            )
+        });
+        let expected = ["Directory 1777 tmp ", "Regular 755 bin/program ", "Symlink 777 bin/ls program"];
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn an_image_without_a_name_or_without_a_program_to_run_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("image.tar");
+        let unnamed = Image { entrypoint: vec!["/x".into()], ..Image::default() };
+        assert!(format!("{:#}", unnamed.write(&target).unwrap_err()).contains("no reference"));
+        assert!(format!("{:#}", archive(&target, "x", &[]).unwrap_err()).contains("no program to run"));
     }
 
     #[test]

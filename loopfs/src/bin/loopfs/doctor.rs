@@ -1,4 +1,4 @@
-//! `loopfs doctor`: what a machine lacks for loopfs, and what to do about it.
+//! `loopfs doctor`: reports what a machine lacks for loopfs, and what to do about it.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,13 @@ use anyhow::Result;
 use clap::Args;
 use loopfs::preflight::{self, Check, Directories, Status};
 
-use crate::output::{Output, Side, Table, object, printable};
+use crate::output::{Output, Side, Table, counted, object};
 
 /// Check whether loopfs can work on this machine, and print what to do if it cannot
 ///
-/// Run it where loopfs is to run: on the node, or in the container of the driver. It changes nothing: it loads no module, mounts
-/// nothing and attaches nothing. Without root, it reports what it could not see as `not checked`.
+/// Run it where loopfs is to run: on the node, or in the container of the driver, whose image has it as /loopfs. It changes
+/// nothing: it loads no module, mounts nothing and attaches nothing. If one of the directories has an automount, the kernel mounts
+/// it. Without root, it reports what it could not see as `not checked`.
 ///
 /// STATUS is `ok`, `warning` (loopfs works, with the restriction that FOUND names), `missing` (loopfs does not work), or `not
 /// checked` (FOUND says why). The remedies follow the table, each a command or a sentence. The exit code is 0 if nothing is
@@ -72,10 +73,33 @@ fn text(checks: &[Check], missing: usize) -> String {
         remedies().for_each(|(id, remedy)| table.row([id.to_owned(), remedy.to_owned()]));
         text.push_str(&table.print());
     }
-    let last = match missing {
-        0 => "nothing that loopfs needs is missing",
-        _ => "loopfs does not work here until what is missing is supplied",
-    };
-    text.push_str(&format!("\n{}\n", printable(last)));
+    let unchecked = checks.iter().filter(|check| check.status == Status::NotChecked).count();
+    text.push_str(&format!("\n{}\n", verdict(checks.len(), missing, unchecked)));
     text
+}
+
+/// Returns the last line. Checks that were not possible prove nothing.
+fn verdict(checks: usize, missing: usize, unchecked: usize) -> String {
+    match (missing, unchecked) {
+        (0, 0) => "nothing that loopfs needs is missing".to_owned(),
+        (0, _) => {
+            format!(
+                "{} found nothing missing; {unchecked} not possible",
+                counted(checks - unchecked, "check")
+            )
+        }
+        _ => format!("loopfs does not work here: {} found something missing", counted(missing, "check")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_that_were_not_possible_are_no_proof_that_nothing_is_missing() {
+        assert_eq!(verdict(19, 0, 0), "nothing that loopfs needs is missing");
+        assert_eq!(verdict(19, 0, 1), "18 checks found nothing missing; 1 not possible");
+        assert_eq!(verdict(19, 1, 3), "loopfs does not work here: 1 check found something missing");
+    }
 }

@@ -61,8 +61,11 @@ impl Layout {
         match &text[..length] {
             found if found == FORMAT.as_bytes() => Ok(true),
             found => {
-                let detail =
-                    format!("{:?} is not a format this version knows", String::from_utf8_lossy(found));
+                let detail = format!(
+                    "{:?} is not a format this version knows; nothing was changed, so install the version of loopfs that \
+                     used this store last, or a later one",
+                    String::from_utf8_lossy(found)
+                );
                 Err(Error::new(ErrorKind::Unsupported, "open the store", ".loopfs/format", detail))
             }
         }

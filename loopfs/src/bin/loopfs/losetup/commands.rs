@@ -136,9 +136,11 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Returns N of `/dev/loopN`, whether or not the device exists.
+/// Returns N of `/dev/loopN`, whether or not the device exists. Returns `None` for other spellings of the number, such as `+7` and
+/// `07`: the kernel gives no node such a name.
 fn index_in(path: &Path) -> Option<u32> {
-    path.strip_prefix("/dev").ok()?.to_str()?.strip_prefix("loop")?.parse().ok()
+    let text = path.strip_prefix("/dev").ok()?.to_str()?.strip_prefix("loop")?;
+    text.parse().ok().filter(|index: &u32| index.to_string() == text)
 }
 
 fn row_of(index: u32) -> Row {
@@ -394,6 +396,8 @@ mod tests {
         assert_eq!(path_of("loop7".as_ref()), Path::new("/dev/loop7"));
         assert_eq!(path_of("/srv/node".as_ref()), Path::new("/srv/node"));
         assert_eq!(index_in(Path::new("/dev/loop7")), Some(7));
-        assert_eq!(index_in(Path::new("/srv/loop7")), None);
+        for other in ["/srv/loop7", "/dev/loop+7", "/dev/loop07", "/dev/loop", "/dev/loop7p1"] {
+            assert_eq!(index_in(Path::new(other)), None, "{other}");
+        }
     }
 }

@@ -1,0 +1,184 @@
+//! The programs of the end-to-end tests, and a run of them.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use testvm::go_build::{self, GoModule, required_version};
+use testvm::process::{Process, Program};
+use testvm::session::Session;
+
+use super::images;
+use crate::components::flag;
+use crate::programs::{CONFORMANCE, kubernetes};
+use crate::release::KubernetesMinor;
+
+/// The package of the end-to-end tests.
+const E2E: &str = "k8s.io/kubernetes/test/e2e";
+/// The file in the directory of a run with the result of every spec, as Ginkgo writes it.
+pub const REPORT: &str = "report.json";
+/// The file in the directory of a run with the output of the specs.
+const LOG: &str = "ginkgo.log";
+/// The order of the specs is the same in each run.
+const SEED: u32 = 1;
+
+/// The name of no file. Tests that log in to nodes by SSH skip themselves without a key, and must not find one of the user's.
+const NO_KEY: &str = "no-ssh-key";
+
+/// The end-to-end tests of Kubernetes, built.
+#[derive(Clone, Debug)]
+pub struct Suite {
+    e2e: PathBuf,
+    ginkgo: PathBuf,
+    agnhost: PathBuf,
+}
+
+/// The cluster on which specs run.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// The kubeconfig of an administrator.
+    pub kubeconfig: &'a Path,
+    /// A kubectl of the version of the cluster.
+    pub kubectl: &'a Path,
+    /// The definition of the driver under test, for `External.Storage`.
+    pub driver: &'a Path,
+}
+
+/// The specs of one run.
+#[derive(Clone, Debug)]
+pub struct Specs {
+    /// The number of specs that run concurrently.
+    pub processes: usize,
+    /// Regular expressions, one of which matches the text of each spec.
+    pub focus: Vec<String>,
+    /// Regular expressions, none of which matches the text of a spec.
+    pub skip: Vec<String>,
+    /// A condition for the labels of each spec, such as `!Serial`. See
+    /// <https://onsi.github.io/ginkgo/#spec-labels>.
+    pub labels: String,
+    /// The time after which specs in progress are interrupted, and no more are started. They are reported.
+    pub timeout: Duration,
+}
+
+impl Suite {
+    /// Builds the programs for a cluster of this minor release, or takes them from the cache.
+    ///
+    /// # Errors
+    /// Go is missing, the programs do not compile, or they are not of the release that the clusters run.
+    pub async fn build(session: &Session, minor: KubernetesMinor) -> Result<Suite> {
+        require_same_release(session, minor)?;
+        let e2e = go_build::build_tests(session, &CONFORMANCE, E2E).await?;
+        let programs = go_build::build(session, &CONFORMANCE).await?;
+        Ok(Suite { e2e, ginkgo: programs.join("ginkgo"), agnhost: programs.join("agnhost") })
+    }
+
+    /// Returns the directory of the sources of Kubernetes.
+    ///
+    /// # Errors
+    /// The sources cannot be fetched.
+    pub async fn sources(session: &Session) -> Result<PathBuf> {
+        let sources = go_build::sources(session, &CONFORMANCE, CONFORMANCE.versioned_by).await?;
+        Ok(sources.directory)
+    }
+
+    /// Builds the container images of the pods of the storage tests, and returns their archives. `pause` is the program of that
+    /// name of `testvm-guest`.
+    ///
+    /// # Errors
+    /// A package cannot be fetched, or an archive cannot be written.
+    pub async fn image_archives(&self, session: &Session, pause: &Path) -> Result<Vec<PathBuf>> {
+        let listed = Program::new(&self.e2e).arg("--list-images").run().await.context("list the images")?;
+        let programs = images::Programs { agnhost: &self.agnhost, pause };
+        images::archives(session, &listed.stdout, &programs).await
+    }
+
+    /// Starts specs. [`REPORT`] and the output are in `directory` after their end, also after SIGTERM.
+    ///
+    /// # Errors
+    /// The runner of the specs cannot be started.
+    pub fn start(&self, specs: &Specs, target: Target<'_>, directory: &Path) -> Result<Process> {
+        Program::new(&self.ginkgo)
+            .args(ginkgo_args(specs, directory))
+            .arg(&self.e2e)
+            .arg("--")
+            .arg("--provider=skeleton")
+            .arg(flag("--kubeconfig", target.kubeconfig))
+            .arg(flag("--kubectl-path", target.kubectl))
+            .arg(flag("--storage.testdriver", target.driver))
+            .arg(flag("--e2e-output-dir", directory))
+            .env("KUBE_SSH_KEY_PATH", NO_KEY)
+            .log(directory.join(LOG))
+            .spawn()
+    }
+}
+
+fn ginkgo_args(specs: &Specs, directory: &Path) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec![
+        format!("--procs={}", specs.processes).into(),
+        format!("--seed={SEED}").into(),
+        format!("--timeout={}s", specs.timeout.as_secs()).into(),
+        format!("--json-report={REPORT}").into(),
+        "--no-color".into(),
+        // The output of passed specs too: of a run that dies, nothing else is left.
+        "-v".into(),
+    ];
+    if !specs.labels.is_empty() {
+        args.push(format!("--label-filter={}", specs.labels).into());
+    }
+    args.extend(specs.focus.iter().map(|text| format!("--focus={text}").into()));
+    args.extend(specs.skip.iter().map(|text| format!("--skip={text}").into()));
+    args.push(flag("--output-dir", directory));
+    args
+}
+
+/// Checks that the tests are of the release that the clusters run: tests of another one may expect other behaviour.
+fn require_same_release(session: &Session, minor: KubernetesMinor) -> Result<()> {
+    let version = |module: &GoModule| {
+        let path = session.workspace.definitions().join(module.name).join("go.mod");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        required_version(&text, module.versioned_by)
+            .with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))
+    };
+    let kubernetes = kubernetes(minor);
+    let (tests, cluster) = (version(&CONFORMANCE)?, version(&kubernetes)?);
+    anyhow::ensure!(
+        tests == cluster,
+        "vm-images/{} requires Kubernetes {tests}, and vm-images/{} {cluster}: require the same release in both",
+        CONFORMANCE.name,
+        kubernetes.name
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ginkgo_gets_each_expression_and_writes_its_report_into_the_directory() {
+        let specs = Specs {
+            processes: 5,
+            focus: vec!["External.Storage".into(), "a b".into()],
+            skip: vec!["c".into()],
+            labels: "!Serial".into(),
+            timeout: Duration::from_secs(60),
+        };
+        let args = ginkgo_args(&specs, "/reports".as_ref());
+        for expected in [
+            "--procs=5",
+            "--timeout=60s",
+            "--focus=External.Storage",
+            "--focus=a b",
+            "--skip=c",
+            "--label-filter=!Serial",
+            "--json-report=report.json",
+            "--output-dir=/reports",
+        ] {
+            assert!(args.iter().any(|arg| arg == expected), "{expected} is not in {args:?}");
+        }
+        let all = Specs { labels: String::new(), ..specs };
+        let args = ginkgo_args(&all, "/reports".as_ref());
+        assert!(!args.iter().any(|arg| arg.to_string_lossy().contains("label")), "{args:?}");
+    }
+}

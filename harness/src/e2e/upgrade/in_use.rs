@@ -1,0 +1,130 @@
+//! Volumes in use: a pod writes to a Filesystem and a Block volume, and another pod has the former read-only.
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use kube::api::ListParams;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods;
+use crate::test_env::sizes::Size;
+use crate::test_env::users::User;
+use crate::test_env::workload::{VolumeMode, claim, enforced_flags};
+
+/// The size of new volumes, and by how much each version expands them.
+const STEP: Size = Size::mebibytes(1);
+
+/// Two volumes and the pods that use them.
+pub(super) struct InUse {
+    writer: User,
+    reader: String,
+    size: Size,
+}
+
+impl InUse {
+    /// Names the volumes of one version after it.
+    pub(super) fn of(version: &str) -> InUse {
+        let claim = |mode: VolumeMode| (format!("{version}-{}", mode.as_str().to_lowercase()), mode);
+        let claims = vec![claim(VolumeMode::Filesystem), claim(VolumeMode::Block)];
+        let writer = User { name: format!("{version}-writer"), claims };
+        InUse { writer, reader: format!("{version}-reader"), size: STEP }
+    }
+
+    /// Creates the claims and the pods, and has the first pod check the volumes and write to them.
+    pub(super) async fn create(&self, env: &TestEnv<'_>) -> Result<()> {
+        for (name, mode) in &self.writer.claims {
+            claims::create(env, &claim(name, &env.driver.class_name(), STEP, *mode, "ReadWriteOnce")?)
+                .await?;
+        }
+        pods::create(env, &self.writer.pod()?).await?;
+        pods::start_read_only(env, &self.reader, self.claim(VolumeMode::Filesystem)?, VolumeMode::Filesystem)
+            .await?;
+        check_new(env, &self.writer.name, STEP, &self.writer.volumes()).await
+    }
+
+    /// Checks that one of the volumes has its data and exactly its size, that it is limited to it, and that the pod can
+    /// write to it.
+    pub(super) async fn check(&self, env: &TestEnv<'_>, mode: VolumeMode) -> Result<()> {
+        let claims = self.writer.claims.iter().zip(self.writer.volumes());
+        let volumes: Vec<String> =
+            claims.filter(|((_, other), _)| *other == mode).map(|(_, volume)| volume).collect();
+        check_kept(env, &self.writer.name, self.size, &volumes).await
+    }
+
+    /// Checks that the pod with the read-only volume reads the data, sees the size and cannot write.
+    pub(super) async fn check_read_only(&self, env: &TestEnv<'_>) -> Result<()> {
+        check_kept(env, &self.reader, self.size, &["readonly:/vol".to_owned()]).await?;
+        // check-new wrote this.
+        pods::reads(env, &self.reader, "/vol/kept", &STEP.bytes().to_string()).await
+    }
+
+    /// Expands the volumes, and checks them at their new size.
+    pub(super) async fn expand(&mut self, env: &TestEnv<'_>) -> Result<()> {
+        self.size = larger(self.size);
+        for (name, _) in &self.writer.claims {
+            claims::ask(env, name, self.size).await?;
+        }
+        for (name, _) in &self.writer.claims {
+            claims::has(env, name, self.size).await?;
+        }
+        check_kept(env, &self.writer.name, self.size, &self.writer.volumes()).await?;
+        self.check_read_only(env).await
+    }
+
+    /// Returns the size of both volumes together.
+    pub(super) fn bytes(&self) -> u64 {
+        self.size.bytes() * self.writer.claims.len() as u64
+    }
+
+    fn claim(&self, mode: VolumeMode) -> Result<&str> {
+        let claim = self.writer.claims.iter().find(|(_, other)| *other == mode);
+        claim.map(|(name, _)| name.as_str()).with_context(|| format!("no claim is {mode}"))
+    }
+}
+
+/// Returns the next size of a volume.
+pub(super) const fn larger(size: Size) -> Size {
+    Size::mebibytes((size.bytes() + STEP.bytes()) >> 20)
+}
+
+/// Has the test program in a pod check empty volumes, and write to them.
+pub(super) async fn check_new(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
+    check(env, pod, "check-new", [size, size], volumes).await
+}
+
+/// Has the test program check the volumes of [`InUse`], which have this size now, and what it wrote to them.
+async fn check_kept(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
+    check(env, pod, "check-kept", [STEP, size], volumes).await
+}
+
+async fn check(env: &TestEnv<'_>, pod: &str, verb: &str, sizes: [Size; 2], volumes: &[String]) -> Result<()> {
+    let [first, now] = sizes.map(|size| size.bytes().to_string());
+    let flags = enforced_flags(&env.driver.class);
+    let options = ["/volume-check", verb, "--size", &first, "--grown-size", &now, "--flags", &flags];
+    let argv: Vec<&str> = options.into_iter().chain(volumes.iter().map(String::as_str)).collect();
+    exec_ok(&env.pods(), pod, &argv).await.map(drop)
+}
+
+/// The identity of a pod's containers, which changes if one of them is restarted.
+pub(super) async fn running(env: &TestEnv<'_>) -> Result<Vec<String>> {
+    let pods = env.pods().list(&ListParams::default()).await.map_err(api_error).context("list the pods")?;
+    let identities = pods.iter().flat_map(|pod| {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        statuses.map(move |status| {
+            let (uid, id) = (pod.uid().unwrap_or_default(), status.container_id.as_deref().unwrap_or("none"));
+            let state = if status.ready { "ready" } else { "not ready" };
+            format!(
+                "{} {uid}: {} {id}, {state}, restarts: {}",
+                pod.name_any(),
+                status.name,
+                status.restart_count
+            )
+        })
+    });
+    let mut identities: Vec<String> = identities.collect();
+    identities.sort();
+    anyhow::ensure!(!identities.is_empty(), "no pod uses a volume");
+    Ok(identities)
+}

@@ -1,0 +1,102 @@
+//! The nodes during a roll-out: which image the driver has there, a data disk that is missing, and a store of a later version.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until, until_event};
+
+pub(super) use crate::e2e::scenarios::node_without_storage::unused;
+use crate::e2e::scenarios::node_without_storage::{data_disk, mount_disk};
+use crate::nodes::DATA_DIR;
+use crate::test_env::environment::TestEnv;
+
+/// The content of the store's format file, and that of a version to come.
+pub(super) const FORMAT: &str = "loopfs store 1";
+pub(super) const LATER_FORMAT: &str = "loopfs store 2";
+
+const TOOL_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Checks that all containers of the driver have this image.
+pub(super) async fn have_image(env: &TestEnv<'_>, image: &str) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
+        anyhow::ensure!(has_image(&pod, image), "pod {} does not have the image {image}", pod.name_any());
+    }
+    Ok(())
+}
+
+fn has_image(pod: &Pod, image: &str) -> bool {
+    let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.all(|container| container.image.as_deref() == Some(image))
+}
+
+/// Makes a node without the data file system one that had it, as if the disk had not come up at boot: beside the mount
+/// point is the record of the file system, and nothing is mounted.
+pub(super) async fn lose_disk(node: &Node) -> Result<()> {
+    let device = data_disk(node).await?;
+    let command = format!("blkid --match-tag UUID --output value {device} > {DATA_DIR}.filesystem-uuid");
+    node.output(&["sh", "-c", &command], TOOL_DEADLINE).await.map(drop)
+}
+
+/// Waits until the driver's new pod on the node is not Ready and an event says why, and then mounts the disk there.
+pub(super) async fn waits_for_disk(env: &TestEnv<'_>, node: &Node, image: &str) -> Result<()> {
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    let new = |pod: &&Pod| on(pod, node) && has_image(pod, image);
+    let pods = until(env.driver_pods(), scope, env.timeouts.start, |pods| {
+        State::ready_if(
+            pods.values().any(|pod| new(&pod)),
+            format!("{} has no pod with {image}", node.name()),
+        )
+    });
+    let pods = pods.await?;
+    let pod = pods.values().find(new).context("the pod was there just now")?;
+    let failed = |message: &str| message.starts_with("Readiness") && message.contains("503");
+    until_event(&env.client, pod, &["Unhealthy"], env.timeouts.start, failed).await?;
+    reports(env, node, "nothing is mounted").await?;
+    mount_disk(node).await
+}
+
+fn on(pod: &Pod, node: &Node) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let mut statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses.all(|status| status.ready)
+}
+
+/// Waits for the event on the Node that says why its volumes are unavailable.
+async fn reports(env: &TestEnv<'_>, node: &Node, reason: &str) -> Result<()> {
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    let object = nodes.get(node.name()).await.map_err(api_error).context("read the Node")?;
+    let expected = |message: &str| message.contains(reason);
+    until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.start, expected).await.map(drop)
+}
+
+/// Writes the format file of the node's store.
+pub(super) async fn set_format(node: &Node, format: &str) -> Result<()> {
+    let command = format!("echo '{format}' > {DATA_DIR}/.loopfs/format && sync");
+    node.output(&["sh", "-c", &command], TOOL_DEADLINE).await.map(drop)
+}
+
+/// Restarts the driver's pods as `kubectl rollout restart` does, and returns the generation of the DaemonSet.
+pub(super) async fn restart(env: &TestEnv<'_>) -> Result<Option<i64>> {
+    let restarted = env.daemon_sets().restart(env.driver.daemon_set()).await.map_err(api_error);
+    Ok(restarted.context("restart the driver")?.metadata.generation)
+}
+
+/// Waits until the driver's pod on the node is not Ready and an event names the format of the store.
+pub(super) async fn reports_format(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    reports(env, node, LATER_FORMAT).await?;
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until(env.driver_pods(), scope, env.timeouts.start, |pods| {
+        let mut here = pods.values().filter(|pod| on(pod, node) && pod.metadata.deletion_timestamp.is_none());
+        State::ready_if(here.any(|pod| !is_ready(pod)), format!("the pod on {} is Ready", node.name()))
+    })
+    .await
+    .map(drop)
+}

@@ -1,0 +1,278 @@
+//! Checks the definition of the driver against the sources of the suite, which ignores a key that it does not know.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// The files of Kubernetes with the types of the definition.
+const SOURCES: [&str; 4] = [
+    "test/e2e/storage/external/external.go",
+    "test/e2e/storage/framework/testdriver.go",
+    "test/e2e/framework/volume/fixtures.go",
+    "test/e2e/framework/timeouts.go",
+];
+/// The type of the definition.
+const DEFINITION: &str = "driverDefinition";
+/// The type whose fields are the keys of this key of the definition, which is a map.
+const TIMEOUTS: (&str, &str) = ("Timeouts", "TimeoutContext");
+/// The type of the capabilities of a driver, and its constants.
+const CAPABILITIES: &str = "map[Capability]bool";
+const CAPABILITY: &str = "Capability";
+
+/// Reads the definition at `path`, and checks every key of it. `kubernetes` is the directory of the sources.
+///
+/// # Errors
+/// A key is unknown to the suite, a capability of the suite is not in the definition, or a file cannot be read.
+pub(super) fn read(path: &Path, kubernetes: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let definition: Value =
+        serde_norway::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    let mut types = Types::default();
+    for source in SOURCES {
+        let source = kubernetes.join(source);
+        let text = std::fs::read_to_string(&source).with_context(|| format!("read {}", source.display()))?;
+        types.add(&text);
+    }
+    let problems = types.problems(&definition);
+    anyhow::ensure!(problems.is_empty(), "{}: {}", path.display(), problems.join("; "));
+    Ok(definition)
+}
+
+/// The struct types of Go sources, and the capabilities that a driver can have.
+#[derive(Debug, Default)]
+struct Types {
+    /// The type of each field of each struct. An unnamed struct has the name `OUTER.FIELD`.
+    structs: BTreeMap<String, BTreeMap<String, String>>,
+    capabilities: BTreeSet<String>,
+}
+
+impl Types {
+    /// Adds the types of a source that gofmt has formatted.
+    fn add(&mut self, source: &str) {
+        // The structs around the line, the innermost last.
+        let mut open: Vec<String> = Vec::new();
+        for line in source.lines().map(str::trim) {
+            if let Some(outer) = open.last() {
+                if line == "}" {
+                    open.pop();
+                } else if let Some((field, kind)) = field(line) {
+                    let unnamed = kind.ends_with("struct {").then(|| format!("{outer}.{field}"));
+                    let kind = unnamed.clone().unwrap_or_else(|| kind.to_owned());
+                    let fields = self.structs.entry(outer.clone()).or_default();
+                    fields.insert(field.to_owned(), kind);
+                    open.extend(unnamed);
+                }
+            } else if let Some(name) =
+                line.strip_prefix("type ").and_then(|line| line.strip_suffix(" struct {"))
+            {
+                self.structs.entry(name.to_owned()).or_default();
+                open.push(name.to_owned());
+            } else if let Some(capability) = capability(line) {
+                self.capabilities.insert(capability.to_owned());
+            }
+        }
+    }
+
+    /// Returns what is wrong with a definition.
+    fn problems(&self, definition: &Value) -> Vec<String> {
+        let mut problems = Vec::new();
+        for name in [DEFINITION, TIMEOUTS.1] {
+            if self.fields(name).is_none_or(BTreeMap::is_empty) {
+                problems.push(format!("the sources of Kubernetes have no fields of the type {name}"));
+            }
+        }
+        if self.capabilities.is_empty() {
+            problems.push(format!("the sources of Kubernetes have no constants of the type {CAPABILITY}"));
+        }
+        self.check(definition, DEFINITION, "", &mut problems);
+        if let Some(Value::Object(timeouts)) = definition.get(TIMEOUTS.0) {
+            self.check_keys(timeouts.keys(), TIMEOUTS.1, TIMEOUTS.0, &mut problems);
+        }
+        problems
+    }
+
+    fn check(&self, value: &Value, kind: &str, path: &str, problems: &mut Vec<String>) {
+        if kind == CAPABILITIES {
+            return self.check_capabilities(value, path, problems);
+        }
+        let Some(fields) = self.fields(kind) else { return };
+        match value {
+            Value::Object(entries) => {
+                self.check_keys(entries.keys(), kind, path, problems);
+                for (key, value) in entries {
+                    if let Some(kind) = fields.get(key) {
+                        self.check(value, kind, &below(path, key), problems);
+                    }
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| self.check(item, kind, path, problems)),
+            _ => problems.push(format!("{path} has no keys")),
+        }
+    }
+
+    fn check_keys<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a String>,
+        kind: &str,
+        path: &str,
+        problems: &mut Vec<String>,
+    ) {
+        let Some(fields) = self.fields(kind) else { return };
+        let unknown = keys.filter(|key| !fields.contains_key(*key));
+        problems.extend(unknown.map(|key| format!("the suite ignores {}", below(path, key))));
+    }
+
+    /// Checks that the definition decides about every capability, so that one of a later release is noticed.
+    fn check_capabilities(&self, value: &Value, path: &str, problems: &mut Vec<String>) {
+        let Value::Object(named) = value else {
+            return problems.push(format!("{path} has no keys"));
+        };
+        let named: BTreeSet<&String> = named.keys().collect();
+        let known: BTreeSet<&String> = self.capabilities.iter().collect();
+        problems
+            .extend(named.difference(&known).map(|name| format!("the suite ignores {}", below(path, name))));
+        let missing = known.difference(&named);
+        problems.extend(missing.map(|name| format!("{} is missing: add true or false", below(path, name))));
+    }
+
+    fn fields(&self, kind: &str) -> Option<&BTreeMap<String, String>> {
+        let name = kind.trim_start_matches(['*', '[', ']']);
+        // `storageframework.DriverInfo` of another package. The name of an unnamed struct has a period, too.
+        self.structs.get(name).or_else(|| self.structs.get(name.rsplit('.').next()?))
+    }
+}
+
+fn below(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// Parses `Name string // comment`, a field of a struct.
+fn field(line: &str) -> Option<(&str, &str)> {
+    let line = line.split(" // ").next().unwrap_or(line);
+    let (name, kind) = line.split_once(char::is_whitespace)?;
+    let exported = name.starts_with(|char: char| char.is_ascii_uppercase());
+    let plain = name.chars().all(|char| char.is_ascii_alphanumeric() || char == '_');
+    (exported && plain).then_some((name, kind.trim()))
+}
+
+/// Parses `CapBlock Capability = "block" // comment`.
+fn capability(line: &str) -> Option<&str> {
+    let (declared, value) = line.split_once('=')?;
+    let mut words = declared.split_whitespace();
+    (words.next()?.starts_with("Cap") && words.next()? == CAPABILITY && words.next().is_none())
+        .then(|| value.trim().strip_prefix('"')?.split('"').next())?
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    const SOURCE: &str = r#"
+// driverDefinition describes a driver.
+type driverDefinition struct {
+	// DriverInfo is static.
+	DriverInfo storageframework.DriverInfo
+
+	StorageClass struct {
+		FromName bool
+
+		// FromFile is a file.
+		FromFile string
+	}
+	InlineVolumes []struct {
+		Attributes map[string]string
+	}
+	Timeouts map[string]string
+}
+
+func (d *driverDefinition) DeepCopyObject() runtime.Object {
+	return nil
+}
+
+const (
+	CapBlock   Capability = "block"      // raw block mode
+	CapCloning Capability = "cloning"
+)
+
+type DriverInfo struct {
+	Name  string
+	Range volume.SizeRange
+	Capabilities map[Capability]bool
+	// [Optional] Parameters
+	Options *StressOptions
+}
+
+type StressOptions struct {
+	NumPods int // of pods
+}
+
+type SizeRange struct {
+	Min string
+}
+
+type TimeoutContext struct {
+	PodStart time.Duration
+}
+"#;
+
+    fn problems(definition: &Value) -> Vec<String> {
+        let mut types = Types::default();
+        types.add(SOURCE);
+        types.problems(definition)
+    }
+
+    fn complete() -> Value {
+        json!({
+            "StorageClass": {"FromName": true, "FromFile": "x"},
+            "InlineVolumes": [{"Attributes": {"any": "key"}}],
+            "Timeouts": {"PodStart": "1m"},
+            "DriverInfo": {
+                "Name": "x",
+                "Range": {"Min": "1Mi"},
+                "Capabilities": {"block": true, "cloning": false},
+                "Options": {"NumPods": 1},
+            },
+        })
+    }
+
+    #[test]
+    fn a_definition_with_keys_of_the_types_is_accepted() {
+        assert_eq!(problems(&complete()), Vec::<String>::new());
+    }
+
+    #[rstest]
+    #[case::at_the_top("", "ShortName")]
+    #[case::in_an_unnamed_struct("/StorageClass", "FromNames")]
+    #[case::in_a_list("/InlineVolumes/0", "ReadOnly")]
+    #[case::in_a_struct_of_another_package("/DriverInfo", "name")]
+    #[case::in_a_struct_below_it("/DriverInfo/Range", "Max")]
+    #[case::behind_a_pointer("/DriverInfo/Options", "NumRestarts")]
+    #[case::of_the_timeouts("/Timeouts", "PodStarts")]
+    #[case::of_the_capabilities("/DriverInfo/Capabilities", "blocks")]
+    fn a_key_that_the_suite_ignores_is_named(#[case] below: &str, #[case] key: &str) {
+        let mut definition = complete();
+        definition.pointer_mut(below).unwrap()[key] = json!({});
+        let problems = problems(&definition);
+        assert!(problems.len() == 1 && problems[0].starts_with("the suite ignores "), "{problems:?}");
+        assert!(problems[0].ends_with(key), "{problems:?}");
+    }
+
+    #[test]
+    fn a_capability_that_the_definition_does_not_decide_about_is_named() {
+        let mut definition = complete();
+        definition["DriverInfo"]["Capabilities"] = json!({"block": true});
+        assert_eq!(problems(&definition), ["DriverInfo.Capabilities.cloning is missing: add true or false"]);
+    }
+
+    #[test]
+    fn sources_without_the_types_are_an_error() {
+        let found = Types::default().problems(&json!({}));
+        assert!(found[0].contains("no fields of the type driverDefinition"), "{found:?}");
+        assert!(found.iter().any(|problem| problem.contains("no constants")), "{found:?}");
+    }
+}
