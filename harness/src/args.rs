@@ -41,7 +41,7 @@ Examples:
 enum Command {
     /// List the test lanes and the stories of the end-to-end tests, with one line each.
     List,
-    /// Run test lanes: unit, apiserver, kernel, sanity, e2e (all of them unless --lane selects).
+    /// Run test lanes: unit, apiserver, kernel, sanity, docker and e2e, or those that --lane selects.
     Test(lanes::TestArgs),
     /// Run the end-to-end scenarios on a cluster of the harness, or on any cluster with --kubeconfig.
     E2e(e2e::Args),

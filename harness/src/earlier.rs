@@ -113,8 +113,10 @@ async fn export(root: &Path, commit: &str, paths: &[&str], directory: &Path) -> 
     fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))
 }
 
+/// Returns git for the repository of `root`, also in a hook, whose environment names another one.
 fn git(root: &Path) -> Program {
-    Program::new("git").current_dir(root)
+    let git = Program::new("git").current_dir(root);
+    ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].into_iter().fold(git, Program::env_remove)
 }
 
 #[cfg(test)]
@@ -128,7 +130,16 @@ mod tests {
         fs::write(root.join("other"), "").unwrap();
         let run = async |args: &[&str]| {
             let identity = ["-c", "user.name=a", "-c", "user.email=a@example"];
-            git(root).args(identity).args(args).run().await.unwrap().stdout.trim().to_owned()
+            git(root)
+                .env("GIT_CONFIG_GLOBAL", "/dev/null")
+                .args(identity)
+                .args(args)
+                .run()
+                .await
+                .unwrap()
+                .stdout
+                .trim()
+                .to_owned()
         };
         run(&["init", "--quiet"]).await;
         run(&["add", "."]).await;

@@ -71,7 +71,7 @@ pub(crate) struct NodeOptions {
     kubelet_root: KubeletDisk,
 
     /// Boot this kernel of vm-images/kernels/kernels.toml. In the kernel lane of `test`, it runs instead of all kernels,
-    /// and in the sanity lane instead of the default.
+    /// and in the lanes sanity, e2e and node instead of the default.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
 }

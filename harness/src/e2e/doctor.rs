@@ -13,7 +13,7 @@ use testvm_cluster::exec::exec_in;
 use testvm_cluster::{KUBELET_ROOT, Node, TOOLS_DIR};
 
 use crate::nodes::{DATA_DIR, LOOPFS_TOOL};
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{DOCTOR, TestEnv};
 
 /// The container of the driver that mounts volumes, and the tool in its image.
 const CONTAINER: &str = "csi";
@@ -22,7 +22,7 @@ const TOOL_OF_IMAGE: &str = "/loopfs";
 const SHARED_ARGUMENTS: [&str; 2] = ["--data-dir=", "--kubelet-dir="];
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Checks that must not only lack nothing, but have been possible.
+/// The checks that must be possible, besides lacking nothing.
 const POSSIBLE: [&str; 4] = ["loop-control", "data-dir", "data-dir-quota", "propagation"];
 
 /// The output of the tool in JSON.
@@ -117,7 +117,7 @@ fn judge(run: &Run) -> Result<()> {
 /// Writes both outputs into the directory of the report, if there is one.
 fn store(env: &TestEnv<'_>, name: &str, json: &Run, text: &Run) -> Result<()> {
     let Some(reports) = &env.reports else { return Ok(()) };
-    let directory = reports.join("doctor");
+    let directory = reports.join(DOCTOR);
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let write = |path: &Path, output: &str| {
         fs::write(path, output).with_context(|| format!("write {}", path.display()))

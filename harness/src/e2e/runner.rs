@@ -1,7 +1,7 @@
 //! Runs the scenarios in their order and reports those that were not run.
 //!
-//! A scenario that failed does not stop the others. What it has left is removed first, so that it does not become the failure of
-//! another scenario. If that is impossible, the remaining scenarios do not run.
+//! A scenario that failed does not stop the others. The run first removes the objects that it left, so that they do not become
+//! the failure of another scenario. If that is impossible, or if [`MAX_FAILED`] scenarios failed, the remaining ones do not run.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,11 @@ use super::scenarios::{flow, install, removal};
 use super::state_dump;
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::rejected_writes;
 use crate::test_env::workload::create_namespace;
+
+/// The number of failed scenarios that ends a run: more of them show the same fault, and each waits for its timeouts.
+const MAX_FAILED: usize = 3;
 
 /// The scenarios that a run executes.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +48,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// What a run does.
+/// The order to [`run_all`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan<'a> {
     /// What the run requires of the nodes of its cluster.
@@ -55,7 +59,7 @@ pub(super) struct Plan<'a> {
     pub(super) after_failure: AfterFailure<'a>,
 }
 
-/// What a run does after a scenario that failed.
+/// The reaction of a run to a scenario that failed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AfterFailure<'a> {
     /// It ends, so that the user can inspect the cluster.
@@ -70,7 +74,8 @@ pub(super) async fn run_all(session: &Session, report: &mut Report, env: &TestEn
     let state = State { env, nodes, fault, before: None };
     let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
     let remaining = remaining.collect();
-    let mut runner = ScenarioRunner { session, report, selection, after_failure, state, remaining };
+    let mut runner =
+        ScenarioRunner { session, report, selection, after_failure, state, remaining, failed: 0 };
     // The report has the reason of a failure.
     drop(run_in_order(&mut runner, &SCENARIOS).await);
     for name in runner.remaining {
@@ -85,13 +90,15 @@ struct ScenarioRunner<'a> {
     after_failure: AfterFailure<'a>,
     state: State<'a>,
     remaining: Vec<&'static str>,
+    /// The number of scenarios that failed.
+    failed: usize,
 }
 
 /// The steps of a run.
 trait Runner {
     /// Runs a scenario if it is selected.
     async fn run(&mut self, entry: &Entry) -> StepResult;
-    /// Removes what a failed scenario has left.
+    /// Removes the objects that a failed scenario left.
     async fn recover(&mut self, failed: &Entry) -> StepResult;
 }
 
@@ -117,20 +124,37 @@ impl Runner for ScenarioRunner<'_> {
     }
 
     async fn recover(&mut self, failed: &Entry) -> StepResult {
-        let AfterFailure::GoOn(reports) = self.after_failure else { return Err(ScenarioFailed) };
-        // The others need the driver. A run with an injected fault has to end with its first failure.
-        if failed.always || self.state.fault.is_some() || self.session.cancel.is_cancelled() {
+        self.failed += 1;
+        let (env, fault) = (self.state.env, self.state.fault);
+        let cancelled = self.session.cancel.is_cancelled();
+        let reports = go_on(self.after_failure, failed, fault, cancelled).ok_or(ScenarioFailed)?;
+        state_dump::write_failure(self.session, env, failed.name, reports).await;
+        if self.failed >= MAX_FAILED {
             return Err(ScenarioFailed);
         }
-        let env = self.state.env;
-        state_dump::write_failure(self.session, env, failed.name, reports).await;
         let mut scenario = Scenario::begin(self.session, self.report, "recovery");
         let about = |step: &str| format!("after {}: {step}", failed.name);
+        scenario.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
+        scenario.step(&about("no volume is retained"), removal::retain_none(env)).await?;
         scenario.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
         scenario.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
         scenario.step(&about("the driver serves"), install::served(env)).await?;
         let created = create_namespace(&env.client, &env.namespace);
         scenario.step(&about("create the namespace"), created).await
+    }
+}
+
+/// Returns the directory for the state of the cluster if a run goes on after this failure. The other scenarios need the driver,
+/// which those that always run install and remove. A run with an injected fault has to end with its first failure.
+fn go_on<'a>(
+    after_failure: AfterFailure<'a>,
+    failed: &Entry,
+    fault: Option<Fault>,
+    cancelled: bool,
+) -> Option<&'a Path> {
+    match after_failure {
+        AfterFailure::GoOn(reports) if !failed.always && fault.is_none() && !cancelled => Some(reports),
+        AfterFailure::GoOn(_) | AfterFailure::End => None,
     }
 }
 
@@ -210,6 +234,18 @@ mod tests {
         let (succeeded, calls) = calls(false).await;
         assert!(!succeeded);
         assert_eq!(calls, ["install", "flow", "recover from flow"]);
+    }
+
+    #[test]
+    fn a_run_ends_after_a_failed_installation_an_injected_fault_a_signal_or_if_its_cluster_is_kept() {
+        let entry = |name: &str| SCENARIOS.iter().find(|entry| entry.name == name).unwrap();
+        let reports = Path::new("/reports");
+        let (kept, flow) = (AfterFailure::GoOn(reports), entry(flow::NAME));
+        assert_eq!(go_on(kept, flow, None, false), Some(reports));
+        assert_eq!(go_on(AfterFailure::End, flow, None, false), None);
+        assert_eq!(go_on(kept, entry("install"), None, false), None);
+        assert_eq!(go_on(kept, flow, Some(Fault::NoDisk), false), None);
+        assert_eq!(go_on(kept, flow, None, true), None);
     }
 
     #[test]

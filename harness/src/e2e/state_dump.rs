@@ -15,7 +15,7 @@ use testvm::cache;
 use testvm::session::Session;
 use testvm_cluster::{Cluster, Node};
 
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{DOCTOR, TestEnv};
 use crate::test_env::node_debug;
 
 /// The directories of the dump.
@@ -29,7 +29,9 @@ const FAILURES: &str = "failures";
 /// # Errors
 /// A directory cannot be removed.
 pub(super) fn clear(dir: &Path) -> Result<()> {
-    for dump in [dir.join(OBJECTS), dir.join(POD_LOGS), dir.join(BUNDLES), dir.join(FAILURES)] {
+    for dump in
+        [dir.join(OBJECTS), dir.join(POD_LOGS), dir.join(BUNDLES), dir.join(FAILURES), dir.join(DOCTOR)]
+    {
         cache::remove_dir(&dump)?;
     }
     Ok(())

@@ -96,6 +96,10 @@ const ALL: [Lane; 11] = [
 /// A lane that cannot run is a failed case, not an error.
 pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
     let selected = |lane: &Lane| lane.is_selected(&args.lanes);
+    anyhow::ensure!(
+        args.e2e.kernel().is_none() || ALL.iter().any(|lane| selected(lane) && lane.takes_kernel()),
+        "no selected lane takes --kernel: add --lane kernel, sanity, e2e or node, or leave --kernel out"
+    );
     let mut report = Report::new();
     for lane in ALL.iter().filter(|lane| selected(lane)) {
         if session.cancel.is_cancelled() {
@@ -110,7 +114,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
             Lane::Docker => docker::run(session, &args.only).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
-            Lane::Node => node::run(session, args.e2e.kubernetes()).await,
+            Lane::Node => node::run(session, args.e2e.kubernetes(), args.e2e.kernel()).await,
             Lane::Versions => versions::run(session).await,
             Lane::Kind => run_kind(session, args.e2e.kubernetes()).await,
             Lane::Upgrade => run_upgrade(session, args.e2e.kubernetes()).await,
@@ -174,6 +178,11 @@ impl Lane {
             Lane::Upgrade => "upgrade",
             Lane::Conformance => "conformance",
         }
+    }
+
+    /// Returns `true` if `--kernel` selects the kernel of the lane.
+    fn takes_kernel(self) -> bool {
+        matches!(self, Lane::Kernel | Lane::Sanity | Lane::E2e | Lane::Node)
     }
 
     /// Returns `true` if the lane runs: without names, those that CI runs.

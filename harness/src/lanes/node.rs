@@ -8,12 +8,16 @@ use testvm::session::Session;
 use super::clusters::{self, LaneCluster};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
-/// Runs the scenarios on every combination.
-pub(super) async fn run(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
+/// Runs the scenarios on every combination, on nodes with this kernel or the default one.
+pub(super) async fn run(
+    session: &Session,
+    kubernetes: &KubernetesOptions,
+    kernel: Option<&str>,
+) -> Result<Report> {
     let cluster = |(name, nodes): (&str, NodeOptions)| LaneCluster {
         name: name.to_owned(),
         kubernetes: kubernetes.clone(),
-        nodes,
+        nodes: nodes.with_kernel(kernel.map(str::to_owned)),
     };
     clusters::run(session, "node", NodeOptions::combinations().map(cluster).into()).await
 }

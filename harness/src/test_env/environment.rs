@@ -31,6 +31,9 @@ pub(crate) struct TestEnv<'a> {
     pub(crate) reports: Option<PathBuf>,
 }
 
+/// The directory of the outputs of `loopfs doctor` in the reports of a run.
+pub(crate) const DOCTOR: &str = "doctor";
+
 /// The reason why a step that needs the node itself is skipped.
 pub(crate) const FOREIGN_NODE: &str = "the node is not the harness's own: only the Kubernetes API reaches it";
 

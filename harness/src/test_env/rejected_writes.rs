@@ -1,5 +1,5 @@
-//! An admission policy that rejects the provisioner's writes of PersistentVolumes. What the provisioner does in the meantime
-//! stays incomplete until the policy is deleted.
+//! An admission policy that rejects the provisioner's writes of PersistentVolumes. Its operations stay incomplete until the
+//! policy is deleted.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::until_event;
@@ -94,12 +95,21 @@ where
     until_event(&env.client, about, &[reason], env.timeouts.start, rejected).await.map(drop)
 }
 
-/// Deletes the policy.
+/// Deletes the policy, if there is one.
 pub(crate) async fn allow(env: &TestEnv<'_>) -> Result<()> {
     let (policies, bindings) = policies(env);
-    let parameters = DeleteParams::default();
-    bindings.delete(POLICY, &parameters).await.map_err(api_error).context("unbind the policy")?;
-    policies.delete(POLICY, &parameters).await.map_err(api_error).context("delete the policy").map(drop)
+    delete(&bindings).await.context("unbind the policy")?;
+    delete(&policies).await.context("delete the policy")
+}
+
+async fn delete<K>(objects: &Api<K>) -> Result<()>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    match objects.delete(POLICY, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        deleted => deleted.map(drop).map_err(api_error),
+    }
 }
 
 fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<ValidatingAdmissionPolicyBinding>) {

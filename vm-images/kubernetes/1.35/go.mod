@@ -5,7 +5,7 @@ module loopfs.invalid/vm-images/kubernetes
 
 go 1.25.0
 
-godebug default=go1.26
+godebug default=go1.25
 
 tool (
 	k8s.io/kubernetes/cmd/kube-apiserver

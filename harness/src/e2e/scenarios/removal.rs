@@ -9,12 +9,14 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_one};
 use tokio::time::{Instant, sleep};
 
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claims;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 
@@ -77,16 +79,29 @@ where
     deleted.map_err(api_error).map(drop)
 }
 
+/// Has the provisioner delete the retained volumes of the claims of the scenarios, too.
+pub(in crate::e2e) async fn retain_none(env: &TestEnv<'_>) -> Result<()> {
+    let volumes = claims::volumes(env).list(&ListParams::default()).await.map_err(api_error)?;
+    let policy = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+    for volume in volumes.iter().filter(|volume| is_of_the_scenarios(env, volume)) {
+        let retained = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+        if retained == Some("Retain") {
+            claims::patch_volume(env, &volume.name_any(), &policy).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Waits until no volume of the driver belongs to a claim of the scenarios.
 pub(in crate::e2e) async fn no_volumes(env: &TestEnv<'_>) -> Result<()> {
     let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
-    none_left(env, volumes, |volume| {
-        let spec = volume.spec.as_ref();
-        let claim =
-            spec.and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.namespace.as_deref());
-        is_of_the_driver(env, volume) && claim == Some(&env.namespace)
-    })
-    .await
+    none_left(env, volumes, |volume| is_of_the_scenarios(env, volume)).await
+}
+
+fn is_of_the_scenarios(env: &TestEnv<'_>, volume: &PersistentVolume) -> bool {
+    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let namespace = claim.and_then(|claim| claim.namespace.as_deref());
+    is_of_the_driver(env, volume) && namespace == Some(&env.namespace)
 }
 
 /// Waits until there is no volume of the driver.

@@ -87,6 +87,7 @@ pub(super) async fn run(
     kubernetes: &KubernetesSource,
     reports: &Path,
 ) -> Result<Report> {
+    state_dump::clear(reports)?;
     let mut report = Report::new();
     let Ok((cluster, second, earlier)) = start(session, &mut report, kubernetes, reports).await else {
         return Ok(report);
