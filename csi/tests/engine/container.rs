@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use loopfs::ErrorKind;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -73,8 +74,9 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Returns a machine whose volumes are on `data`. The kubelet's directory is a mount of its own, which is shared as
-    /// on every machine with systemd.
+    /// on every machine with systemd. Panics if `data` has volumes, because a failed test deletes all volumes there.
     pub(crate) fn new(data: &Path) -> Self {
+        let volumes = Volumes::none_yet(data);
         let scratch = tempfile::tempdir().unwrap();
         let mut directories = Directories::create(scratch.path(), data);
         let mount = SharedMount::new(directories.kubelet.clone());
@@ -94,7 +96,7 @@ impl Machine {
             kubelet_argument: directories.kubelet.clone(),
             directories,
             mount,
-            _volumes: Volumes(data.to_owned()),
+            _volumes: volumes,
             _scratch: scratch,
         }
     }
@@ -208,15 +210,31 @@ impl Drop for SharedMount {
     }
 }
 
-/// The data file system, which all tests share. If a test fails, dropping this deletes the volumes that it has left there.
+/// The volumes of a test on the data file system, which all tests share. If the test fails, dropping this deletes them.
 struct Volumes(PathBuf);
+
+impl Volumes {
+    /// Returns the volumes that a test will create on a file system that has none.
+    fn none_yet(data: &Path) -> Self {
+        match VolumeStore::open(data, StoreOptions::default()) {
+            Ok(store) => {
+                const PRESENT: &str =
+                    "the file system for tests has volumes that no running test has created";
+                assert_eq!(store.list().unwrap(), [], "{}: {PRESENT}", data.display());
+                assert_eq!(store.snapshots().unwrap(), [], "{}: {PRESENT}", data.display());
+            }
+            // No store can be opened on a file system without quotas, so dropping this deletes nothing there.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NotEnforced, "{error}"),
+        }
+        Self(data.to_owned())
+    }
+}
 
 impl Drop for Volumes {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
         }
-        // A file system without quotas has no volumes.
         let Ok(store) = VolumeStore::open(&self.0, StoreOptions::default()) else { return };
         for volume in store.list().unwrap_or_default() {
             if let Ok(image) = store.volume(&volume).and_then(|volume| volume.open_image(Access::ReadOnly)) {

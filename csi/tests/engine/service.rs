@@ -6,8 +6,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use csi::proto::csi as wire;
+use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
-use loopfs::volume_store::{StoreOptions, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use nix::sys::statvfs::statvfs;
 use rstest::rstest;
 use tonic::Code;
@@ -78,6 +79,20 @@ fn a_block_volume_is_published_until_it_is_unpublished_by_another_container(
     driver.client.delete_volume(delete(volume)).unwrap();
     assert!(!target.exists());
     assert_eq!(driver.stop().0, 0);
+}
+
+#[test]
+fn a_store_that_has_volumes_is_refused_and_keeps_them() {
+    let data = path_from("LOOPFS_TEST_XFS");
+    let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
+    let present = "present".parse().unwrap();
+    store.create(&present, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20))).unwrap();
+    let refused = catch_unwind(|| drop(machine()));
+    let left = store.list();
+    assert!(store.delete(&present).unwrap());
+    assert_eq!(store.empty_trash().unwrap(), 1);
+    assert!(refused.is_err());
+    assert_eq!(left.unwrap(), [present]);
 }
 
 #[test]
