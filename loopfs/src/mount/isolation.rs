@@ -103,7 +103,7 @@ fn judge(mount: &Mount, namespace: Namespace, has_receiver: impl FnOnce(&str) ->
 }
 
 /// Looks for a mount in another mount namespace that is in the peer group or receives from it. Returns `true` also if a process
-/// cannot be examined.
+/// that has not ended cannot be examined.
 fn has_receiver(group: &str) -> bool {
     let (Ok(own), Ok(processes)) = (fs::read_link(OWN), fs::read_dir("/proc")) else { return true };
     let mut examined = BTreeSet::from([own]);
@@ -111,12 +111,20 @@ fn has_receiver(group: &str) -> bool {
         match receives_in(&process.path(), group, &mut examined) {
             Ok(false) => {}
             Ok(true) => return true,
-            // The process has ended, unless its directory is still there.
-            Err(_) if !process.path().join("ns").exists() => {}
+            Err(_) if has_ended(&process.path()) => {}
             Err(_) => return true,
         }
     }
     false
+}
+
+/// Returns `true` if a process has ended, also if its parent has not waited for it. Until then its directory in `/proc` has files,
+/// but the process is in no mount namespace: `ns/mnt` is ENOENT, and the kernel returns EINVAL for `mountinfo`.
+fn has_ended(process: &Path) -> bool {
+    let ended = |error: &io::Error| {
+        error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+    };
+    fs::read_link(process.join("ns/mnt")).as_ref().is_err_and(ended)
 }
 
 fn is_process_id(name: &[u8]) -> bool {
@@ -125,12 +133,7 @@ fn is_process_id(name: &[u8]) -> bool {
 
 /// Examines the mount namespace of a process, unless it is among those that were examined.
 fn receives_in(process: &Path, group: &str, examined: &mut BTreeSet<PathBuf>) -> io::Result<bool> {
-    let namespace = match fs::read_link(process.join("ns/mnt")) {
-        Ok(namespace) => namespace,
-        // The process has ended, and its parent has not waited for it.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error),
-    };
+    let namespace = fs::read_link(process.join("ns/mnt"))?;
     if examined.contains(&namespace) {
         return Ok(false);
     }
@@ -144,6 +147,8 @@ fn receives_in(process: &Path, group: &str, examined: &mut BTreeSet<PathBuf>) ->
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    use nix::unistd::Pid;
     use rstest::rstest;
 
     use super::*;
@@ -180,6 +185,21 @@ mod tests {
     ) {
         let mounts = table::parse(format!("2 1 8:1 {mount} - ext4 /dev/sda1 rw\n").as_bytes()).unwrap();
         assert_eq!(judge(&mounts[0], namespace, |group| group == "7"), expected);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_recognised_before_its_parent_waits_for_it() {
+        assert!(!has_ended(Path::new("/proc/self")));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        // The table that `receives_in` reads after the name of the namespace.
+        let error = fs::read(process.join("mountinfo")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+        assert!(process.join("ns").exists() && has_ended(&process));
+        child.wait().unwrap();
+        assert!(has_ended(&process));
     }
 
     #[test]
