@@ -77,7 +77,10 @@ pub(super) struct Dev {
     pub(super) usable: usize,
     /// Names of those that have no node.
     pub(super) without_node: Vec<String>,
-    /// Names of those whose node the device cgroup does not let this process open for reading and writing.
+    /// Names of those that have no node, and an index from which loopfs chooses.
+    pub(super) chosen_without_node: Vec<String>,
+    /// Names of those whose node the device cgroup does not let this process open for reading and writing. If one has an index from
+    /// which loopfs chooses, the others are left out.
     pub(super) denied: Vec<String>,
 }
 
@@ -184,6 +187,7 @@ pub(super) mod tests {
             devices: 9,
             usable: 1,
             without_node: Vec::new(),
+            chosen_without_node: Vec::new(),
             denied: Vec::new(),
         }
     }

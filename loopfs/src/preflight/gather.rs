@@ -153,12 +153,6 @@ fn open_directory(path: &Path) -> std::io::Result<File> {
     File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK).open(path)
 }
 
-/// Returns the mount that `file` was opened through.
-fn mount_of<'a>(file: &File, mounts: &'a [Mount]) -> Option<&'a Mount> {
-    let id = statx::mount_id(file).ok()??;
-    mounts.iter().find(|mount| mount.id == id)
-}
-
 /// Returns the options of a mount and of its file system, each once.
 fn all_options(mount: &Mount) -> Vec<String> {
     let further = mount.super_options.iter().filter(|option| !mount.options.contains(option));
@@ -166,7 +160,7 @@ fn all_options(mount: &Mount) -> Vec<String> {
 }
 
 fn dev(mounts: &[Mount]) -> Option<Dev> {
-    let mount = mount_of(&open_directory(Path::new("/dev")).ok()?, mounts)?;
+    let mount = mountinfo::holding(mounts, open_directory(Path::new("/dev")).ok()?)?;
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let mut names: Vec<_> = names.filter(|name| loop_index(name).is_some()).collect();
@@ -176,12 +170,17 @@ fn dev(mounts: &[Mount]) -> Option<Dev> {
         without_node(&names, |name| node(name).exists(), |name| Path::new("/sys/block").join(name).exists());
     let with_node = || names.iter().filter(|name| !without_node.contains(name));
     let range = PoolOptions::default().range;
+    let is_chosen = |name: &String| loop_index(name).is_some_and(|index| range.contains(&index));
+    let usable: Vec<_> = with_node().filter(|name| is_chosen(name)).collect();
+    // If loopfs has no device yet, the rules for those of other programs are the only visible ones.
+    let judged = if usable.is_empty() { with_node().collect() } else { usable.clone() };
     Some(Dev {
         fs_type: mount.fs_type.clone(),
         options: all_options(mount),
         devices: names.len(),
-        usable: with_node().filter_map(|name| loop_index(name)).filter(|index| range.contains(index)).count(),
-        denied: with_node().filter(|name| is_denied(node(name))).cloned().collect(),
+        usable: usable.len(),
+        denied: judged.into_iter().filter(|name| is_denied(node(name))).cloned().collect(),
+        chosen_without_node: without_node.iter().filter(|name| is_chosen(name)).cloned().collect(),
         without_node,
     })
 }
@@ -248,7 +247,7 @@ fn data_filesystem(path: &Path, mounts: &[Mount]) -> Option<DataFilesystemFacts>
     if !statx::is_mount_root(&root).ok()? {
         return None;
     }
-    let mount = mount_of(&root, mounts)?;
+    let mount = mountinfo::holding(mounts, &root)?;
     let geometry = xfs::geometry(&root).ok().filter(|_| mount.fs_type == "xfs")?;
     let has = |flag: u32| geometry.flags & flag != 0;
     let status = fstatvfs(&root).ok()?;
@@ -283,7 +282,7 @@ fn kubelet(path: &Path, mounts: &[Mount]) -> Kubelet {
 fn kubelet_mount(path: &Path, mounts: &[Mount]) -> Result<KubeletMount> {
     let shown = path.display();
     let directory = open_directory(path).context("open the directory", &shown)?;
-    let mount = mount_of(&directory, mounts).ok_or_else(|| {
+    let mount = mountinfo::holding(mounts, &directory).ok_or_else(|| {
         Error::new(ErrorKind::Other, "find the mount of", &shown, "it is not in /proc/thread-self/mountinfo")
     })?;
     Ok(KubeletMount {

@@ -1,8 +1,12 @@
 //! The judgement of the kubelet's directory.
 
+use std::path::Path;
+
 use super::check::Check;
 use super::facts::{Kubelet, KubeletDirectory, KubeletMount};
 use crate::error::ErrorKind;
+use crate::mount::Isolation;
+use crate::shell::quoted;
 
 const PROPAGATION: &str = "propagation";
 const SOCKETS: &str = "csi-sockets";
@@ -50,32 +54,28 @@ fn propagation(kubelet: &Kubelet) -> Check {
                 );
             }
             Ok(KubeletMount { mount_point, isolation: Some(isolation), .. }) => {
-                let mount_point = mount_point.display();
                 return Check::missing(
                     PROPAGATION,
                     format!(
-                        "{shown} is in the mount at {mount_point}, which {isolation}, so no pod sees a volume that the driver \
-                         mounts here"
+                        "{shown} is in the mount at {}, which {isolation}, so no pod sees a volume that the driver mounts here",
+                        mount_point.display()
                     ),
-                    format!(
-                        "run `mount --make-rshared {mount_point}` on the host before the kubelet starts; in a container, mount \
-                         the directory with Bidirectional propagation (Docker: `:rshared`); in a systemd service, remove the \
-                         settings that give the service a mount namespace, such as PrivateMounts= and PrivateTmp="
-                    ),
+                    remedy(*isolation, mount_point),
                 );
             }
             Ok(KubeletMount { mount_point, shared: false, .. }) => {
-                let mount_point = mount_point.display();
                 not_shared.get_or_insert_with(|| {
                     Check::warning(
                         PROPAGATION,
                         format!(
-                            "{shown} is in the mount at {mount_point}, which is not shared: only a driver outside containers \
-                             can publish volumes there"
+                            "{shown} is in the mount at {}, which is not shared: only a driver outside containers can publish \
+                             volumes there",
+                            mount_point.display()
                         ),
                         format!(
-                            "for a driver in a container, as the DaemonSet starts it, run `mount --make-rshared {mount_point}` \
-                             before the kubelet starts"
+                            "for a driver in a container, as the DaemonSet starts it, run `mount --make-rshared {}` before the \
+                             kubelet starts",
+                            quoted(mount_point)
                         ),
                     )
                 });
@@ -85,6 +85,20 @@ fn propagation(kubelet: &Kubelet) -> Check {
     }
     not_shared
         .unwrap_or_else(|| Check::ok(PROPAGATION, format!("{} are in shared mounts", found.join(" and "))))
+}
+
+fn remedy(isolation: Isolation, mount_point: &Path) -> String {
+    const APART: &str = "in a container, mount the directory with Bidirectional propagation (Docker: `:rshared`); in a systemd \
+                         service, remove the settings that give the service a mount namespace, such as PrivateMounts= and \
+                         PrivateTmp=";
+    match isolation {
+        // The mount is shared already.
+        Isolation::NoPeers => APART.to_owned(),
+        Isolation::Private | Isolation::ReceivesOnly => format!(
+            "run `mount --make-rshared {}` on the host before the kubelet starts; {APART}",
+            quoted(mount_point)
+        ),
+    }
 }
 
 fn sockets(kubelet: &Kubelet) -> Check {
@@ -121,12 +135,18 @@ mod tests {
 
     use super::*;
     use crate::Error;
-    use crate::mount::Isolation;
     use crate::preflight::check::Status;
     use crate::preflight::facts::tests::kubelet;
 
     fn mount(kubelet: &mut Kubelet) -> &mut KubeletMount {
         kubelet.mounted[1].mount.as_mut().unwrap()
+    }
+
+    #[test]
+    fn a_mount_that_is_shared_already_is_not_to_be_made_shared() {
+        let remedies =
+            [Isolation::NoPeers, Isolation::ReceivesOnly].map(|isolation| remedy(isolation, Path::new("/k")));
+        assert_eq!(remedies.map(|remedy| remedy.contains("--make-rshared")), [false, true]);
     }
 
     #[rstest]
@@ -136,6 +156,14 @@ mod tests {
     #[case::shared_within_a_service(PROPAGATION, |k: &mut Kubelet| {
         mount(k).isolation = Some(Isolation::NoPeers);
     }, Status::Missing, "PrivateTmp=")]
+    #[case::private_with_a_space(PROPAGATION, |k: &mut Kubelet| {
+        let mount = mount(k);
+        (mount.mount_point, mount.isolation) = ("/mnt/a b".into(), Some(Isolation::Private));
+    }, Status::Missing, "`mount --make-rshared '/mnt/a b'`")]
+    #[case::private_on_the_node_with_a_space(PROPAGATION, |k: &mut Kubelet| {
+        let mount = mount(k);
+        (mount.mount_point, mount.shared) = ("/mnt/a b".into(), false);
+    }, Status::Warning, "`mount --make-rshared '/mnt/a b'`")]
     #[case::private_on_the_node(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Warning, "mount --make-rshared /")]
     #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "writable file system at /var/lib/kubelet")]
     #[case::absent(PROPAGATION, |k: &mut Kubelet| {

@@ -233,14 +233,22 @@ fn kernel_dev(id: &'static str, dev: &Dev) -> Check {
     let Some(first) = dev.without_node.first() else {
         return Check::ok(id, "/dev is the devtmpfs of the kernel, which creates the nodes of loop devices");
     };
-    let lacking = some_of(&dev.without_node);
-    Check::missing(
-        id,
+    let found = |names: &[String]| {
+        let lacking = some_of(names);
         format!(
             "/dev is a devtmpfs, and a program has removed the nodes of {lacking}, which loopfs cannot open"
-        ),
-        format!("create each node again: `mknod -m 0660 /dev/{first} b $(tr : ' ' </sys/block/{first}/dev)`"),
-    )
+        )
+    };
+    let remedy = |name: &str| {
+        format!("create each node again: `mknod -m 0660 /dev/{name} b $(tr : ' ' </sys/block/{name}/dev)`")
+    };
+    match dev.chosen_without_node.first() {
+        Some(first) => Check::missing(id, found(&dev.chosen_without_node), remedy(first)),
+        None => {
+            let found = format!("{}; loopfs attaches files to other devices", found(&dev.without_node));
+            Check::warning(id, found, remedy(first))
+        }
+    }
 }
 
 /// Judges a `/dev` that is a copy.
@@ -479,8 +487,12 @@ mod tests {
         f.dev = Some(Dev { options: vec!["nodev".into()], ..dev("tmpfs") });
     }, Status::Missing, "hostPath")]
     #[case::removed_nodes("dev", |f: &mut Facts| {
-        f.dev = Some(Dev { without_node: vec!["loop7".into(), "loop9".into()], ..dev("devtmpfs") });
-    }, Status::Missing, "`mknod -m 0660 /dev/loop7 b $(tr : ' ' </sys/block/loop7/dev)`")]
+        let without_node = vec!["loop7".into(), "loop65536".into()];
+        f.dev = Some(Dev { without_node, chosen_without_node: vec!["loop65536".into()], ..dev("devtmpfs") });
+    }, Status::Missing, "`mknod -m 0660 /dev/loop65536 b $(tr : ' ' </sys/block/loop65536/dev)`")]
+    #[case::removed_node_of_another_program("dev", |f: &mut Facts| {
+        f.dev = Some(Dev { without_node: vec!["loop7".into()], ..dev("devtmpfs") });
+    }, Status::Warning, "`mknod -m 0660 /dev/loop7 b $(tr : ' ' </sys/block/loop7/dev)`")]
     #[case::read_only_sysfs("sysfs", |f: &mut Facts| f.sysfs_writable = Some(false), Status::Warning, "/sys/devices/virtual")]
     #[case::no_sysfs("sysfs", |f: &mut Facts| f.sysfs_writable = None, Status::Missing, "mount -t sysfs")]
     #[case::call_of_a_later_kernel("system-calls", |f: &mut Facts| {

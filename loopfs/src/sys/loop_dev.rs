@@ -184,8 +184,8 @@ pub(crate) fn index_limit() -> u32 {
 
 /// Returns `true` if the kernel has the device, with or without a node.
 pub(crate) fn exists(index: u32) -> bool {
-    // The entry is a symbolic link. To follow it would take longer.
-    std::path::Path::new(&format!("/sys/block/loop{index}")).is_symlink()
+    // The entry is a symbolic link, which takes longer to follow. With `sysfs.deprecated=1` (up to Linux 6.3) it is a directory.
+    std::fs::symlink_metadata(format!("/sys/block/loop{index}")).is_ok()
 }
 
 /// Reads `queue/discard_max_bytes`, `discard_max_hw_bytes` or `discard_granularity` of device `index` in sysfs.

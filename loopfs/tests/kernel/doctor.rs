@@ -14,10 +14,11 @@ use nix::sched::{CloneFlags, unshare};
 use rstest::rstest;
 use serde_json::Value;
 
+use crate::device_cgroup::DeviceCgroup;
 use crate::environment::{Leaks, directory, image, path_from, scratch, xfs, xfs_without_quota};
 use crate::quota_refusals::run_without_capabilities;
 use crate::refusals::in_namespace;
-use crate::static_dev::{no_loop_nodes, with_static_dev};
+use crate::static_dev::{NodeAside, no_loop_nodes, with_static_dev};
 use crate::user_namespaces::{MAPPED, TARGET, start_in_user_namespace};
 
 const MIB: u64 = 1 << 20;
@@ -150,12 +151,13 @@ fn a_read_only_data_directory_is_missing_and_one_without_nodev_a_warning() {
 }
 
 #[rstest]
-#[case::private(&[MsFlags::MS_PRIVATE], "is private")]
-#[case::receiving(&[MsFlags::MS_SLAVE], "propagates none")]
-#[case::service_with_private_mounts(&[MsFlags::MS_SLAVE, MsFlags::MS_SHARED], "shared with no other")]
+#[case::private(&[MsFlags::MS_PRIVATE], "is private", "mount --make-rshared")]
+#[case::receiving(&[MsFlags::MS_SLAVE], "propagates none", "mount --make-rshared")]
+#[case::service_with_private_mounts(&[MsFlags::MS_SLAVE, MsFlags::MS_SHARED], "shared with no other", "PrivateMounts=")]
 fn a_kubelet_s_directory_from_which_mounts_do_not_reach_the_node_is_missing(
     #[case] propagation: &[MsFlags],
     #[case] reason: &str,
+    #[case] remedy: &str,
 ) {
     let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
     let path = kubelet.0.path();
@@ -165,8 +167,8 @@ fn a_kubelet_s_directory_from_which_mounts_do_not_reach_the_node_is_missing(
     });
     assert_eq!(report.with("missing"), ["propagation"], "{:?}", report.checks);
     let (_, text) = report.of("propagation");
-    let remedy = format!("mount --make-rshared {}", path.display());
-    assert!(text.contains(reason) && text.contains(&remedy), "{text}");
+    assert!(text.contains(reason) && text.contains(remedy), "{text}");
+    assert!(text.contains(path.to_str().unwrap()), "{text}");
 }
 
 #[test]
@@ -207,24 +209,10 @@ fn a_static_dev_is_a_warning_and_missing_where_no_node_can_be_created() {
 /// Runs `work` in a device cgroup with the rules of a container and these further ones. In a container, nodes of all devices can be
 /// created, and only those of memory devices opened.
 fn with_device_rules<T: Send>(further: &[&str], work: impl FnOnce() -> T + Send) -> T {
-    let hierarchy = scratch();
-    let tasks = |group: &Path| std::fs::write(group.join("tasks"), "0").unwrap();
-    in_namespace(|| {
-        let root = hierarchy.path();
-        mount(Some("none"), root, Some("cgroup"), MsFlags::empty(), Some("devices")).unwrap();
-        let container = root.join("container");
-        std::fs::create_dir(&container).unwrap();
-        std::fs::write(container.join("devices.deny"), "a").unwrap();
-        for rule in ["c *:* m", "b *:* m", "c 1:* rwm"].iter().chain(further) {
-            std::fs::write(container.join("devices.allow"), rule).unwrap();
-        }
-        // 0 is the thread that writes.
-        tasks(&container);
-        let result = work();
-        tasks(root);
-        std::fs::remove_dir(&container).unwrap();
-        result
-    })
+    let allowed = ["c *:* m", "b *:* m", "c 1:* rwm"].iter().chain(further);
+    let allowed = allowed.map(|rule| ("devices.allow", *rule));
+    let rules: Vec<_> = [("devices.deny", "a")].into_iter().chain(allowed).collect();
+    in_namespace(|| DeviceCgroup::with_rules(&rules).run(work))
 }
 
 #[test]
@@ -263,10 +251,9 @@ fn a_devtmpfs_without_the_node_of_a_device_is_missing() {
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    let aside = device.path().with_extension("aside");
-    std::fs::rename(device.path(), &aside).unwrap();
+    let aside = NodeAside::of(&device.path());
     let report = doctor(&xfs(), kubelet.path());
-    std::fs::rename(&aside, device.path()).unwrap();
+    drop(aside);
     let (status, text) = report.of("dev");
     let remedy = format!("mknod -m 0660 {} b", device.path().display());
     assert!(status == "missing" && text.contains(&remedy), "{status} {text}");

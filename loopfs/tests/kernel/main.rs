@@ -10,6 +10,7 @@ mod clones;
 mod command_line;
 mod conditions;
 mod data_disk;
+mod device_cgroup;
 mod directory_copies;
 mod doctor;
 mod environment;

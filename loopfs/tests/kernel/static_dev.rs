@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice};
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, mknod};
 
-use crate::environment::{Leaks, directory, image, path_from, scratch};
+use crate::device_cgroup::DeviceCgroup;
+use crate::environment::{Leaks, directory, image, path_from};
 use crate::module::unload_loop_module;
 use crate::refusals::in_namespace;
 
@@ -40,6 +41,28 @@ pub(crate) fn with_static_dev<T: Send>(
         }
         work()
     })
+}
+
+/// A node in the machine's `/dev` that has another name until this is dropped, even if the test fails.
+pub(crate) struct NodeAside {
+    node: PathBuf,
+    aside: PathBuf,
+}
+
+impl NodeAside {
+    pub(crate) fn of(node: &Path) -> Self {
+        let aside = node.with_extension("aside");
+        std::fs::rename(node, &aside).unwrap();
+        Self { node: node.to_owned(), aside }
+    }
+}
+
+impl Drop for NodeAside {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::rename(&self.aside, &self.node) {
+            eprintln!("rename {} to {}: {error}", self.aside.display(), self.node.display());
+        }
+    }
 }
 
 /// Accepts the nodes that a container without further devices has.
@@ -140,14 +163,13 @@ fn a_node_that_a_devtmpfs_lacks_is_not_created() {
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    let aside = device.path().with_extension("aside");
-    std::fs::rename(device.path(), &aside).unwrap();
+    let aside = NodeAside::of(&device.path());
     let error = LoopDevice::open_path(&device.path()).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
     let error = control.find(image.as_fd()).unwrap_err();
     assert!(error.to_string().contains("/dev has no node"), "{error}");
     assert!(!device.path().exists(), "the kernel would not remove this node with its device");
-    std::fs::rename(&aside, device.path()).unwrap();
+    drop(aside);
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     leaks.check();
 }
@@ -159,40 +181,6 @@ fn a_static_dev_in_which_nodes_cannot_be_opened_is_an_error() {
     assert!(error.to_string().contains("see the host's /dev"), "no remedy in: {error}");
 }
 
-/// A cgroup with the devices controller of cgroup v1, mounted for a test.
-struct DeviceCgroup {
-    directory: tempfile::TempDir,
-    group: PathBuf,
-}
-
-impl DeviceCgroup {
-    /// Creates a group that denies these devices.
-    fn denying(devices: &[&str]) -> Self {
-        let directory = scratch();
-        let options = Some("devices");
-        mount(Some("none"), directory.path(), Some("cgroup"), MsFlags::empty(), options).unwrap();
-        let group = directory.path().join("loopfs-test");
-        std::fs::create_dir(&group).unwrap();
-        for device in devices {
-            std::fs::write(group.join("devices.deny"), device).unwrap();
-        }
-        Self { directory, group }
-    }
-
-    /// Moves this thread into the group, or back.
-    fn enter(directory: &Path) {
-        std::fs::write(directory.join("tasks"), nix::unistd::gettid().to_string()).unwrap();
-    }
-}
-
-impl Drop for DeviceCgroup {
-    fn drop(&mut self) {
-        // The check for leaks reports what is left.
-        std::fs::remove_dir(&self.group).ok();
-        umount(self.directory.path()).ok();
-    }
-}
-
 /// By default, engines let a container create the nodes of all devices, and open few of them.
 #[test]
 fn a_device_cgroup_that_denies_the_loop_driver_is_an_error_with_its_remedy() {
@@ -201,11 +189,10 @@ fn a_device_cgroup_that_denies_the_loop_driver_is_an_error_with_its_remedy() {
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
     let index = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap().index();
-    let cgroup = DeviceCgroup::denying(&["c 10:237 rw", "b 7:* rw"]);
+    let cgroup = DeviceCgroup::with_rules(&[("devices.deny", "c 10:237 rw"), ("devices.deny", "b 7:* rw")]);
     with_static_dev(no_loop_nodes, MsFlags::empty(), || {
-        DeviceCgroup::enter(&cgroup.group);
-        let errors = [LoopControl::open().unwrap_err(), LoopDevice::open_index(index).unwrap_err()];
-        DeviceCgroup::enter(cgroup.directory.path());
+        let errors =
+            cgroup.run(|| [LoopControl::open().unwrap_err(), LoopDevice::open_index(index).unwrap_err()]);
         for error in errors {
             assert_eq!(error.errno(), Some(libc::EPERM), "{error}");
             assert!(error.to_string().contains("c 10:237 rwm"), "no remedy in: {error}");

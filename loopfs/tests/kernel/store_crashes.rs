@@ -140,16 +140,17 @@ fn a_store_of_a_later_format_is_refused_with_the_remedy_and_unchanged() {
     let later = "loopfs store 2\n";
     std::fs::write(&format, later).unwrap();
     let open = loopfs::volume_store::VolumeStore::open;
-    let errors = [open, loopfs::volume_store::VolumeStore::open_existing]
-        .map(|open| open(&xfs(), loopfs::volume_store::StoreOptions::default()).unwrap_err());
-    let found = std::fs::read_to_string(&format).unwrap();
+    let results = [open, loopfs::volume_store::VolumeStore::open_existing]
+        .map(|open| open(&xfs(), loopfs::volume_store::StoreOptions::default()));
+    let found = std::fs::read_to_string(&format);
+    // Before anything can panic, because the other tests use this store.
     std::fs::write(&format, known).unwrap();
-    for error in errors {
+    for error in results.map(Result::unwrap_err) {
         assert_eq!(error.kind(), loopfs::ErrorKind::Unsupported, "{error}");
         let message = error.to_string();
         assert!(message.contains("loopfs store 2") && message.contains("install the version"), "{message}");
     }
-    assert_eq!(found, later);
+    assert_eq!(found.unwrap(), later);
     store().verify().unwrap();
 }
 
