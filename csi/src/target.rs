@@ -53,23 +53,22 @@ impl PublishRoot {
         Ok(())
     }
 
-    /// Opens those of the directories [`PUBLISHED_BELOW`] that exist, or this directory if none does.
+    /// Opens the directories [`PUBLISHED_BELOW`]. In place of each that does not exist yet, it opens this directory, in which it
+    /// will be created.
     fn published_below(&self) -> Result<Vec<OwnedFd>> {
         let open_directory = |name: &str| {
             let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
             match openat(&self.directory, name, flags, Mode::empty()) {
-                Ok(directory) => Ok(Some(directory)),
-                Err(Errno::ENOENT) => Ok(None),
-                Err(errno) => Err(Error::Target { operation: "open", path: self.path.join(name), errno }),
+                Err(Errno::ENOENT) => openat(&self.directory, ".", flags, Mode::empty()),
+                opened => opened,
             }
+            .map_err(|errno| Error::Target {
+                operation: "open",
+                path: self.path.join(name),
+                errno,
+            })
         };
-        let opened: Result<Vec<_>> =
-            PUBLISHED_BELOW.iter().filter_map(|name| open_directory(name).transpose()).collect();
-        let mut directories = opened?;
-        if directories.is_empty() {
-            directories.extend(open_directory(".")?);
-        }
-        Ok(directories)
+        PUBLISHED_BELOW.into_iter().map(open_directory).collect()
     }
 
     /// Opens the parent directory of `target`. Returns `None` if that directory does not exist.

@@ -46,10 +46,27 @@ fn bind_mount_pods(kubelet: &Path, propagation: MsFlags) {
     propagate(&pods, propagation);
 }
 
+/// Mounts `pods` of a node as shared with the node, in a file system of the kubelet's directory that is private.
+fn share_only_pods(kubelet: &Path) {
+    let [pods, aside] = [kubelet.join("pods"), kubelet.with_file_name("aside")];
+    fs::create_dir(&pods).unwrap();
+    fs::create_dir(&aside).unwrap();
+    let bind = |from: &Path, to: &Path| {
+        mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    };
+    // A bind mount is in the peer group of its source. Directly at `pods` it would appear on the node, too.
+    bind(&pods, &aside);
+    propagate(kubelet, MsFlags::MS_PRIVATE);
+    bind(&aside, &pods);
+    assert!(loopfs::mount::unmount(&aside).unwrap());
+    fs::remove_dir(&aside).unwrap();
+}
+
 #[rstest]
 #[case::private_directory(|kubelet: &Path| bind_mount_pods(kubelet, MsFlags::MS_PRIVATE), "pods: ", "is private")]
 #[case::private_file_system(|kubelet: &Path| propagate(kubelet, MsFlags::MS_PRIVATE), "kubelet: ", "is private")]
 #[case::receiving_file_system(|kubelet: &Path| propagate(kubelet, MsFlags::MS_SLAVE), "kubelet: ", "propagates none")]
+#[case::private_file_system_beside_a_shared_directory(share_only_pods, "kubelet: ", "is private")]
 #[case::service_with_private_mounts(|kubelet: &Path| {
     propagate(kubelet, MsFlags::MS_SLAVE);
     propagate(kubelet, MsFlags::MS_SHARED);
