@@ -8,11 +8,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use loopfs::DeviceNumber;
 use loopfs::loop_device::{BackingFile, LoopDevice};
 use loopfs::mount::table::{self, Mount};
 use loopfs::project_quota::ProjectQuota;
 use loopfs::volume_store::VolumeId;
+use loopfs::{DeviceNumber, ErrorKind};
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 use crate::loop_node;
@@ -34,7 +35,8 @@ pub fn require_project_quotas(data_dir: &Path) -> anyhow::Result<()> {
 /// bound to its image. Returns `None` if there is no such volume. `data_dir` must be the root of its file system.
 ///
 /// # Errors
-/// `/proc`, `/dev` or the data directory cannot be read.
+/// `/proc`, `/dev` or the data directory cannot be read, or the device of a mounted node cannot be opened, for example because the
+/// device cgroup denies it. The node may then be that of this volume.
 pub fn mount_points(data_dir: &Path, volume: &VolumeId) -> anyhow::Result<Option<Vec<PathBuf>>> {
     let entry = data_dir.join("volumes").join(volume.as_str());
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
@@ -46,9 +48,25 @@ pub fn mount_points(data_dir: &Path, volume: &VolumeId) -> anyhow::Result<Option
     let mounts = table::read()?;
     let directories = mounts.iter().filter(|mount| is_directory_of(mount, volume, file.device));
     let nodes = loop_node::mounted(&mounts).context("stat /dev")?;
-    let of_image = |number| LoopDevice::open_device_number(number).is_ok_and(|d| d.binding().backing == file);
-    let nodes = nodes.into_iter().filter(|(_, number)| of_image(*number)).map(|(mount, _)| mount);
-    Ok(Some(directories.chain(nodes).map(|mount| mount.mount_point.clone()).collect()))
+    let mut points: Vec<_> = directories.map(|mount| mount.mount_point.clone()).collect();
+    for (mount, number) in nodes {
+        if is_bound_to(number, &file)? {
+            points.push(mount.mount_point.clone());
+        }
+    }
+    Ok(Some(points))
+}
+
+/// Returns `true` if a loop device is bound to an image.
+fn is_bound_to(number: DeviceNumber, image: &BackingFile) -> loopfs::Result<bool> {
+    match LoopDevice::open_device_number(number) {
+        Ok(device) => Ok(device.binding().backing == *image),
+        // The device is not bound, or was removed (ENODEV).
+        Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns `true` if the directory of a volume on this file system is mounted.
