@@ -19,7 +19,7 @@ use crate::environment::{Leaks, directory, quota, scratch, xfs};
 use crate::quota_refusals::{NOBODY, assert_refused};
 
 const MIB: u64 = 1 << 20;
-/// Set in the process that enters the user namespace; the value is the path of the idmapped mount.
+/// Set in the process that enters the user namespace. The value is a path for the test, such as that of an idmapped mount.
 pub(crate) const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
 /// The line that the process prints once its ids are mapped.
 pub(crate) const MAPPED: &str = "ids are mapped";
