@@ -7,7 +7,7 @@
 //! | `loop-device` | [`loop_device`] | attaches a file as a block device with direct I/O, finds the device of a file, refreshes its capacity while it is in use, and detaches it |
 //! | `project-quota` | [`project_quota`] | limits the bytes and inodes of a directory tree, and allocates the project ids for it |
 //! | `project-quota` | [`project_tree`] | puts an existing directory tree into a project, compares a tree with its project, and clones a tree with shared blocks and all attributes |
-//! | `mount` | [`mount`] | bind mounts that are never visible without their flags, the mount table, and whether mounts reach the node |
+//! | `mount` | [`mount`] | bind mounts that are never visible without their flags, the mount table, and a check that mounts appear on the node |
 //! | `data-disk` | [`data_disk`] | checks and mounts the disk of the volumes, expands its file system, and claims an empty disk for mkfs.xfs |
 //! | `node-identity` | [`node_identity`] | node name, machine id and name of the operating system in the forms that Kubernetes accepts |
 //! | `preflight` | [`preflight`] | checks what of all this a machine lacks, and names the remedies |

@@ -1,4 +1,4 @@
-//! Tests of containers that lack something that the driver needs. README.md has a table of the messages.
+//! Tests of containers without a device, permission or mount that the driver needs. README.md has a table of the messages.
 
 use rstest::rstest;
 use tonic::Code;

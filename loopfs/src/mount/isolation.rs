@@ -1,4 +1,4 @@
-//! Whether what a process mounts appears on the node.
+//! Judges whether the mounts of a process appear on the node.
 //!
 //! A container has a mount namespace of its own, and so has a systemd service with settings such as `PrivateMounts=`. A mount in
 //! there appears on the node only if the mount below which it is made is shared (mount_namespaces(7)) with the node's namespace.
@@ -50,7 +50,7 @@ impl fmt::Display for Isolation {
     }
 }
 
-/// What this process can find out about its mount namespace.
+/// The mount namespace of this process, as far as the process can find it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Namespace {
     /// It is that of the machine's first process.
@@ -79,7 +79,7 @@ impl Namespace {
     }
 }
 
-/// `has_receiver` returns `true` if a mount of another namespace receives what is mounted in a peer group.
+/// `has_receiver` returns `true` if a mount of another namespace receives the mounts of a peer group.
 fn judge(mount: &Mount, namespace: Namespace, has_receiver: impl FnOnce(&str) -> bool) -> Option<Isolation> {
     let group = |kind: &str| mount.propagation.iter().find_map(|field| field.strip_prefix(kind));
     let (shared, receives) = (group("shared:"), group("master:").is_some());

@@ -1,4 +1,4 @@
-//! Bind mounts that are never visible without their flags, the mount table, and whether mounts reach the node.
+//! Bind mounts that are never visible without their flags, the mount table, and a check that mounts appear on the node.
 
 mod bind;
 mod isolation;

@@ -27,7 +27,7 @@ pub(super) fn judge(kubelet: Option<&Kubelet>) -> Vec<Check> {
     }
 }
 
-/// Judges whether the containers of pods see what the driver mounts in the kubelet's directories.
+/// Judges whether the containers of pods see the volumes that the driver mounts in the kubelet's directories.
 fn propagation(kubelet: &Kubelet) -> Check {
     let mut found = Vec::new();
     let mut not_shared = None;
