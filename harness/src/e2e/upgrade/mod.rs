@@ -176,8 +176,10 @@ async fn replace_versions(
     let node = scenario
         .step("find the node with the data disk", async { earlier.node.context(FOREIGN_NODE) })
         .await?;
-    scenario.step("apply its manifests", earlier.manifests.apply(&earlier.client)).await?;
-    scenario.step("its pods are ready on both nodes", install::serves(earlier, PODS)).await?;
+    let generation = scenario.step("apply its manifests", apply(earlier)).await?;
+    // The node without a disk does not register the driver.
+    let rolled_out = install::rolled_out(earlier, generation, PODS);
+    scenario.step("its pods are available on both nodes", rolled_out).await?;
     scenario.step("create a namespace", create_namespace(&earlier.client, &earlier.namespace)).await?;
     let before = scenario.step("list what is on the node", Inventory::take(node)).await?;
 
