@@ -40,7 +40,7 @@ const DBG_ACCOUNT: &str = "viewer=kube-system/node-debug-viewer";
 /// The name of the driver, as in the manifests.
 const DRIVER_NAME: &str = "csi.loopfs.dev";
 
-/// Whether nodes run node-debug, which follows the logs of the node.
+/// The presence of node-debug on nodes, where it follows the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Debugging {
     On,

@@ -48,7 +48,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// The order to [`run_all`].
+/// The scenarios of a run, and its reaction to failures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan<'a> {
     /// What the run requires of the nodes of its cluster.

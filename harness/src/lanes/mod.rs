@@ -55,7 +55,7 @@ enum Lane {
     Kernel,
     /// The conformance suite of the Container Storage Interface against the driver on a real kernel, in QEMU.
     Sanity,
-    /// The driver's image in a Docker engine, in QEMU: what it serves, what it refuses, how it ends.
+    /// The driver's image in a Docker engine, in QEMU: its service, the containers in which it refuses to start, and its end.
     Docker,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
@@ -63,7 +63,7 @@ enum Lane {
     /// of util-linux or of loopfs, a patched kubelet without mount, umount and losetup, or a kubelet with its directory on
     /// the data disk. Runs only if --lane selects it.
     Node,
-    /// The same on each minor release of Kubernetes, and on nodes with each kernel. Runs only if --lane selects it.
+    /// The stories that depend on the node, on each minor release of Kubernetes and on nodes with each kernel. Runs only if --lane selects it.
     Versions,
     /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
     /// selects it.

@@ -107,7 +107,7 @@ async fn check(env: &TestEnv<'_>, pod: &str, verb: &str, sizes: [Size; 2], volum
     exec_ok(&env.pods(), pod, &argv).await.map(drop)
 }
 
-/// The identity of a pod's containers, which changes if one of them is restarted.
+/// Returns the identities of the containers of all pods. That of a container changes if it is restarted.
 pub(super) async fn running(env: &TestEnv<'_>) -> Result<Vec<String>> {
     let pods = env.pods().list(&ListParams::default()).await.map_err(api_error).context("list the pods")?;
     let identities = pods.iter().flat_map(|pod| {

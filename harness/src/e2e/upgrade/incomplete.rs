@@ -35,7 +35,7 @@ pub(super) enum State {
     Unpublished,
     /// The volume is there, and its PersistentVolume is not.
     Created,
-    /// The same, and the claim is deleted before the volume is finished.
+    /// The volume has no PersistentVolume, and its claim is deleted before it gets one.
     Abandoned,
     /// The volume has its new size, and its PersistentVolume still says the old one.
     Expanding,
@@ -97,7 +97,7 @@ impl IncompleteVolumes {
         Ok(())
     }
 
-    /// Ends what held the volumes, after another version of the driver has started.
+    /// Has the API server accept the writes again, after another version of the driver has started.
     pub(super) async fn resume(&self, env: &TestEnv<'_>) -> Result<()> {
         for (name, _) in self.claims(State::Abandoned) {
             claims::delete(env, &name).await?;

@@ -77,7 +77,7 @@ const INSTALL: &str = "earlier version";
 const LATER_STORE: &str = "store of a later version";
 const REMOVAL: &str = "removal";
 
-/// Runs all of it on a cluster of its own. The logs and the state of the cluster are in `reports`.
+/// Rolls out both versions on a cluster of its own. The logs and the state of the cluster are in `reports`.
 ///
 /// # Errors
 /// The manifests cannot be read. Failed steps are in the report.
@@ -207,7 +207,7 @@ async fn replace_versions(
     scenario.step("remove the driver", install::remove(earlier)).await
 }
 
-/// What the volumes were before a roll-out.
+/// The state before a roll-out.
 struct RolledOut {
     incomplete: IncompleteVolumes,
     pods: Vec<String>,

@@ -34,8 +34,8 @@ fn has_image(pod: &Pod, image: &str) -> bool {
     containers.all(|container| container.image.as_deref() == Some(image))
 }
 
-/// Makes a node without the data file system one that had it, as if the disk had not come up at boot: beside the mount
-/// point is the record of the file system, and nothing is mounted.
+/// Gives a node without the data file system the record of one, as if the disk had not come up at boot: the record is beside
+/// the mount point, and nothing is mounted.
 pub(super) async fn lose_disk(node: &Node) -> Result<()> {
     let device = data_disk(node).await?;
     let command = format!("blkid --match-tag UUID --output value {device} > {DATA_DIR}.filesystem-uuid");
