@@ -21,7 +21,7 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
 
-use crate::test_env::manifests::Manifests;
+use crate::test_env::manifests::{self, Manifests};
 
 /// The package of the live tests, and the feature that enables them.
 const PACKAGE: &str = "provisioner";
@@ -50,7 +50,7 @@ pub(crate) async fn with_live_tests<T>(
     logs: &Path,
     run: impl AsyncFnOnce(Program, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
-    let manifests = Manifests::of_driver(session)?;
+    let manifests = manifests::of_driver(session)?;
     let build = match profile {
         ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
         ClusterProfile::Benchmark => Profile::Release,

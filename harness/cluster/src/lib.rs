@@ -4,8 +4,38 @@
 //! containerd, kubelet and kube-proxy, and a disk for data. [`NodePlan`] has what the caller adds: container
 //! images, programs, and the mount of that disk. [`Cluster::boot_node`] adds a node.
 //!
-//! [`waiting`] waits for objects by watches, [`exec`] runs programs in pods, and [`background`] keeps a cluster
-//! after the command that started it.
+//! # Tests of a storage driver
+//!
+//! The crate knows no driver. The author of one brings:
+//!
+//! | what | where |
+//! |---|---|
+//! | images of static programs | [`NodePlan::images`]; others as archives that `testvm::images::oci` writes |
+//! | manifests, as users apply them | [`manifests::Manifests`] |
+//! | the mount of the data disk | [`NodePlan::data_mount`]; a second node can lack the disk ([`DataDisk`]) |
+//! | programs and services of the node | [`NodePlan::tools`], [`NodePlan::services`] |
+//! | what else a volume has on a node, such as devices | entries of [`leak_check::Entries`] |
+//! | a definition for the storage tests of Kubernetes | [`conformance::Target::driver`] |
+//!
+//! and gets:
+//!
+//! | what | where |
+//! |---|---|
+//! | claims, and pods that mount them or have them as devices | [`workload`] |
+//! | programs in pods, port forwarding, logs | [`exec`] |
+//! | waits for objects, events and log lines, by watches | [`waiting`] |
+//! | kills and freezes of containers | [`containers`] |
+//! | programs on the node as root | [`Node::exec`], [`Node::output`] |
+//! | power cuts and boots of a node, and faults of the API server | [`Node::cut_power`], [`Node::boot`], [`Cluster::restart_api_server`] |
+//! | files and mounts that a test left | [`leak_check`] |
+//! | the programs that the kubelet starts | [`started_programs`] |
+//! | the storage tests of Kubernetes | [`conformance`] |
+//! | releases of Kubernetes, kernels, kubelets | [`KubernetesSource`], [`NodeVariant`] |
+//! | results as a table, JUnit XML and JSON | `testvm::report` |
+//!
+//! `examples/storage_driver.rs` is a complete test with a kill, a power cut and a leak check. [`background`] keeps a cluster after the command that started it.
+//!
+//! # A cluster
 //!
 //! ```no_run
 //! use std::path::PathBuf;
@@ -51,6 +81,7 @@ pub mod api_error;
 pub mod background;
 mod components;
 pub mod conformance;
+pub mod containers;
 mod control_plane;
 pub mod docker;
 pub mod exec;
@@ -59,7 +90,9 @@ mod images;
 pub mod kind;
 mod kubeconfig;
 mod layout;
+pub mod leak_check;
 mod loopback;
+pub mod manifests;
 mod node;
 mod node_spec;
 mod parts;
@@ -74,6 +107,7 @@ pub mod started_programs;
 mod trace;
 mod variant;
 pub mod waiting;
+pub mod workload;
 
 pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;

@@ -23,7 +23,7 @@ use crate::node_options::{KubernetesOptions, NodeOptions};
 use crate::nodes::{self, Debugging};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
-use crate::test_env::manifests::Manifests;
+use crate::test_env::manifests::{self, Manifests};
 use crate::test_env::node_debug;
 
 /// The name of the report and of the log directory.
@@ -154,7 +154,7 @@ impl Args {
 /// steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let args = args.with_all_scenarios();
-    let manifests = Manifests::of_driver(session)?;
+    let manifests = manifests::of_driver(session)?;
     args.check()?;
     if args.cluster == Some(ClusterProgram::Kind) {
         return run_on_kind(session, &args.scenarios, &args.kubernetes, &session.workspace.reports(RUN))
@@ -187,7 +187,7 @@ pub(crate) async fn run_on_nodes(
     let scenarios = catalogue::of_nodes(nodes.variant().kubelet_root);
     let args = Args { nodes, scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
     args.check()?;
-    against_its_own(session, Manifests::of_driver(session)?, &args, reports).await
+    against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }
 
 /// Runs scenarios on a cluster of kind. Without names, those that need no node of the harness's own and check the driver as
@@ -205,7 +205,7 @@ pub(crate) async fn run_on_kind(
     let only = if only.is_empty() { &default } else { only };
     let selection = Selection::new(only, KubeletRoot::default());
     let kubernetes = kubernetes.source();
-    kind::run(session, Manifests::of_driver(session)?, NAMESPACE, selection, &kubernetes, reports).await
+    kind::run(session, manifests::of_driver(session)?, NAMESPACE, selection, &kubernetes, reports).await
 }
 
 /// Replaces an earlier version of the driver by this one and back, on a cluster of its own with volumes in use. The logs

@@ -9,13 +9,13 @@ use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{Container, thaw};
 use testvm_cluster::waiting::until_event;
 
 use super::faults::{self, Fault};
 use super::scenario::Scenario;
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{flow, install, removal};
-use crate::test_env::containers::{Container, thaw};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::create_namespace;

@@ -13,7 +13,7 @@ use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::{Cluster, Node};
 
-use super::manifests::Manifests;
+use super::manifests::{self, Manifests};
 
 /// The cluster under test and the driver in it.
 pub(crate) struct TestEnv<'a> {
@@ -131,7 +131,7 @@ impl<'a> TestEnv<'a> {
         cluster: &'a Cluster,
         namespace: &str,
     ) -> Result<TestEnv<'a>> {
-        TestEnv::new(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster), namespace)
+        TestEnv::new(manifests::of_driver(session)?, cluster.client().clone(), Some(cluster), namespace)
     }
 
     pub(crate) fn stateful_sets(&self) -> Api<StatefulSet> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
 use testvm_cluster::Node;
+use testvm_cluster::leak_check::Entries;
 use testvm_guest::control::ExecOutput;
 
 use super::projects::is_of_kubelet;
@@ -23,7 +24,7 @@ const LOSETUP: &str = "/usr/sbin/losetup";
 /// change: the number of a loop device, and the blocks of a volume's content.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Inventory {
-    entries: BTreeMap<String, usize>,
+    entries: Entries,
     /// The files of the data directory that have a loop device, once for each device.
     attached: Vec<String>,
 }
@@ -47,21 +48,14 @@ impl Inventory {
         let loops = parse_loops(&loops, &files)?;
         let devices = loops.iter().map(|(image, _)| format!("loop device attached to {image}"));
         let all = files.entries().chain(parse_quotas(&quotas)).chain(devices).chain(parse_mounts(&mounts));
-        let entries = count(all);
+        let entries = all.collect();
         let ours = loops.into_iter().filter_map(|(image, ours)| ours.then_some(image));
         Ok(Inventory { entries, attached: ours.collect() })
     }
 
     /// Returns the entries that are here and were not there before, or not as often.
     pub(crate) fn added_since(&self, before: &Inventory) -> Vec<String> {
-        let more = self.entries.iter().filter_map(|(entry, count)| {
-            let before = before.entries.get(entry).copied().unwrap_or_default();
-            (*count > before).then(|| match before {
-                0 => entry.clone(),
-                _ => format!("{entry}, {count} times rather than {before}"),
-            })
-        });
-        more.collect()
+        self.entries.added_since(&before.entries)
     }
 
     /// Returns the volumes that are here and were not there before: images, and directories.
@@ -78,13 +72,6 @@ impl Inventory {
     pub(crate) fn attached(&self) -> &[String] {
         &self.attached
     }
-}
-
-fn count(entries: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
-    entries.fold(BTreeMap::new(), |mut counts, entry| {
-        *counts.entry(entry).or_default() += 1;
-        counts
-    })
 }
 
 async fn output(node: &Node, argv: &[&str]) -> Result<String> {
@@ -339,16 +326,5 @@ mod tests {
                 "mount of a loop device at /var/lib/kubelet/plugins/kubernetes.io/csi/b",
             ]
         );
-    }
-
-    #[test]
-    fn only_new_entries_have_leaked() {
-        let take = |entries: &[&str]| Inventory {
-            entries: count(entries.iter().map(|entry| (*entry).to_owned())),
-            attached: Vec::new(),
-        };
-        assert_eq!(take(&["a", "b"]).added_since(&take(&["a", "gone"])), ["b"]);
-        assert_eq!(take(&["a", "a"]).added_since(&take(&["a", "b"])), ["a, 2 times rather than 1"]);
-        assert!(take(&["a"]).added_since(&take(&["a", "a"])).is_empty());
     }
 }

@@ -1,113 +1,30 @@
-//! The driver's manifests, as users apply them.
+//! The manifests of the driver and of node-debug, as users apply them.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::{ApiCapabilities, ApiResource, Scope};
-use kube::{Api, Client, ResourceExt, discovery};
-use serde::Deserialize;
+use anyhow::Result;
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
 
-/// The field manager in the API server's record of applied objects.
-const FIELD_MANAGER: &str = "loopfs-harness";
+pub(crate) use testvm_cluster::manifests::Manifests;
 
-/// Every object of the manifests, in the order of their application.
-#[derive(Clone, Debug)]
-pub(crate) struct Manifests {
-    objects: Vec<DynamicObject>,
+/// Reads the manifests that a user applies.
+pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
+    of_checkout(session.workspace.root())
 }
 
-impl Manifests {
-    /// Reads the manifests that a user applies.
-    pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
-        Manifests::of_checkout(session.workspace.root())
-    }
+/// Reads the manifests that a user applies from another checkout.
+pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
+    Manifests::read(&root.join("csi").join("deploy"))
+}
 
-    /// Reads the manifests that a user applies from another checkout.
-    pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
-        Manifests::read(&root.join("csi").join("deploy"))
-    }
+/// Reads the manifests with the rights of node-debug and of the account of `dbg kubectl`.
+pub(crate) fn of_node_debug(session: &Session) -> Result<Manifests> {
+    Manifests::read_files(&node_debug_files(session.workspace.root(), &["rbac.yaml", "viewer.yaml"]))
+}
 
-    /// Has all containers of the DaemonSet run this image.
-    pub(crate) fn with_image(mut self, image: &str) -> Result<Manifests> {
-        for object in self.objects.iter_mut().filter(|object| is_kind(object, "DaemonSet")) {
-            let containers = object.data.pointer_mut("/spec/template/spec/containers");
-            let containers = containers.and_then(|containers| containers.as_array_mut());
-            for container in containers.context("the DaemonSet has no containers")? {
-                container["image"] = image.into();
-            }
-        }
-        Ok(self)
-    }
-
-    /// Reads the manifests with the rights of node-debug and of the account of `dbg kubectl`.
-    pub(crate) fn of_node_debug(session: &Session) -> Result<Manifests> {
-        Manifests::read_files(&node_debug_files(session.workspace.root(), &["rbac.yaml", "viewer.yaml"]))
-    }
-
-    /// Reads the manifests that let the account of `dbg kubectl` read the logs of the driver.
-    pub(crate) fn of_driver_logs(session: &Session) -> Result<Manifests> {
-        Manifests::read_files(&node_debug_files(session.workspace.root(), &["driver-logs.yaml"]))
-    }
-
-    /// Reads every `*.yaml` in a directory, sorted by name.
-    fn read(dir: &Path) -> Result<Manifests> {
-        let entries = std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
-        let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
-        // kustomize's own file is not an object of the cluster.
-        paths.retain(|path| path.file_name().is_none_or(|name| name != "kustomization.yaml"));
-        paths.sort();
-        anyhow::ensure!(!paths.is_empty(), "{} holds no manifests", dir.display());
-        Manifests::read_files(&paths)
-    }
-
-    fn read_files(paths: &[PathBuf]) -> Result<Manifests> {
-        let mut objects = Vec::new();
-        for path in paths {
-            let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-            let parsed = parse(&text).with_context(|| format!("parse {}", path.display()))?;
-            anyhow::ensure!(!parsed.is_empty(), "{} holds no manifests", path.display());
-            objects.extend(parsed);
-        }
-        objects.sort_by_key(rank);
-        Ok(Manifests { objects })
-    }
-
-    /// Returns the only object of a kind, typed.
-    pub(crate) fn only<K: serde::de::DeserializeOwned>(&self, kind: &str) -> Result<K> {
-        let mut of_kind = self.objects.iter().filter(|object| is_kind(object, kind));
-        let object = of_kind.next().with_context(|| format!("the manifests hold no {kind}"))?;
-        anyhow::ensure!(of_kind.next().is_none(), "the manifests hold more than one {kind}");
-        serde_json::from_value(serde_json::to_value(object)?).with_context(|| format!("read the {kind}"))
-    }
-
-    /// Applies every object, as `kubectl apply --server-side` does.
-    pub(crate) async fn apply(&self, client: &Client) -> Result<()> {
-        for object in &self.objects {
-            let (api, what) = api_of(client, object).await?;
-            api.patch(&object.name_any(), &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
-                .await
-                .map_err(api_error)
-                .with_context(|| format!("apply {what}"))?;
-        }
-        Ok(())
-    }
-
-    /// Deletes every object in reverse order. Missing objects are not an error.
-    pub(crate) async fn delete(&self, client: &Client) -> Result<()> {
-        for object in self.objects.iter().rev() {
-            let (api, what) = api_of(client, object).await?;
-            match api.delete(&object.name_any(), &DeleteParams::background()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                result => drop(result.map_err(api_error).with_context(|| format!("delete {what}"))?),
-            }
-        }
-        Ok(())
-    }
+/// Reads the manifests that let the account of `dbg kubectl` read the logs of the driver.
+pub(crate) fn of_driver_logs(session: &Session) -> Result<Manifests> {
+    Manifests::read_files(&node_debug_files(session.workspace.root(), &["driver-logs.yaml"]))
 }
 
 fn node_debug_files(root: &Path, names: &[&str]) -> Vec<PathBuf> {
@@ -115,74 +32,11 @@ fn node_debug_files(root: &Path, names: &[&str]) -> Vec<PathBuf> {
     names.iter().map(|name| directory.join(name)).collect()
 }
 
-fn parse(text: &str) -> Result<Vec<DynamicObject>> {
-    let mut objects = Vec::new();
-    for document in serde_norway::Deserializer::from_str(text) {
-        let value = serde_json::Value::deserialize(document)?;
-        // A file may begin or end with a separator.
-        if !value.is_null() {
-            objects.push(serde_json::from_value(value)?);
-        }
-    }
-    Ok(objects)
-}
-
-async fn api_of(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObject>, String)> {
-    let types = object.types.as_ref().context("an object of the manifests has no kind")?;
-    let what = format!("{} {}", types.kind, object.name_any());
-    let kind = GroupVersionKind::try_from(types).with_context(|| format!("{what}: its apiVersion"))?;
-    let (resource, capabilities): (ApiResource, ApiCapabilities) = discovery::pinned_kind(client, &kind)
-        .await
-        .with_context(|| format!("{what}: this cluster does not know {}", types.api_version))?;
-    let api = match (capabilities.scope, object.namespace()) {
-        (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
-        (Scope::Namespaced, Some(namespace)) => Api::namespaced_with(client.clone(), &namespace, &resource),
-        (Scope::Namespaced, None) => anyhow::bail!("{what} is namespaced and names no namespace"),
-    };
-    Ok((api, what))
-}
-
-/// Returns the position in the order of `kubectl apply --kustomize`: objects that others depend on come
-/// first.
-fn rank(object: &DynamicObject) -> u8 {
-    match object.types.as_ref().map(|types| types.kind.as_str()) {
-        Some("Namespace") => 0,
-        Some("DaemonSet" | "Deployment" | "StatefulSet" | "Pod") => 2,
-        _ => 1,
-    }
-}
-
-fn is_kind(object: &DynamicObject, kind: &str) -> bool {
-    object.types.as_ref().is_some_and(|types| types.kind == kind)
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 
     use super::*;
-
-    const TWO: &str = "---\nkind: CSIDriver\napiVersion: storage.k8s.io/v1\nmetadata:\n  name: a.example\n\
-                       ---\nkind: ConfigMap\napiVersion: v1\nmetadata: {name: b, namespace: n}\n---\n";
-
-    #[test]
-    fn documents_become_objects_and_separators_do_not() {
-        let names: Vec<_> = parse(TWO).unwrap().iter().map(ResourceExt::name_any).collect();
-        assert_eq!(names, ["a.example", "b"]);
-    }
-
-    #[test]
-    fn a_namespace_comes_before_what_is_in_it_and_pods_come_last() {
-        let dir = tempfile::tempdir().unwrap();
-        for (file, kind) in [("a.yaml", "DaemonSet"), ("b.yaml", "Namespace"), ("c.yaml", "ServiceAccount")] {
-            let text = format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: {kind}}}}}\n");
-            std::fs::write(dir.path().join(file), text).unwrap();
-        }
-        std::fs::write(dir.path().join("kustomization.yaml"), "resources: []\n").unwrap();
-        let manifests = Manifests::read(dir.path()).unwrap();
-        let names: Vec<_> = manifests.objects.iter().map(ResourceExt::name_any).collect();
-        assert_eq!(names, ["Namespace", "ServiceAccount", "DaemonSet"]);
-    }
 
     #[test]
     fn the_account_of_dbg_may_read_the_objects_of_a_storage_fault_and_nothing_else() {
@@ -203,26 +57,5 @@ mod tests {
             assert!(!resources.iter().any(|granted| granted == resource), "{resource} in {resources:?}");
         }
         assert!(rules.iter().all(|rule| rule.verbs == ["get", "list", "watch"]), "{rules:?}");
-    }
-
-    #[test]
-    fn every_container_of_the_daemon_set_gets_the_image() {
-        let text = "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {template: {spec: {containers: \
-                    [{name: a, image: x}, {name: b, image: x}]}}}}\n";
-        let manifests = Manifests { objects: parse(text).unwrap() }.with_image("y:2").unwrap();
-        let containers = manifests.objects[0].data["spec"]["template"]["spec"]["containers"].clone();
-        assert_eq!(
-            containers,
-            serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
-        );
-    }
-
-    #[test]
-    fn the_only_object_of_a_kind_is_found_and_a_missing_one_named() {
-        let manifests = Manifests { objects: parse(TWO).unwrap() };
-        let driver: k8s_openapi::api::storage::v1::CSIDriver = manifests.only("CSIDriver").unwrap();
-        assert_eq!(driver.name_any(), "a.example");
-        let error = manifests.only::<DynamicObject>("DaemonSet").unwrap_err().to_string();
-        assert!(error.contains("no DaemonSet"), "{error}");
     }
 }

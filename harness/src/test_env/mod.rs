@@ -2,7 +2,6 @@
 //! pods and their volumes, and the inventory of a node.
 
 pub(crate) mod claims;
-pub(crate) mod containers;
 pub(crate) mod environment;
 pub(crate) mod inventory;
 pub(crate) mod manifests;

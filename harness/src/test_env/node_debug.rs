@@ -12,7 +12,7 @@ use testvm::session::Session;
 use testvm_cluster::{Node, TOOLS_DIR};
 use testvm_guest::control::ExecOutput;
 
-use super::manifests::Manifests;
+use super::manifests;
 use crate::nodes::DBG;
 
 /// Limits a command that does not wait for a condition.
@@ -32,12 +32,12 @@ base64 --wrap=0 \"$directory/bundle.tar\"";
 
 /// Grants node-debug what an administrator grants it.
 pub(crate) async fn grant(session: &Session, client: &Client) -> Result<()> {
-    Manifests::of_node_debug(session)?.apply(client).await.context("grant node-debug its rights")
+    manifests::of_node_debug(session)?.apply(client).await.context("grant node-debug its rights")
 }
 
 /// Lets the account of `dbg kubectl` read the logs of the driver. The driver's namespace must exist.
 pub(crate) async fn grant_driver_logs(session: &Session, client: &Client) -> Result<()> {
-    Manifests::of_driver_logs(session)?.apply(client).await.context("grant node-debug the driver's logs")
+    manifests::of_driver_logs(session)?.apply(client).await.context("grant node-debug the driver's logs")
 }
 
 /// Runs `dbg` on a node, and returns its output, whatever its exit code.

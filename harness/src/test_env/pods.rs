@@ -1,12 +1,10 @@
 //! Pods of a scenario that use a claim.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
-use testvm_cluster::waiting::{State, until_one};
+use testvm_cluster::workload;
 
 use super::environment::TestEnv;
 use super::workload::{Held, VolumeMode, holder, holder_of};
@@ -28,33 +26,13 @@ pub(crate) async fn start_read_only(
 
 /// Creates a pod and waits until it runs.
 pub(crate) async fn create(env: &TestEnv<'_>, object: &Pod) -> Result<()> {
-    let pod = &object.name_any();
-    env.pods()
-        .create(&PostParams::default(), object)
-        .await
-        .map_err(api_error)
-        .with_context(|| format!("create pod {pod}"))?;
-    until_one(env.pods(), pod, env.timeouts.start, |pod| {
-        let status = pod.and_then(|pod| pod.status.as_ref());
-        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
-        State::ready_if(phase == "Running", format!("it is {phase}"))
-    })
-    .await
-    .with_context(|| format!("pod {pod} does not run"))
-    .map(drop)
+    workload::create_pod(&env.pods(), object).await?;
+    workload::until_pod_runs(&env.pods(), &object.name_any(), env.timeouts.start).await
 }
 
 /// Deletes a pod, and waits until it is deleted and its volumes are unpublished.
 pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
-    env.pods()
-        .delete(pod, &DeleteParams::default())
-        .await
-        .map_err(api_error)
-        .with_context(|| format!("delete pod {pod}"))?;
-    until_one(env.pods(), pod, env.timeouts.end, |pod| State::ready_if(pod.is_none(), "it still exists"))
-        .await
-        .with_context(|| format!("pod {pod} does not end"))
-        .map(drop)
+    workload::end_pod(&env.pods(), pod, env.timeouts.end).await
 }
 
 /// Writes a text from a pod to a file of a mounted volume, or to the beginning of a device.

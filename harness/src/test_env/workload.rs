@@ -1,18 +1,16 @@
 //! The objects of the scenarios, as a user would write them.
 
-use std::fmt;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::PostParams;
-use kube::{Api, Client};
 use serde_json::{Value, json};
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::workload::{self, PodProgram};
 
 use super::sizes::Size;
 use crate::nodes::{SHELL, VOLUME_CHECK};
+
+pub(crate) use testvm_cluster::workload::{Held, VolumeMode, create_namespace};
 
 /// The port on which the test program serves its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;
@@ -24,15 +22,6 @@ pub(crate) const SCRATCH: &str = "/scratch";
 pub(crate) const FLOW: &str = "flow";
 pub(crate) const FLOW_POD: &str = "flow-0";
 pub(crate) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-flow-0", "vol-block-flow-0"];
-
-fn namespace(name: &str) -> Result<Namespace> {
-    typed(json!({"metadata": {"name": name}}))
-}
-
-pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
-    let made = Api::all(client.clone()).create(&PostParams::default(), &namespace(name)?).await;
-    made.map_err(api_error).with_context(|| format!("create namespace {name}")).map(drop)
-}
 
 /// The paths of the Filesystem volumes in the pod of the main flow.
 pub(crate) const WRITABLE_PATH: &str = "/vol/default";
@@ -53,7 +42,7 @@ pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
     let template = |name: &str, mode: VolumeMode| {
         json!({
             "metadata": {"name": name},
-            "spec": claim_spec(class, spec.size, mode, "ReadWriteOnce"),
+            "spec": workload::claim_spec(class, &spec.size.quantity(), mode, "ReadWriteOnce"),
         })
     };
     typed(json!({
@@ -105,39 +94,7 @@ pub(crate) fn claim(
     mode: VolumeMode,
     access: &str,
 ) -> Result<PersistentVolumeClaim> {
-    typed(json!({"metadata": {"name": name}, "spec": claim_spec(class, size, mode, access)}))
-}
-
-/// The `volumeMode` of a claim. A pod mounts a file system, but has a block device under `volumeDevices`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VolumeMode {
-    Filesystem,
-    Block,
-}
-
-impl VolumeMode {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            VolumeMode::Filesystem => "Filesystem",
-            VolumeMode::Block => "Block",
-        }
-    }
-}
-
-impl fmt::Display for VolumeMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A claim in a pod.
-#[derive(Clone, Debug)]
-pub(crate) struct Held<'a> {
-    pub(crate) claim: &'a str,
-    /// The path of the claim in the container.
-    pub(crate) path: &'a str,
-    pub(crate) mode: VolumeMode,
-    pub(crate) read_only: bool,
+    workload::claim(name, class, &size.quantity(), mode, access)
 }
 
 /// Returns a pod that has a claim as `/vol` and does not use it by itself.
@@ -147,29 +104,8 @@ pub(crate) fn holder(name: &str, claim: &str, mode: VolumeMode) -> Result<Pod> {
 
 /// Returns a pod that has claims and does not use them by itself.
 pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
-    let used = |mode: VolumeMode, path: &str| -> Vec<Value> {
-        let used = held.iter().filter(|held| held.mode == mode);
-        used.map(|held| json!({"name": held.claim, (path): held.path})).collect()
-    };
-    let volumes = held.iter().map(|held| {
-        let source = json!({"claimName": held.claim, "readOnly": held.read_only});
-        json!({"name": held.claim, "persistentVolumeClaim": source})
-    });
-    typed(json!({
-        "metadata": {"name": name},
-        "spec": {
-            "terminationGracePeriodSeconds": 5,
-            "containers": [{
-                "name": "volume-check",
-                "image": VOLUME_CHECK,
-                "imagePullPolicy": "Never",
-                "command": ["/volume-check", "hold"],
-                "volumeMounts": used(VolumeMode::Filesystem, "mountPath"),
-                "volumeDevices": used(VolumeMode::Block, "devicePath"),
-            }],
-            "volumes": volumes.collect::<Vec<_>>(),
-        },
-    }))
+    let command = &["/volume-check", "hold"];
+    workload::pod(name, PodProgram { container: "volume-check", image: VOLUME_CHECK, command }, held)
 }
 
 /// Returns a pod with a shell, an emptyDir at [`SCRATCH`] and claims. It does not use them by itself.
@@ -196,15 +132,6 @@ pub(crate) fn enforced_flags(class: &StorageClass) -> String {
         .filter(|option| matches!(*option, "nosuid" | "nodev" | "noexec"))
         .collect();
     flags.join(",")
-}
-
-fn claim_spec(class: &str, size: Size, mode: VolumeMode, access: &str) -> Value {
-    json!({
-        "storageClassName": class,
-        "volumeMode": mode.as_str(),
-        "accessModes": [access],
-        "resources": {"requests": {"storage": size.quantity()}},
-    })
 }
 
 fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {

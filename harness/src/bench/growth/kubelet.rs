@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{Container, freeze, kill};
 use testvm_cluster::waiting::{State, until_one};
 
 use super::super::measurement::milliseconds;
 use super::watched::{GROW_TIMEOUT, Watched};
 use crate::test_env::claims;
-use crate::test_env::containers::{Container, freeze, kill};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::users::User;
 use crate::test_env::workload::VolumeMode;

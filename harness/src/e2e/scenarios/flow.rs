@@ -11,13 +11,13 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{Container, freeze, kill};
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
-use crate::test_env::containers::{Container, freeze, kill};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::sizes::Size;

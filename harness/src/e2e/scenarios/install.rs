@@ -10,12 +10,12 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::log_tail;
 use testvm_cluster::waiting::{State, until, until_one};
 
 use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
-use crate::test_env::containers::{self, Container};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 
 pub(in crate::e2e) const NAME: &str = "install";

@@ -31,7 +31,7 @@ use crate::node_options::NodeOptions;
 use crate::nodes::{DRIVER, Debugging, EARLIER_DRIVER, earlier_image, plan};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
-use crate::test_env::manifests::Manifests;
+use crate::test_env::manifests::{self, Manifests};
 use crate::test_env::node_debug;
 use crate::test_env::workload::{VolumeMode, create_namespace};
 
@@ -92,7 +92,7 @@ pub(super) async fn run(
     let Ok((cluster, second, earlier)) = start(session, &mut report, kubernetes, reports).await else {
         return Ok(report);
     };
-    let manifests = Manifests::of_checkout(&earlier.checkout)?.with_image(EARLIER_DRIVER)?;
+    let manifests = manifests::of_checkout(&earlier.checkout)?.with_image(EARLIER_DRIVER)?;
     test(session, &mut report, &cluster, &second, manifests, namespace, reports).await?;
     let started = Instant::now();
     let stopped = second.stop().await.and(cluster.stop().await);
@@ -111,7 +111,7 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let env = |manifests| TestEnv::new(manifests, cluster.client().clone(), Some(cluster), namespace);
-    let versions = Versions { earlier: env(earlier)?, this: env(Manifests::of_driver(session)?)? };
+    let versions = Versions { earlier: env(earlier)?, this: env(manifests::of_driver(session)?)? };
     // The report has the reason of a failure.
     drop(replace_versions(session, report, &versions, second).await);
     for name in [INSTALL].into_iter().chain(DIRECTIONS.map(Direction::name)).chain([LATER_STORE, REMOVAL]) {

@@ -4,20 +4,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::ResourceExt;
-use testvm_cluster::Node;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+
+use super::node::Node;
+use super::waiting::{State, until};
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running container, as containerd knows it.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Container {
+pub struct Container {
     id: String,
 }
 
 impl Container {
     /// Returns the running container of this name in a pod.
-    pub(crate) fn of(pod: &Pod, container: &str) -> Result<Container> {
+    ///
+    /// # Errors
+    /// The pod has no container of this name, or the container does not run.
+    pub fn of(pod: &Pod, container: &str) -> Result<Container> {
         let running = Container::all(pod).find(|(_, status)| status.name == container);
         running
             .and_then(|(running, _)| running)
@@ -25,7 +31,7 @@ impl Container {
     }
 
     /// Returns all containers of a pod with their status; `None` for one that does not run.
-    pub(crate) fn all(pod: &Pod) -> impl Iterator<Item = (Option<Container>, &ContainerStatus)> {
+    pub fn all(pod: &Pod) -> impl Iterator<Item = (Option<Container>, &ContainerStatus)> {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
         statuses.map(|status| {
             let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
@@ -35,7 +41,8 @@ impl Container {
     }
 
     /// Returns `true` if this is the container's id in Kubernetes.
-    pub(crate) fn is_named(&self, id: Option<&str>) -> bool {
+    #[must_use]
+    pub fn is_named(&self, id: Option<&str>) -> bool {
         id.and_then(bare) == Some(self.id.as_str())
     }
 }
@@ -46,22 +53,60 @@ fn bare(id: &str) -> Option<&str> {
 }
 
 /// Kills the container with SIGKILL, as the kernel does when memory runs out.
-pub(crate) async fn kill(node: &Node, container: &Container) -> Result<()> {
+///
+/// # Errors
+/// The container does not run, or the node cannot be reached.
+pub async fn kill(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "kill", "--signal", "SIGKILL", &container.id]).await
 }
 
 /// Freezes every process of the container.
-pub(crate) async fn freeze(node: &Node, container: &Container) -> Result<()> {
+///
+/// # Errors
+/// The container does not run, or the node cannot be reached.
+pub async fn freeze(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "pause", &container.id]).await
 }
 
 /// Resumes the processes of a container after [`freeze`].
-pub(crate) async fn thaw(node: &Node, container: &Container) -> Result<()> {
+///
+/// # Errors
+/// The container does not run, or the node cannot be reached.
+pub async fn thaw(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "resume", &container.id]).await
 }
 
+/// Waits until there are pods that `scope` selects, all their containers are ready, and none is one of those that were
+/// killed.
+///
+/// # Errors
+/// A container does not become ready in time.
+pub async fn until_replaced(
+    pods: Api<Pod>,
+    scope: watcher::Config,
+    killed: &[Container],
+    within: Duration,
+) -> Result<()> {
+    until(pods, scope, within, |pods| {
+        let statuses: Vec<_> = pods.values().flat_map(Container::all).collect();
+        let missing = statuses.iter().filter(|(container, status)| {
+            !status.ready || container.as_ref().is_none_or(|container| killed.contains(container))
+        });
+        let missing: Vec<&str> = missing.map(|(_, status)| status.name.as_str()).collect();
+        State::ready_if(
+            !statuses.is_empty() && missing.is_empty(),
+            format!("of {} containers, these are not replaced or not ready: {missing:?}", statuses.len()),
+        )
+    })
+    .await
+    .map(drop)
+}
+
 /// Returns the directory of the container's first process below the node's `/proc`.
-pub(crate) async fn process(node: &Node, container: &Container) -> Result<String> {
+///
+/// # Errors
+/// The container does not run.
+pub async fn process(node: &Node, container: &Container) -> Result<String> {
     let tasks = output(node, &["tasks", "list"]).await?;
     let pid =
         pid_of(&tasks, &container.id).with_context(|| format!("no task {} in {tasks}", container.id))?;

@@ -1,0 +1,239 @@
+//! Claims and pods with volumes, as a user would write them.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+
+use super::api_error::api_error;
+use super::waiting::{State, until_one};
+
+/// The `volumeMode` of a claim. A pod mounts a file system, but has a block device under `volumeDevices`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeMode {
+    Filesystem,
+    Block,
+}
+
+impl VolumeMode {
+    /// Returns the name in Kubernetes objects.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            VolumeMode::Filesystem => "Filesystem",
+            VolumeMode::Block => "Block",
+        }
+    }
+}
+
+impl fmt::Display for VolumeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A claim in a pod.
+#[derive(Clone, Debug)]
+pub struct Held<'a> {
+    /// The name of the claim.
+    pub claim: &'a str,
+    /// The path of the claim in the container.
+    pub path: &'a str,
+    /// The mode of the claim.
+    pub mode: VolumeMode,
+    /// `true` if the claim is read-only in the pod.
+    pub read_only: bool,
+}
+
+/// The only container of a pod. It must end on SIGTERM, or the pod takes five seconds to end.
+#[derive(Clone, Copy, Debug)]
+pub struct PodProgram<'a> {
+    /// The name of the container.
+    pub container: &'a str,
+    /// Its image, which the node must have.
+    pub image: &'a str,
+    /// The command line.
+    pub command: &'a [&'a str],
+}
+
+/// Returns a pod that runs a program with these claims.
+///
+/// # Errors
+/// An argument is not what the type of the object requires.
+pub fn pod(name: &str, program: PodProgram<'_>, held: &[Held<'_>]) -> Result<Pod> {
+    let used = |mode: VolumeMode, path: &str| -> Vec<Value> {
+        let used = held.iter().filter(|held| held.mode == mode);
+        used.map(|held| json!({"name": held.claim, (path): held.path})).collect()
+    };
+    let volumes = held.iter().map(|held| {
+        let source = json!({"claimName": held.claim, "readOnly": held.read_only});
+        json!({"name": held.claim, "persistentVolumeClaim": source})
+    });
+    typed(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": program.container,
+                "image": program.image,
+                "imagePullPolicy": "Never",
+                "command": program.command,
+                "volumeMounts": used(VolumeMode::Filesystem, "mountPath"),
+                "volumeDevices": used(VolumeMode::Block, "devicePath"),
+            }],
+            "volumes": volumes.collect::<Vec<_>>(),
+        },
+    }))
+}
+
+/// Returns a claim of a StorageClass. `size` is a Kubernetes quantity, and `access` an access mode.
+///
+/// # Errors
+/// An argument is not what the type of the object requires.
+pub fn claim(
+    name: &str,
+    class: &str,
+    size: &str,
+    mode: VolumeMode,
+    access: &str,
+) -> Result<PersistentVolumeClaim> {
+    typed(json!({"metadata": {"name": name}, "spec": claim_spec(class, size, mode, access)}))
+}
+
+/// Returns the `spec` of a claim, for templates of claims.
+#[must_use]
+pub fn claim_spec(class: &str, size: &str, mode: VolumeMode, access: &str) -> Value {
+    json!({
+        "storageClassName": class,
+        "volumeMode": mode.as_str(),
+        "accessModes": [access],
+        "resources": {"requests": {"storage": size}},
+    })
+}
+
+/// Creates a namespace.
+///
+/// # Errors
+/// The API server refuses it.
+pub async fn create_namespace(client: &Client, name: &str) -> Result<()> {
+    let namespace: Namespace = typed(json!({"metadata": {"name": name}}))?;
+    let made = Api::all(client.clone()).create(&PostParams::default(), &namespace).await;
+    made.map_err(api_error).with_context(|| format!("create namespace {name}")).map(drop)
+}
+
+/// Creates a claim.
+///
+/// # Errors
+/// The API server refuses it.
+pub async fn create_claim(
+    claims: &Api<PersistentVolumeClaim>,
+    claim: &PersistentVolumeClaim,
+) -> Result<PersistentVolumeClaim> {
+    let created = claims.create(&PostParams::default(), claim).await;
+    created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
+}
+
+/// Returns the name of the PersistentVolume of a bound claim.
+///
+/// # Errors
+/// The claim cannot be read, or names no volume.
+pub async fn volume_of(claims: &Api<PersistentVolumeClaim>, claim: &str) -> Result<String> {
+    let bound = claims.get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
+    let name = bound.spec.and_then(|spec| spec.volume_name);
+    name.with_context(|| format!("claim {claim} names no volume"))
+}
+
+/// Deletes a bound claim of a class with the reclaim policy Delete, and waits until its PersistentVolume is deleted.
+///
+/// # Errors
+/// The API server refuses it, or the volume is not deleted in time.
+pub async fn delete_claim(
+    client: &Client,
+    claims: &Api<PersistentVolumeClaim>,
+    claim: &str,
+    within: Duration,
+) -> Result<()> {
+    let volume = volume_of(claims, claim).await?;
+    let deleted = claims.delete(claim, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete claim {claim}"))?;
+    until_one::<PersistentVolume>(Api::all(client.clone()), &volume, within, |volume| {
+        State::ready_if(volume.is_none(), "it still exists")
+    })
+    .await
+    .with_context(|| format!("volume {volume} is not deleted"))
+    .map(drop)
+}
+
+/// Creates a pod.
+///
+/// # Errors
+/// The API server refuses it.
+pub async fn create_pod(pods: &Api<Pod>, object: &Pod) -> Result<()> {
+    let created = pods.create(&PostParams::default(), object).await;
+    created.map_err(api_error).with_context(|| format!("create pod {}", object.name_any())).map(drop)
+}
+
+/// Waits until a pod runs.
+///
+/// # Errors
+/// The pod does not run in time.
+pub async fn until_pod_runs(pods: &Api<Pod>, pod: &str, within: Duration) -> Result<()> {
+    until_one(pods.clone(), pod, within, |pod| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
+        State::ready_if(phase == "Running", format!("it is {phase}"))
+    })
+    .await
+    .with_context(|| format!("pod {pod} does not run"))
+    .map(drop)
+}
+
+/// Deletes a pod, and waits until it is deleted and its volumes are unpublished.
+///
+/// # Errors
+/// The API server refuses it, or the pod does not end in time.
+pub async fn end_pod(pods: &Api<Pod>, pod: &str, within: Duration) -> Result<()> {
+    let deleted = pods.delete(pod, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete pod {pod}"))?;
+    until_one(pods.clone(), pod, within, |pod| State::ready_if(pod.is_none(), "it still exists"))
+        .await
+        .with_context(|| format!("pod {pod} does not end"))
+        .map(drop)
+}
+
+fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {
+    serde_json::from_value(value).context("an object of the test is not what its type says")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_mounts_a_file_system_and_has_a_block_volume_as_a_device() {
+        let held = [
+            Held { claim: "files", path: "/files", mode: VolumeMode::Filesystem, read_only: true },
+            Held { claim: "disk", path: "/dev/disk", mode: VolumeMode::Block, read_only: false },
+        ];
+        let program =
+            PodProgram { container: "test", image: "docker.io/library/test:dev", command: &["/test"] };
+        let spec = pod("p", program, &held).unwrap().spec.unwrap();
+        let container = &spec.containers[0];
+        let mounts = container.volume_mounts.as_ref().unwrap();
+        let devices = container.volume_devices.as_ref().unwrap();
+        assert_eq!((mounts.len(), mounts[0].mount_path.as_str()), (1, "/files"));
+        assert_eq!((devices.len(), devices[0].device_path.as_str()), (1, "/dev/disk"));
+        assert_eq!(spec.volumes.unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_claim_has_the_requested_size_and_mode() {
+        let spec = claim("c", "fast", "1Mi", VolumeMode::Block, "ReadWriteOnce").unwrap().spec.unwrap();
+        assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
+        assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "1Mi");
+    }
+}
