@@ -4,6 +4,10 @@
 //! it runs. The other modules are the program itself, which `src/bin/guest-init.rs` starts. `src/bin/pause.rs`
 //! is the program that holds the namespaces of a pod.
 //!
+//! The guest finds its disks by virtio-blk serial numbers, and its two virtio ports by their names. It therefore works with
+//! any host that writes the specification; that of this workspace is `testvm`. `examples/boot_specification.rs` prints the
+//! specification of a machine with a disk and a service, and lines of both ports.
+//!
 //! The crate has no async runtime: both programs are built static, and one of them is in every initramfs. The
 //! host links to the crate for the types of the protocol.
 //!

@@ -9,6 +9,12 @@
 //!
 //! PID 1 of the machines is the program `guest-init` of the crate `testvm-guest`. The caller builds it, static.
 //!
+//! A project that uses the crate brings a directory of definitions ([`session::Workspace::definitions`]): `kernels/kernels.toml`
+//! lists kernels and their modules, `node/node.toml` the packages of a root file system, and each directory with a `go.mod`
+//! pins programs in Go ([`go_build`]). The names of caches, variables and reports come from [`session::Project`].
+//!
+//! `examples/test_on_xfs.rs` is a complete program: it runs a test as root on XFS with project quotas, and prints a table.
+//!
 //! ```no_run
 //! use std::path::Path;
 //!
