@@ -90,6 +90,7 @@ pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
     for case in cases {
         let outcome = match case.outcome.as_str() {
             "passed" => Outcome::Passed,
+            "expected-failure" => Outcome::ExpectedFailure(case.message),
             "skipped" => Outcome::Skipped(case.message),
             "not-run" => Outcome::NotRun,
             // An unknown outcome must not count as passed.
@@ -107,9 +108,13 @@ mod tests {
     #[test]
     fn a_report_survives_the_hand_over() {
         let mut report = Report::new();
-        for outcome in
-            [Outcome::Passed, Outcome::Failed("why".into()), Outcome::Skipped("n/a".into()), Outcome::NotRun]
-        {
+        for outcome in [
+            Outcome::Passed,
+            Outcome::Failed("why".into()),
+            Outcome::ExpectedFailure("known".into()),
+            Outcome::Skipped("n/a".into()),
+            Outcome::NotRun,
+        ] {
             report.push("suite", "case", outcome, Duration::from_millis(1500));
         }
         let line = serde_json::to_string(&report.cases).unwrap();

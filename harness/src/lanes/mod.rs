@@ -11,6 +11,7 @@ mod libtest;
 mod node;
 mod power_cut;
 mod sanity;
+mod second_driver;
 mod unit;
 mod versions;
 
@@ -26,7 +27,7 @@ use crate::e2e;
 use crate::node_options::KubernetesOptions;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
-/// lanes node, versions, kind, upgrade and conformance.
+/// lanes node, versions, kind, upgrade, conformance and second-driver.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
@@ -74,9 +75,12 @@ enum Lane {
     /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
     /// csi/conformance has the definition of the driver for them. Runs only if --lane selects it.
     Conformance,
+    /// Another driver, local-path-provisioner, on a cluster of the harness. It is built from its Go module. The checks of the
+    /// capacity must fail for it. Runs only if --lane selects it.
+    SecondDriver,
 }
 
-const ALL: [Lane; 11] = [
+const ALL: [Lane; 12] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
@@ -88,6 +92,7 @@ const ALL: [Lane; 11] = [
     Lane::Kind,
     Lane::Upgrade,
     Lane::Conformance,
+    Lane::SecondDriver,
 ];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
@@ -122,6 +127,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
                 let selection = conformance::Selection::new(args.quick, &args.only);
                 conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
             }
+            Lane::SecondDriver => second_driver::run(session, &args.e2e.kubernetes().source()).await,
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -177,6 +183,7 @@ impl Lane {
             Lane::Kind => "kind",
             Lane::Upgrade => "upgrade",
             Lane::Conformance => "conformance",
+            Lane::SecondDriver => "second-driver",
         }
     }
 
@@ -188,7 +195,15 @@ impl Lane {
     /// Returns `true` if the lane runs: without names, those that CI runs.
     fn is_selected(self, names: &[Lane]) -> bool {
         if names.is_empty() {
-            !matches!(self, Lane::Node | Lane::Versions | Lane::Kind | Lane::Upgrade | Lane::Conformance)
+            !matches!(
+                self,
+                Lane::Node
+                    | Lane::Versions
+                    | Lane::Kind
+                    | Lane::Upgrade
+                    | Lane::Conformance
+                    | Lane::SecondDriver
+            )
         } else {
             names.contains(&self)
         }
@@ -203,7 +218,8 @@ mod tests {
     fn long_lanes_run_only_if_they_are_named() {
         let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
         assert_eq!((selected(&[]), selected(&[Lane::Node])), (6, 1));
-        let named = [Lane::Node, Lane::Versions, Lane::Kind, Lane::Upgrade, Lane::Conformance];
+        let named =
+            [Lane::Node, Lane::Versions, Lane::Kind, Lane::Upgrade, Lane::Conformance, Lane::SecondDriver];
         assert!(named.iter().all(|lane| !lane.is_selected(&[]) && lane.is_selected(&named)));
     }
 }

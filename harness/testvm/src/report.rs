@@ -17,6 +17,8 @@ pub enum Outcome {
     Passed,
     /// The complete reason, because a reader of the report has nothing else.
     Failed(String),
+    /// The case failed, as it must, with the reason: the thing under test is known to lack what the case requires.
+    ExpectedFailure(String),
     /// The reason why the case does not apply here.
     Skipped(String),
     /// The case was selected, but an earlier one failed or the run was stopped.
@@ -79,6 +81,12 @@ impl Report {
         self.count(|outcome| matches!(outcome, Outcome::Failed(_)))
     }
 
+    /// Returns the number of cases that failed as they must.
+    #[must_use]
+    pub fn expected_failures(&self) -> usize {
+        self.count(|outcome| matches!(outcome, Outcome::ExpectedFailure(_)))
+    }
+
     /// Returns the number of cases that do not apply here.
     #[must_use]
     pub fn skipped(&self) -> usize {
@@ -101,10 +109,14 @@ impl Report {
         !self.cases.is_empty() && self.failed() == 0 && self.not_run() == 0 && self.passed() > 0
     }
 
-    /// Returns a summary such as `3 passed, 0 failed, 1 skipped`.
+    /// Returns a summary such as `3 passed, 0 failed, 1 skipped`, with the number of expected failures if there are any.
     #[must_use]
     pub fn summary(&self) -> String {
-        format!("{} passed, {} failed, {} skipped", self.passed(), self.failed(), self.skipped())
+        let expected = match self.expected_failures() {
+            0 => String::new(),
+            count => format!(", {count} failed as expected"),
+        };
+        format!("{} passed, {} failed, {} skipped{expected}", self.passed(), self.failed(), self.skipped())
     }
 
     /// Returns one line per case, with its time. A suite with many passed cases has only one line for them.
@@ -196,6 +208,7 @@ fn case_lines(text: &mut String, case: &Case, fold: bool) {
         Outcome::Passed if fold => return,
         Outcome::Passed => ("passed", ""),
         Outcome::Failed(message) => ("FAILED", message.as_str()),
+        Outcome::ExpectedFailure(reason) => ("expected", reason.as_str()),
         Outcome::Skipped(reason) => ("skipped", reason.as_str()),
         Outcome::NotRun => ("not run", ""),
     };
@@ -212,6 +225,12 @@ fn junit_status(outcome: &Outcome) -> TestCaseStatus {
         Outcome::Failed(message) => {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
             status.set_message(message.lines().next().unwrap_or_default()).set_description(message.as_str());
+            status
+        }
+        // JUnit has no such state either; pytest reports it in this way.
+        Outcome::ExpectedFailure(reason) => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(format!("failed as expected: {reason}"));
             status
         }
         Outcome::Skipped(reason) => {
@@ -252,6 +271,8 @@ mod tests {
     #[case::one_failed(&[Outcome::Passed, Outcome::Failed("no".into())], false)]
     #[case::one_not_run(&[Outcome::Passed, Outcome::NotRun], false)]
     #[case::a_skip_beside_a_pass(&[Outcome::Passed, Outcome::Skipped("n/a".into())], true)]
+    #[case::an_expected_failure_beside_a_pass(&[Outcome::Passed, Outcome::ExpectedFailure("known".into())], true)]
+    #[case::only_expected_failures(&[Outcome::ExpectedFailure("known".into())], false)]
     #[case::only_skips(&[Outcome::Skipped("n/a".into())], false)]
     fn success_takes_a_pass_and_no_failure(#[case] outcomes: &[Outcome], #[case] expected: bool) {
         assert_eq!(report(outcomes).succeeded(), expected);
@@ -267,6 +288,14 @@ mod tests {
         ]);
         assert_eq!(report.summary(), "1 passed, 1 failed, 1 skipped");
         assert_eq!(report.not_run(), 1);
+    }
+
+    #[test]
+    fn an_expected_failure_is_counted_apart_and_has_its_reason_in_the_table() {
+        let report = report(&[Outcome::Passed, Outcome::ExpectedFailure("no limit".into())]);
+        assert_eq!(report.summary(), "1 passed, 0 failed, 0 skipped, 1 failed as expected");
+        assert!(report.table().contains("  expected case 1 "), "{}", report.table());
+        assert!(report.table().contains("no limit") && report.failures().is_empty());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! `volume-check watch` checks every volume at the requested size and logs `[INIT-PASSED]` or `[INIT-FAILED]
 //! reason`. It then repeats the checks until they pass at the size to which the claims are expanded, and logs
 //! `[RESIZE-PASSED]`. `volume-check check-new` and `check-kept` do the first and the last of these checks, once, in a pod of
-//! `volume-check hold`, which only keeps a pod running. The other verbs read and write volumes
-//! from within a pod, through `kubectl exec`.
+//! `volume-check hold`, which only keeps a pod running. `check-limit` checks only that no more than a size fits. The other
+//! verbs read and write volumes from within a pod, through `kubectl exec`.
 
 mod execution;
 mod mount_flags;
@@ -31,6 +31,8 @@ use volume::{Checked, USAGE, Volume, named, parse_volume};
 
 /// The bytes of a Filesystem volume for each inode.
 const BYTES_PER_INODE: u64 = 2048;
+/// The name of the file that fills a volume.
+const FILLER: &str = "filler";
 /// The poll interval for the size of a volume: nothing in a pod announces its expansion.
 const POLL: Duration = Duration::from_millis(500);
 
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         ["hold"] => ended_by_signal(|| ()),
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
+        ["check-limit", directory, size] => check_limit_below(Path::new(directory), size),
         ["watch-size", volume] => parse_volume(volume).and_then(|volume| size::watch(&volume)),
         ["execute-copy", directory] => execution::copy_and_execute(Path::new(directory)),
         ["show", path] => show(Path::new(path)),
@@ -191,7 +194,14 @@ fn check_writable(path: &Path, size: u64, flags: FsFlags, before: Option<u64>) -
     } else {
         write(&kept, &size.to_string())?;
     }
-    check_limit(&path.join("filler"), size)
+    check_limit(&path.join(FILLER), size)
+}
+
+/// Checks that at most `size` bytes fit into the volume at `directory`.
+fn check_limit_below(directory: &Path, size: &str) -> Checked {
+    let size: u64 = size.parse()?;
+    check_limit(&directory.join(FILLER), size)
+        .map_err(|reason| format!("{}: {reason}", directory.display()).into())
 }
 
 /// Writes until the volume is full. At most its size must fit, and not much less.
@@ -200,7 +210,7 @@ fn check_limit(file: &Path, size: u64) -> Checked {
     fs::remove_file(file).map_err(|e| named("remove the filler", e))?;
     let written = written?;
     if written > size {
-        return Err(format!("{written} bytes fit into a volume of {size}").into());
+        return Err(format!("{written} bytes fit into a volume of {size}, which is too many").into());
     }
     // The directory itself, the kept file and the file system's rounding use some space.
     if written < size / 4 * 3 {

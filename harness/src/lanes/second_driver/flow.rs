@@ -1,0 +1,303 @@
+//! The mounted part of the main flow: a claim, a pod that writes and reads, kills of the provisioner, and a deletion that leaves
+//! nothing. In between, the checks of the capacity.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::api::ListParams;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use testvm::report::{Outcome, Report};
+use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{self, Container};
+use testvm_cluster::exec::{ExecOutput, exec, exec_ok, log_tail};
+use testvm_cluster::leak_check::Entries;
+use testvm_cluster::manifests::Manifests;
+use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
+use testvm_cluster::{Cluster, Node};
+
+use super::parts::{DATA_DIR, LANE};
+use crate::nodes::VOLUME_CHECK;
+use crate::test_env::sizes::Size;
+
+/// The names in the manifests.
+const DRIVER_NAMESPACE: &str = "local-path-storage";
+const DEPLOYMENT: &str = "local-path-provisioner";
+const CONTAINER: &str = "local-path-provisioner";
+const LABELS: &str = "app=local-path-provisioner";
+const CLASS: &str = "local-path";
+/// The beginning of the names of the pods that create and delete directories.
+const HELPER_PODS: &str = "helper-pod-";
+
+const NAMESPACE: &str = "second-driver";
+const CLAIM: &str = "data";
+const WRITER: &str = "writer";
+const READER: &str = "reader";
+const MOUNT: &str = "/vol";
+const FILE: &str = "/vol/text";
+const TEXT: &str = "written before the provisioner was killed";
+const SIZE: Size = Size::mebibytes(1);
+
+/// The timeout of each wait. Every wait ends with its condition, so a timeout is reached only on failure.
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// The number of lines of each log that a failed run keeps.
+const LOG_LINES: i64 = 200;
+
+/// Why the checks of the capacity must fail.
+const NO_SIZE: &str = "local-path enforces no size: a volume is a directory without a quota";
+
+/// The flow on a cluster.
+pub(super) struct Flow<'a> {
+    pub(super) session: &'a Session,
+    pub(super) cluster: &'a Cluster,
+    pub(super) report: &'a mut Report,
+}
+
+impl Flow<'_> {
+    /// Runs all steps and adds each to the report. After a failed step, the others do not run.
+    pub(super) async fn run(&mut self, manifests: &Manifests) {
+        if self.steps(manifests).await.is_err() {
+            self.report.push(LANE, "remaining steps", Outcome::NotRun, Duration::ZERO);
+        }
+    }
+
+    /// Returns the error of the step that failed, which is in the report.
+    async fn steps(&mut self, manifests: &Manifests) -> Result<()> {
+        let cluster = self.cluster;
+        let node = cluster.nodes().first().context("the cluster has no node");
+        let node = self.step("find the node", async { node }).await?;
+        let client = cluster.client();
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
+
+        self.step("install the provisioner", install(cluster, manifests)).await?;
+        let before = self.step("list files and mounts", Entries::of_file_system(node, DATA_DIR)).await?;
+
+        self.step("create a claim of 1Mi and a pod that mounts it", create(cluster, &claims, &pods)).await?;
+        let killed = self
+            .step("kill the provisioner while it creates the volume", async {
+                until_helper_pods(cluster, |count| count > 0, "no pod creates the directory").await?;
+                kill_provisioner(cluster, node).await
+            })
+            .await?;
+        self.step("the pod runs", workload::until_pod_runs(&pods, WRITER, TIMEOUT)).await?;
+        self.step("the provisioner was started again", replaced(cluster, &killed)).await?;
+        self.step("the pod writes and reads a file", async {
+            exec_ok(&pods, WRITER, &["/volume-check", "write", FILE, TEXT]).await?;
+            reads(&pods, WRITER).await
+        })
+        .await?;
+
+        let (size, volume) = (SIZE.bytes().to_string(), format!("writable:{MOUNT}"));
+        let (size, volume) = (size.as_str(), volume.as_str());
+        let check_new = ["/volume-check", "check-new", "--size", size, "--grown-size", size, volume];
+        self.expected_failure(
+            "the volume has the size of the claim",
+            exec(&pods, WRITER, &check_new),
+            "total bytes",
+        )
+        .await?;
+        let check_limit = ["/volume-check", "check-limit", MOUNT, size];
+        self.expected_failure(
+            "no more than the claim fits",
+            exec(&pods, WRITER, &check_limit),
+            "which is too many",
+        )
+        .await?;
+
+        let killed = self
+            .step("kill the provisioner while the volume is in use", kill_provisioner(cluster, node))
+            .await?;
+        self.step("a second pod reads the file", async {
+            workload::create_pod(&pods, &pod(READER)?).await?;
+            workload::until_pod_runs(&pods, READER, TIMEOUT).await?;
+            reads(&pods, READER).await
+        })
+        .await?;
+        self.step("the provisioner was started once more", replaced(cluster, &killed)).await?;
+        self.step("delete the pods", async {
+            workload::end_pod(&pods, WRITER, TIMEOUT).await?;
+            workload::end_pod(&pods, READER, TIMEOUT).await
+        })
+        .await?;
+        self.step("delete the claim and its volume", workload::delete_claim(client, &claims, CLAIM, TIMEOUT))
+            .await?;
+        self.step("no file, mount or helper pod is left", async {
+            until_helper_pods(cluster, |count| count == 0, "there are pods that delete directories").await?;
+            Entries::of_file_system(node, DATA_DIR).await?.require_none_added_since(&before)
+        })
+        .await
+    }
+
+    /// Runs a step, and adds it to the report.
+    async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let shown = self.session.progress.step(title);
+        let started = Instant::now();
+        let result = self.session.until_cancelled(work).await;
+        match &result {
+            Ok(_) => shown.done(""),
+            Err(error) => shown.failed(format!("{error:#}")),
+        }
+        self.report.record(LANE, title, started.elapsed(), &result);
+        result
+    }
+
+    /// Runs a check that must fail, and adds it to the report.
+    async fn expected_failure(
+        &mut self,
+        title: &str,
+        check: impl Future<Output = Result<ExecOutput>>,
+        proof: &str,
+    ) -> Result<()> {
+        let shown = self.session.progress.step(title);
+        let started = Instant::now();
+        let output = self.session.until_cancelled(check).await;
+        let outcome = match &output {
+            Ok(output) => judge(output, proof),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        match &outcome {
+            Outcome::ExpectedFailure(_) => shown.done("failed as expected"),
+            _ => shown.failed("see the table"),
+        }
+        self.report.push(LANE, title, outcome, started.elapsed());
+        output.map(drop)
+    }
+}
+
+/// Judges a check of the capacity, which must fail with a message that contains `proof`.
+fn judge(output: &ExecOutput, proof: &str) -> Outcome {
+    let message = output.stderr.trim();
+    if output.succeeded {
+        Outcome::Failed(format!(
+            "it passed, and must not, because {NO_SIZE}; if this version enforces sizes, make it an ordinary check"
+        ))
+    } else if message.contains(proof) {
+        Outcome::ExpectedFailure(format!("{NO_SIZE}\n{message}"))
+    } else {
+        Outcome::Failed(format!("it failed for another reason than the expected one ({proof}): {message}"))
+    }
+}
+
+/// Applies the manifests, and waits until the provisioner runs.
+async fn install(cluster: &Cluster, manifests: &Manifests) -> Result<()> {
+    manifests.apply(cluster.client()).await?;
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client().clone(), DRIVER_NAMESPACE);
+    until_one(deployments, DEPLOYMENT, TIMEOUT, |deployment| {
+        let status = deployment.and_then(|deployment| deployment.status.as_ref());
+        let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
+        State::ready_if(available == 1, format!("it has {available} available pods"))
+    })
+    .await
+    .context("the provisioner does not start")
+    .map(drop)
+}
+
+async fn create(cluster: &Cluster, claims: &Api<PersistentVolumeClaim>, pods: &Api<Pod>) -> Result<()> {
+    workload::create_namespace(cluster.client(), NAMESPACE).await?;
+    let claim = workload::claim(CLAIM, CLASS, &SIZE.quantity(), VolumeMode::Filesystem, "ReadWriteOnce")?;
+    workload::create_claim(claims, &claim).await?;
+    workload::create_pod(pods, &pod(WRITER)?).await
+}
+
+/// Returns a pod that mounts the claim and does not use it by itself.
+fn pod(name: &str) -> Result<Pod> {
+    let command = &["/volume-check", "hold"];
+    let program = PodProgram { container: "volume-check", image: VOLUME_CHECK, command };
+    let held = Held { claim: CLAIM, path: MOUNT, mode: VolumeMode::Filesystem, read_only: false };
+    workload::pod(name, program, &[held])
+}
+
+/// Checks that the file has the text.
+async fn reads(pods: &Api<Pod>, pod: &str) -> Result<()> {
+    let read = exec_ok(pods, pod, &["/volume-check", "read", FILE]).await?;
+    anyhow::ensure!(read == TEXT, "pod {pod} reads {read:?} instead of {TEXT:?}");
+    Ok(())
+}
+
+fn driver_pods(cluster: &Cluster) -> Api<Pod> {
+    Api::namespaced(cluster.client().clone(), DRIVER_NAMESPACE)
+}
+
+/// Waits until the number of the provisioner's helper pods is as expected.
+async fn until_helper_pods(cluster: &Cluster, expected: impl Fn(usize) -> bool, pending: &str) -> Result<()> {
+    until(driver_pods(cluster), watcher::Config::default(), TIMEOUT, |pods| {
+        let helpers = pods.values().filter(|pod| pod.name_any().starts_with(HELPER_PODS)).count();
+        State::ready_if(expected(helpers), pending)
+    })
+    .await
+    .map(drop)
+}
+
+/// Kills the provisioner, and returns its container.
+async fn kill_provisioner(cluster: &Cluster, node: &Node) -> Result<Container> {
+    let selected = ListParams::default().labels(LABELS);
+    let pods = driver_pods(cluster).list(&selected).await.map_err(api_error);
+    let pods = pods.context("list the pods of the provisioner")?;
+    let pod = pods.iter().next().context("the provisioner has no pod")?;
+    let container = Container::of(pod, CONTAINER)?;
+    containers::kill(node, &container).await?;
+    Ok(container)
+}
+
+/// Writes the end of the log of each pod in the provisioner's namespace into a file. If something cannot be read, the file has
+/// the error instead.
+pub(super) async fn write_logs(cluster: &Cluster, file: &Path) -> Result<()> {
+    let api = driver_pods(cluster);
+    let mut text = String::new();
+    match api.list(&ListParams::default()).await {
+        Ok(pods) => {
+            for pod in &pods {
+                for (_, status) in Container::all(pod) {
+                    let log = log_tail(&api, &pod.name_any(), &status.name, LOG_LINES).await;
+                    text.push_str(&format!("{} {}:\n{log}\n", pod.name_any(), status.name));
+                }
+            }
+        }
+        Err(error) => text.push_str(&format!("the pods cannot be listed: {error}\n")),
+    }
+    fs::write(file, text).with_context(|| format!("write {}", file.display()))
+}
+
+/// Waits until another container of the provisioner runs.
+async fn replaced(cluster: &Cluster, killed: &Container) -> Result<()> {
+    let scope = watcher::Config::default().labels(LABELS);
+    containers::until_replaced(driver_pods(cluster), scope, std::slice::from_ref(killed), TIMEOUT).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(succeeded: bool, stderr: &str) -> ExecOutput {
+        ExecOutput { succeeded, stdout: String::new(), stderr: stderr.to_owned() }
+    }
+
+    #[test]
+    fn a_check_of_the_capacity_must_fail_for_the_expected_reason() {
+        let message = "volume-check: 1064960 bytes fit into a volume of 1048576, which is too many\n";
+        let Outcome::ExpectedFailure(reason) = judge(&output(false, message), "which is too many") else {
+            panic!("not expected")
+        };
+        assert!(reason.starts_with(NO_SIZE) && reason.ends_with("too many"), "{reason}");
+    }
+
+    #[test]
+    fn a_check_that_passes_or_fails_otherwise_is_a_failure() {
+        for (succeeded, stderr, expected) in
+            [(true, "", "make it an ordinary check"), (false, "no such file", "another reason")]
+        {
+            let Outcome::Failed(message) = judge(&output(succeeded, stderr), "which is too many") else {
+                panic!("{stderr}")
+            };
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}
