@@ -8,6 +8,7 @@ use kube::core::GroupVersionKind;
 use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
+use testvm::process::Program;
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 
@@ -29,6 +30,37 @@ impl Manifests {
     /// Reads the manifests that a user applies from another checkout.
     pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
         Manifests::read(&root.join("csi").join("deploy"))
+    }
+
+    /// Renders the manifests of a checkout with one of their components, as a user adds it to `kustomization.yaml`.
+    pub(crate) async fn with_component(root: &Path, kubectl: &Path, component: &str) -> Result<Manifests> {
+        let directory = tempfile::tempdir().context("create a temporary directory")?;
+        let copy = directory.path().join("deploy");
+        copy_files(&root.join("csi").join("deploy"), &copy).context("copy the manifests")?;
+        let path = copy.join("kustomization.yaml");
+        let kustomization =
+            std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        std::fs::write(&path, format!("{kustomization}components:\n  - {component}\n"))
+            .with_context(|| format!("write {}", path.display()))?;
+        Manifests::render(kubectl, &copy).await
+    }
+
+    /// Renders the manifests of snapshot-controller, as `kubectl apply --kustomize` does.
+    pub(crate) async fn of_snapshot_controller(root: &Path, kubectl: &Path) -> Result<Manifests> {
+        Manifests::render(kubectl, &root.join("csi").join("deploy").join("snapshot-controller")).await
+    }
+
+    async fn render(kubectl: &Path, directory: &Path) -> Result<Manifests> {
+        let rendered = Program::new(kubectl).arg("kustomize").arg(directory).run().await?.stdout;
+        let mut objects = parse(&rendered).with_context(|| format!("parse {}", directory.display()))?;
+        objects.sort_by_key(rank);
+        Ok(Manifests { objects })
+    }
+
+    /// Returns the objects that `others` do not have.
+    pub(crate) fn without(&self, others: &Manifests) -> Manifests {
+        let is_other = |object: &&DynamicObject| !others.objects.iter().any(|other| is_same(object, other));
+        Manifests { objects: self.objects.iter().filter(is_other).cloned().collect() }
     }
 
     /// Has all containers of the DaemonSet run this image.
@@ -113,6 +145,27 @@ impl Manifests {
 fn node_debug_files(root: &Path, names: &[&str]) -> Vec<PathBuf> {
     let directory = root.join("csi").join("node-debug").join("deploy");
     names.iter().map(|name| directory.join(name)).collect()
+}
+
+/// Copies a directory with its directories.
+fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_files(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_same(object: &DynamicObject, other: &DynamicObject) -> bool {
+    object.types == other.types
+        && object.metadata.name == other.metadata.name
+        && object.metadata.namespace == other.metadata.namespace
 }
 
 fn parse(text: &str) -> Result<Vec<DynamicObject>> {
@@ -215,6 +268,15 @@ mod tests {
             containers,
             serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
         );
+    }
+
+    #[test]
+    fn the_objects_of_other_manifests_are_left_out() {
+        let all = Manifests { objects: parse(TWO).unwrap() };
+        let first = Manifests { objects: all.objects[..1].to_vec() };
+        let names: Vec<_> = all.without(&first).objects.iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["b"]);
+        assert!(all.without(&all).objects.is_empty());
     }
 
     #[test]
