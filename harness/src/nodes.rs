@@ -72,6 +72,34 @@ pub(crate) async fn parts(
     Parts::build(session, &options.variant(), plan(session, options, debugging, tools), kubernetes).await
 }
 
+/// The programs and images that nodes have only for certain scenarios.
+#[derive(Debug, Default)]
+pub(crate) struct Additions {
+    /// The name of each program in [`TOOLS_DIR`], and its path on the host.
+    pub(crate) tools: Vec<(String, PathBuf)>,
+    pub(crate) images: Vec<ContainerImage>,
+}
+
+/// Builds the programs and disks of a cluster for scenarios. Its nodes run node-debug.
+///
+/// # Errors
+/// A part cannot be fetched or built, or the options contradict each other.
+pub(crate) async fn scenario_parts(
+    session: &Session,
+    kubernetes: &KubernetesSource,
+    options: &NodeOptions,
+    additions: Additions,
+) -> Result<Parts> {
+    options.check()?;
+    let Additions { tools, images } = additions;
+    let plan = async {
+        let mut plan = plan(session, options, Debugging::On, &tools).await?;
+        plan.images.extend(images);
+        Ok(plan)
+    };
+    Parts::build(session, &options.variant(), plan, kubernetes).await
+}
+
 /// Builds the programs and disks of a cluster for the end-to-end tests of Kubernetes. Its nodes have the images of the pods of
 /// `suite`, too.
 ///

@@ -103,6 +103,7 @@ mod pod_token;
 mod programs;
 mod release;
 mod running;
+pub mod snapshotter;
 mod spec;
 pub mod started_programs;
 mod trace;

@@ -8,6 +8,7 @@ use kube::core::GroupVersionKind;
 use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
+use testvm::process::Program;
 
 use super::api_error::api_error;
 
@@ -67,6 +68,24 @@ impl Manifests {
         Ok(Manifests { objects })
     }
 
+    /// Renders a directory with a `kustomization.yaml`, as `kubectl apply --kustomize` does. `kubectl` is a path.
+    ///
+    /// # Errors
+    /// kubectl fails, or its output cannot be parsed.
+    pub async fn render(kubectl: &Path, directory: &Path) -> Result<Manifests> {
+        let rendered = Program::new(kubectl).arg("kustomize").arg(directory).run().await?.stdout;
+        let mut objects = parse(&rendered).with_context(|| format!("parse {}", directory.display()))?;
+        objects.sort_by_key(rank);
+        Ok(Manifests { objects })
+    }
+
+    /// Returns the objects that `others` do not have.
+    #[must_use]
+    pub fn without(&self, others: &Manifests) -> Manifests {
+        let is_other = |object: &&DynamicObject| !others.objects.iter().any(|other| is_same(object, other));
+        Manifests { objects: self.objects.iter().filter(is_other).cloned().collect() }
+    }
+
     /// Returns the only object of a kind, typed.
     ///
     /// # Errors
@@ -107,6 +126,12 @@ impl Manifests {
         }
         Ok(())
     }
+}
+
+fn is_same(object: &DynamicObject, other: &DynamicObject) -> bool {
+    object.types == other.types
+        && object.metadata.name == other.metadata.name
+        && object.metadata.namespace == other.metadata.namespace
 }
 
 fn parse(text: &str) -> Result<Vec<DynamicObject>> {
@@ -186,6 +211,15 @@ mod tests {
             containers,
             serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
         );
+    }
+
+    #[test]
+    fn the_objects_of_other_manifests_are_left_out() {
+        let all = Manifests { objects: parse(TWO).unwrap() };
+        let first = Manifests { objects: all.objects[..1].to_vec() };
+        let names: Vec<_> = all.without(&first).objects.iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["b"]);
+        assert!(all.without(&all).objects.is_empty());
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub async fn until<K>(
     mut judge: impl FnMut(&BTreeMap<String, K>) -> State,
 ) -> Result<BTreeMap<String, K>>
 where
-    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let deadline = Instant::now() + within;
     let mut changes = pin!(watcher::watcher(api, scope).default_backoff());
@@ -87,7 +87,7 @@ pub async fn until_one<K>(
     judge: impl Fn(Option<&K>) -> State,
 ) -> Result<Option<K>>
 where
-    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let scope = watch::Config::default().fields(&format!("metadata.name={name}"));
     let objects = until(api, scope, within, |objects| judge(objects.values().next())).await?;

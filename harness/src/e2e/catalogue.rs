@@ -10,7 +10,7 @@ use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
     bad_claims, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, infeasible_resize,
     install, kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims, removal,
-    retained_volumes, second_node, user_namespaces,
+    retained_volumes, second_node, snapshots, user_namespaces,
 };
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
@@ -67,7 +67,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 20] = [
+pub(super) const SCENARIOS: [Entry; 21] = [
     Entry {
         name: install::NAME,
         about: "apply the manifests; every node with a pod of the driver offers it",
@@ -184,6 +184,16 @@ pub(super) const SCENARIOS: [Entry; 20] = [
         run: Run::OwnNode {
             skipped: "cut the power of a node with volumes in use",
             run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node, Load::FULL, state.fault)),
+        },
+    },
+    // If it fails, csi-snapshotter stays in the driver's pods. On a node without storage, such a pod is not Ready.
+    Entry {
+        name: snapshots::NAME,
+        about: "VolumeSnapshots with snapshot-controller: restored, retained, deleted, interrupted",
+        always: false,
+        run: Run::OwnNode {
+            skipped: "snapshots of volumes",
+            run: |s, state, cluster, node| Box::pin(snapshots::run(s, state.env, cluster, node)),
         },
     },
     Entry {

@@ -11,7 +11,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::{
-    Cluster, ClusterProfile, ClusterSpec, Durability, KubeletRoot, Node, background, gvisor,
+    Cluster, ClusterProfile, ClusterSpec, Durability, KubeletRoot, Node, background, gvisor, snapshotter,
 };
 
 use super::catalogue;
@@ -20,7 +20,7 @@ use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{kind, scenarios, self_check, state_dump, upgrade};
 use crate::node_options::{KubernetesOptions, NodeOptions};
-use crate::nodes::{self, Debugging};
+use crate::nodes::{self, Additions};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::{self, Manifests};
@@ -277,10 +277,8 @@ async fn start(
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = async {
-        // It is large, and one scenario uses it.
-        let needs_gvisor = args.selection().contains_name(scenarios::gvisor::NAME);
-        let gvisor = if needs_gvisor { gvisor::programs(session).await? } else { Vec::new() };
-        nodes::parts(session, &args.kubernetes.source(), &args.nodes, Debugging::On, &gvisor).await
+        let additions = additions(session, args.selection()).await?;
+        nodes::scenario_parts(session, &args.kubernetes.source(), &args.nodes, additions).await
     };
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
@@ -294,6 +292,18 @@ async fn start(
         return Err(failed);
     }
     Ok(cluster)
+}
+
+/// Builds what only some scenarios need: each is large.
+async fn additions(session: &Session, selection: Selection<'_>) -> Result<Additions> {
+    let mut additions = Additions::default();
+    if selection.contains_name(scenarios::gvisor::NAME) {
+        additions.tools = gvisor::programs(session).await?;
+    }
+    if selection.contains_name(scenarios::snapshots::NAME) {
+        additions.images = snapshotter::images(session).await?.into();
+    }
+    Ok(additions)
 }
 
 async fn test(

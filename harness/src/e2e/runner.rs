@@ -193,7 +193,7 @@ impl ScenarioRunner<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::catalogue::names;
-    use super::super::scenarios::gvisor;
+    use super::super::scenarios::{gvisor, snapshots};
     use super::*;
 
     /// Runs nothing. `failing` fails, and `can_recover` tells whether the run can go on.
@@ -256,6 +256,14 @@ mod tests {
         };
         assert!(needs(&[]) && needs(&["clones", "gvisor"]));
         assert!(!needs(&["flow", "node"]));
+    }
+
+    #[test]
+    fn only_a_run_with_its_scenario_needs_the_snapshotter() {
+        let contains = |only: &str| {
+            Selection::new(&[only.to_owned()], KubeletRoot::default()).contains_name(snapshots::NAME)
+        };
+        assert!(contains("snapshots") && !contains("clones"));
     }
 
     #[test]

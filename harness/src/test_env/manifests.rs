@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use testvm::session::Session;
 
 pub(crate) use testvm_cluster::manifests::Manifests;
@@ -27,9 +27,41 @@ pub(crate) fn of_driver_logs(session: &Session) -> Result<Manifests> {
     Manifests::read_files(&node_debug_files(session.workspace.root(), &["driver-logs.yaml"]))
 }
 
+/// Renders the manifests of a checkout with one of their components, as a user adds it to `kustomization.yaml`.
+pub(crate) async fn with_component(root: &Path, kubectl: &Path, component: &str) -> Result<Manifests> {
+    let directory = tempfile::tempdir().context("create a temporary directory")?;
+    let copy = directory.path().join("deploy");
+    copy_files(&root.join("csi").join("deploy"), &copy).context("copy the manifests")?;
+    let path = copy.join("kustomization.yaml");
+    let kustomization = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    std::fs::write(&path, format!("{kustomization}components:\n  - {component}\n"))
+        .with_context(|| format!("write {}", path.display()))?;
+    Manifests::render(kubectl, &copy).await
+}
+
+/// Renders the manifests of snapshot-controller.
+pub(crate) async fn of_snapshot_controller(root: &Path, kubectl: &Path) -> Result<Manifests> {
+    Manifests::render(kubectl, &root.join("csi").join("deploy").join("snapshot-controller")).await
+}
+
 fn node_debug_files(root: &Path, names: &[&str]) -> Vec<PathBuf> {
     let directory = root.join("csi").join("node-debug").join("deploy");
     names.iter().map(|name| directory.join(name)).collect()
+}
+
+/// Copies a directory with its directories.
+fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_files(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use testvm_cluster::exec::exec_ok;
 use testvm_cluster::workload;
 
 use super::environment::TestEnv;
-use super::workload::{Held, VolumeMode, holder, holder_of};
+use super::sizes::Size;
+use super::workload::{Held, VolumeMode, enforced_flags, holder, holder_of};
 
 /// Starts a pod that holds the claim, and waits until it runs.
 pub(crate) async fn start(env: &TestEnv<'_>, pod: &str, claim: &str, mode: VolumeMode) -> Result<()> {
@@ -53,4 +54,28 @@ pub(crate) async fn reads(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) 
     let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;
     anyhow::ensure!(read == text, "pod {pod} reads {read:?} instead of {text:?}");
     Ok(())
+}
+
+/// Has the test program in a pod check empty volumes of this size, and write to them.
+pub(crate) async fn check_new(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
+    check(env, pod, "check-new", [size, size], volumes).await
+}
+
+/// Has the test program check what [`check_new`] wrote at the first of `sizes`, and the size and the limit of the volumes,
+/// which are the second. It writes to them again.
+pub(crate) async fn check_kept(
+    env: &TestEnv<'_>,
+    pod: &str,
+    sizes: [Size; 2],
+    volumes: &[String],
+) -> Result<()> {
+    check(env, pod, "check-kept", sizes, volumes).await
+}
+
+async fn check(env: &TestEnv<'_>, pod: &str, verb: &str, sizes: [Size; 2], volumes: &[String]) -> Result<()> {
+    let [first, now] = sizes.map(|size| size.bytes().to_string());
+    let flags = enforced_flags(&env.driver.class);
+    let options = ["/volume-check", verb, "--size", &first, "--grown-size", &now, "--flags", &flags];
+    let argv: Vec<&str> = options.into_iter().chain(volumes.iter().map(String::as_str)).collect();
+    exec_ok(&env.pods(), pod, &argv).await.map(drop)
 }

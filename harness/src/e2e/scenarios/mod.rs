@@ -22,4 +22,5 @@ pub(super) mod read_only_claims;
 pub(super) mod removal;
 pub(super) mod retained_volumes;
 pub(super) mod second_node;
+pub(super) mod snapshots;
 pub(super) mod user_namespaces;

@@ -4,14 +4,13 @@ use anyhow::{Context, Result};
 use kube::ResourceExt;
 use kube::api::ListParams;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::exec::exec_ok;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods;
 use crate::test_env::sizes::Size;
 use crate::test_env::users::User;
-use crate::test_env::workload::{VolumeMode, claim, enforced_flags};
+use crate::test_env::workload::{VolumeMode, claim};
 
 /// The size of new volumes, and by how much each version expands them.
 const STEP: Size = Size::mebibytes(1);
@@ -41,7 +40,7 @@ impl InUse {
         pods::create(env, &self.writer.pod()?).await?;
         pods::start_read_only(env, &self.reader, self.claim(VolumeMode::Filesystem)?, VolumeMode::Filesystem)
             .await?;
-        check_new(env, &self.writer.name, STEP, &self.writer.volumes()).await
+        pods::check_new(env, &self.writer.name, STEP, &self.writer.volumes()).await
     }
 
     /// Checks that one of the volumes has its data and exactly its size, that it is limited to it, and that the pod can
@@ -89,22 +88,9 @@ pub(super) const fn larger(size: Size) -> Size {
     Size::mebibytes((size.bytes() + STEP.bytes()) >> 20)
 }
 
-/// Has the test program in a pod check empty volumes, and write to them.
-pub(super) async fn check_new(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
-    check(env, pod, "check-new", [size, size], volumes).await
-}
-
 /// Has the test program check the volumes of [`InUse`], which have this size now, and what it wrote to them.
 async fn check_kept(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
-    check(env, pod, "check-kept", [STEP, size], volumes).await
-}
-
-async fn check(env: &TestEnv<'_>, pod: &str, verb: &str, sizes: [Size; 2], volumes: &[String]) -> Result<()> {
-    let [first, now] = sizes.map(|size| size.bytes().to_string());
-    let flags = enforced_flags(&env.driver.class);
-    let options = ["/volume-check", verb, "--size", &first, "--grown-size", &now, "--flags", &flags];
-    let argv: Vec<&str> = options.into_iter().chain(volumes.iter().map(String::as_str)).collect();
-    exec_ok(&env.pods(), pod, &argv).await.map(drop)
+    pods::check_kept(env, pod, [STEP, size], volumes).await
 }
 
 /// Returns the identities of the containers of all pods. That of a container changes if it is restarted.

@@ -13,7 +13,7 @@ use testvm_cluster::Node;
 use testvm_cluster::waiting::until_none_complains;
 use tokio::time::{Instant, sleep};
 
-use super::in_use::{check_new, larger};
+use super::in_use::larger;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
@@ -130,7 +130,7 @@ impl IncompleteVolumes {
         self.until_bound(env, state).await?;
         let user = User { name: self.name(state), claims: self.claims(state) };
         pods::create(env, &user.pod()?).await?;
-        check_new(env, &user.name, size, &user.volumes()).await
+        pods::check_new(env, &user.name, size, &user.volumes()).await
     }
 
     /// Waits until the node has no volume but those of claims: the provisioner deletes others in the background.

@@ -1,0 +1,44 @@
+//! snapshot-controller and csi-snapshotter, with which Kubernetes takes snapshots of volumes. They are not part of a
+//! release of Kubernetes: their images have the names of the originals, so that manifests for other clusters fit.
+
+use anyhow::Result;
+use testvm::go_build::{self, GoModule, VersionVariable};
+use testvm::session::Session;
+
+use super::plan::ContainerImage;
+
+/// The image of snapshot-controller.
+pub const SNAPSHOT_CONTROLLER: &str = "registry.k8s.io/sig-storage/snapshot-controller:v8.7.0";
+/// The image of csi-snapshotter.
+pub const CSI_SNAPSHOTTER: &str = "registry.k8s.io/sig-storage/csi-snapshotter:v8.7.0";
+/// The module of both. Its version is the tag of the images.
+pub const MODULE: &str = "github.com/kubernetes-csi/external-snapshotter/v8";
+
+const SNAPSHOTTER: GoModule = GoModule {
+    name: "snapshotter",
+    versioned_by: MODULE,
+    version_variables: &[VersionVariable { variable: "main.version", value: |version| version.to_string() }],
+    renamed: &[],
+    without_go: None,
+    overlay: None,
+};
+
+/// Builds the images, or takes their programs from the cache. Each runs its only program.
+///
+/// # Errors
+/// Go is missing, or the module cannot be fetched or built.
+pub async fn images(session: &Session) -> Result<[ContainerImage; 2]> {
+    let directory = go_build::build(session, &SNAPSHOTTER).await?;
+    Ok([
+        ContainerImage {
+            archive: "snapshot-controller.tar",
+            reference: SNAPSHOT_CONTROLLER,
+            files: vec![("/snapshot-controller", directory.join("snapshot-controller"))],
+        },
+        ContainerImage {
+            archive: "csi-snapshotter.tar",
+            reference: CSI_SNAPSHOTTER,
+            files: vec![("/csi-snapshotter", directory.join("csi-snapshotter"))],
+        },
+    ])
+}

@@ -1,0 +1,110 @@
+//! Installs what snapshots need besides the driver, as an administrator does, and removes it.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use testvm_cluster::Cluster;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until_none_complains, until_one};
+
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::e2e::scenarios::install;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::manifests::{self, Manifests};
+
+const COMPONENT: &str = "snapshots";
+/// The Deployment of the manifests.
+const CONTROLLER: &str = "snapshot-controller";
+const NAMESPACE: &str = "kube-system";
+const CUSTOM_RESOURCES: [&str; 3] = [
+    "volumesnapshotclasses.snapshot.storage.k8s.io",
+    "volumesnapshotcontents.snapshot.storage.k8s.io",
+    "volumesnapshots.snapshot.storage.k8s.io",
+];
+/// The number of nodes of the cluster.
+const NODES: i32 = 1;
+
+/// The objects that this scenario adds to the cluster.
+pub(super) struct Installed {
+    controller: Manifests,
+    component: Manifests,
+}
+
+pub(super) async fn install(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+) -> StepResult<Installed> {
+    let (root, kubectl) = (scenario.session().workspace.root(), cluster.kubectl());
+    let applied = async {
+        let controller = manifests::of_snapshot_controller(root, kubectl).await?;
+        controller.apply(&env.client).await?;
+        anyhow::Ok(controller)
+    };
+    let controller =
+        scenario.step("apply the custom resources of snapshots, and snapshot-controller", applied).await?;
+    scenario.step("snapshot-controller runs", runs(env)).await?;
+    let applied = async {
+        let manifests = manifests::with_component(root, kubectl, COMPONENT).await?;
+        manifests.apply(&env.client).await?;
+        anyhow::Ok(manifests.without(&env.manifests))
+    };
+    let component = scenario.step("apply the manifests with the component snapshots", applied).await?;
+    scenario.step("the driver's new pods are ready and serve requests", rolled_out(env)).await?;
+    Ok(Installed { controller, component })
+}
+
+/// Applies the manifests without the component, and deletes everything that only it has.
+pub(super) async fn remove(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    installed: Installed,
+) -> StepResult {
+    let Installed { controller, component } = installed;
+    let removed = async {
+        env.manifests.apply(&env.client).await?;
+        rolled_out(env).await?;
+        component.delete(&env.client).await?;
+        controller.delete(&env.client).await
+    };
+    scenario.step("csi-snapshotter and snapshot-controller are removed", removed).await
+}
+
+async fn runs(env: &TestEnv<'_>) -> Result<()> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(env.client.clone());
+    let kind = "CustomResourceDefinition";
+    let established = until_none_complains(
+        definitions,
+        kind,
+        &CUSTOM_RESOURCES,
+        env.timeouts.start,
+        |definition: &CustomResourceDefinition| {
+            let status = definition.status.as_ref();
+            let conditions = status.and_then(|status| status.conditions.as_ref());
+            let established = conditions.is_some_and(|conditions| {
+                conditions
+                    .iter()
+                    .any(|condition| condition.type_ == "Established" && condition.status == "True")
+            });
+            (!established).then(|| format!("is not established: {conditions:?}"))
+        },
+    );
+    established.await?;
+    let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), NAMESPACE);
+    until_one(deployments, CONTROLLER, env.timeouts.start, |deployment| {
+        let status = deployment.and_then(|deployment| deployment.status.as_ref());
+        let available = status.and_then(|status| status.available_replicas);
+        State::ready_if(available.is_some_and(|available| available > 0), format!("its status is {status:?}"))
+    })
+    .await
+    .context("snapshot-controller does not run")
+    .map(drop)
+}
+
+async fn rolled_out(env: &TestEnv<'_>) -> Result<()> {
+    let daemon_set = env.daemon_sets().get(env.driver.daemon_set()).await.map_err(api_error);
+    let generation = daemon_set.context("read the DaemonSet")?.metadata.generation;
+    install::rolled_out(env, generation, NODES).await?;
+    install::served(env).await
+}

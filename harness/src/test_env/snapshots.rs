@@ -1,0 +1,260 @@
+//! VolumeSnapshots of scenarios, and the VolumeSnapshotContents to which snapshot-controller binds them. Their kinds are
+//! custom resources.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, TypedLocalObjectReference};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until_one};
+
+use super::claims;
+use super::environment::TestEnv;
+use super::sizes::Size;
+use super::workload::{VolumeMode, claim};
+
+const GROUP: &str = "snapshot.storage.k8s.io";
+const SNAPSHOT: &str = "VolumeSnapshot";
+const CONTENT: &str = "VolumeSnapshotContent";
+const CLASS: &str = "VolumeSnapshotClass";
+
+/// The label on a VolumeSnapshotContent with the node whose csi-snapshotter handles it.
+pub(crate) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+/// The annotation of a VolumeSnapshotContent while csi-snapshotter waits for the driver's response.
+pub(crate) const IN_CREATION: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
+/// The annotation of a VolumeSnapshotContent that csi-snapshotter may delete.
+pub(crate) const IN_DELETION: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+
+/// A snapshot of the driver for which no VolumeSnapshot was requested: an administrator creates its objects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Existing<'a> {
+    /// The name of both objects.
+    pub(crate) name: &'a str,
+    /// The name of the snapshot in the driver.
+    pub(crate) handle: &'a str,
+    pub(crate) mode: VolumeMode,
+    /// The node that has the snapshot.
+    pub(crate) node: &'a str,
+}
+
+/// Requests a snapshot of a claim. Without a class, it gets the default one of the driver.
+pub(crate) async fn request(env: &TestEnv<'_>, name: &str, claim: &str, class: Option<&str>) -> Result<()> {
+    let mut spec = json!({"source": {"persistentVolumeClaimName": claim}});
+    if let Some(class) = class {
+        spec["volumeSnapshotClassName"] = class.into();
+    }
+    let object = object(SNAPSHOT, name, json!({"spec": spec}));
+    create(&snapshots(env), &object).await
+}
+
+/// Creates the objects of an existing snapshot, which the driver deletes with them.
+pub(crate) async fn import(env: &TestEnv<'_>, existing: Existing<'_>) -> Result<()> {
+    let Existing { name, handle, mode, node } = existing;
+    let mut content = object(
+        CONTENT,
+        name,
+        json!({"spec": {
+            "driver": env.driver.name,
+            "deletionPolicy": "Delete",
+            "source": {"snapshotHandle": handle},
+            "sourceVolumeMode": mode.as_str(),
+            "volumeSnapshotRef": {"name": name, "namespace": env.namespace},
+        }}),
+    );
+    // snapshot-controller labels only the contents that it creates itself.
+    content.labels_mut().insert(MANAGED_BY.into(), node.into());
+    create(&contents(env), &content).await?;
+    let snapshot = json!({"spec": {"source": {"volumeSnapshotContentName": name}}});
+    create(&snapshots(env), &object(SNAPSHOT, name, snapshot)).await
+}
+
+/// Creates a class of the driver whose snapshots stay when their VolumeSnapshot is deleted.
+pub(crate) async fn create_retaining_class(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    let class = object(CLASS, name, json!({"driver": env.driver.name, "deletionPolicy": "Retain"}));
+    create(&classes(env), &class).await
+}
+
+pub(crate) async fn delete_class(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    delete(&classes(env), CLASS, name).await
+}
+
+/// Waits until a VolumeSnapshot is ready to use, and returns its VolumeSnapshotContent.
+pub(crate) async fn ready(env: &TestEnv<'_>, name: &str) -> Result<DynamicObject> {
+    let snapshot = until_one(snapshots(env), name, env.timeouts.start, |snapshot| {
+        let status = snapshot.map(|snapshot| snapshot.data["status"].clone()).unwrap_or_default();
+        State::ready_if(status["readyToUse"] == true, format!("its status is {status}"))
+    });
+    let snapshot = snapshot.await.with_context(|| format!("VolumeSnapshot {name} is not ready to use"))?;
+    let snapshot = snapshot.context("the VolumeSnapshot was there just now")?;
+    let bound = text(&snapshot, "/status/boundVolumeSnapshotContentName")?;
+    content(env, bound).await
+}
+
+/// Waits until `condition` holds for a VolumeSnapshotContent. `what` says what it waits for.
+pub(crate) async fn until_content(
+    env: &TestEnv<'_>,
+    name: &str,
+    what: &str,
+    condition: impl Fn(&DynamicObject) -> bool,
+) -> Result<()> {
+    until_one(contents(env), name, env.timeouts.start, |content| {
+        let (metadata, data) = content.map(|content| (&content.metadata, &content.data)).unzip();
+        State::ready_if(content.is_some_and(&condition), format!("it is {metadata:?} {data:?}"))
+    })
+    .await
+    .with_context(|| format!("VolumeSnapshotContent {name}: {what}"))
+    .map(drop)
+}
+
+/// Returns the VolumeSnapshotContent that snapshot-controller creates for a VolumeSnapshot, which may not exist yet.
+pub(crate) async fn content_name(env: &TestEnv<'_>, snapshot: &str) -> Result<String> {
+    let snapshot = snapshots(env).get(snapshot).await.map_err(api_error);
+    let uid = snapshot.context("read the VolumeSnapshot")?.uid().context("it has no UID")?;
+    Ok(format!("snapcontent-{uid}"))
+}
+
+pub(crate) async fn content(env: &TestEnv<'_>, name: &str) -> Result<DynamicObject> {
+    let content = contents(env).get(name).await.map_err(api_error);
+    content.with_context(|| format!("read VolumeSnapshotContent {name}"))
+}
+
+/// Requests the deletion of a VolumeSnapshot.
+pub(crate) async fn delete_snapshot(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    delete(&snapshots(env), SNAPSHOT, name).await
+}
+
+/// Waits until a VolumeSnapshot is deleted.
+pub(crate) async fn snapshot_gone(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    gone(env, snapshots(env), SNAPSHOT, name).await
+}
+
+/// Requests the deletion of a VolumeSnapshotContent.
+pub(crate) async fn delete_content(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    delete(&contents(env), CONTENT, name).await
+}
+
+/// Waits until a VolumeSnapshotContent is deleted.
+pub(crate) async fn content_gone(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    gone(env, contents(env), CONTENT, name).await
+}
+
+/// Removes the finalizers of a VolumeSnapshotContent whose node cannot do it any more.
+pub(crate) async fn release_content(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    let patched = contents(env).patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
+    patched.with_context(|| format!("remove the finalizers of VolumeSnapshotContent {name}")).map(drop)
+}
+
+/// Returns a claim of the driver's class with a VolumeSnapshot as its data source.
+pub(crate) fn restored_claim(
+    env: &TestEnv<'_>,
+    name: &str,
+    snapshot: &str,
+    size: Size,
+    mode: VolumeMode,
+) -> Result<PersistentVolumeClaim> {
+    let mut object = claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")?;
+    object.spec.get_or_insert_default().data_source = Some(TypedLocalObjectReference {
+        api_group: Some(GROUP.into()),
+        kind: SNAPSHOT.into(),
+        name: snapshot.into(),
+    });
+    Ok(object)
+}
+
+/// Creates a claim like [`restored_claim`].
+pub(crate) async fn restore(
+    env: &TestEnv<'_>,
+    name: &str,
+    snapshot: &str,
+    size: Size,
+    mode: VolumeMode,
+) -> Result<()> {
+    claims::create(env, &restored_claim(env, name, snapshot, size, mode)?).await.map(drop)
+}
+
+/// Returns the text at a JSON pointer of an object.
+pub(crate) fn text<'a>(object: &'a DynamicObject, pointer: &str) -> Result<&'a str> {
+    let text = object.data.pointer(pointer).and_then(Value::as_str);
+    text.with_context(|| format!("{} has no text at {pointer}: {}", object.name_any(), object.data))
+}
+
+fn snapshots(env: &TestEnv<'_>) -> Api<DynamicObject> {
+    Api::namespaced_with(env.client.clone(), &env.namespace, &resource(SNAPSHOT))
+}
+
+fn contents(env: &TestEnv<'_>) -> Api<DynamicObject> {
+    Api::all_with(env.client.clone(), &resource(CONTENT))
+}
+
+fn classes(env: &TestEnv<'_>) -> Api<DynamicObject> {
+    Api::all_with(env.client.clone(), &resource(CLASS))
+}
+
+fn resource(kind: &str) -> ApiResource {
+    let plural = match kind {
+        CLASS => "volumesnapshotclasses".to_owned(),
+        _ => format!("{}s", kind.to_lowercase()),
+    };
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, "v1", kind), &plural)
+}
+
+fn object(kind: &str, name: &str, data: Value) -> DynamicObject {
+    DynamicObject::new(name, &resource(kind)).data(data)
+}
+
+async fn create(api: &Api<DynamicObject>, object: &DynamicObject) -> Result<()> {
+    let created = api.create(&PostParams::default(), object).await.map_err(api_error);
+    created.with_context(|| format!("create {}", object.name_any())).map(drop)
+}
+
+async fn delete(api: &Api<DynamicObject>, kind: &str, name: &str) -> Result<()> {
+    let deleted = api.delete(name, &DeleteParams::default()).await.map_err(api_error);
+    deleted.with_context(|| format!("delete {kind} {name}")).map(drop)
+}
+
+async fn gone(env: &TestEnv<'_>, api: Api<DynamicObject>, kind: &str, name: &str) -> Result<()> {
+    until_one(api, name, env.timeouts.end, |object| {
+        let left = object.map(|object| format!("{:?}", object.metadata));
+        State::ready_if(object.is_none(), format!("it still exists: {left:?}"))
+    })
+    .await
+    .with_context(|| format!("{kind} {name} does not go"))
+    .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use testvm::go_build::required_version;
+    use testvm_cluster::snapshotter::{CSI_SNAPSHOTTER, MODULE, SNAPSHOT_CONTROLLER};
+
+    use super::*;
+
+    #[test]
+    fn the_manifests_name_the_images_of_the_pinned_version() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+        let version = required_version(&read("vm-images/snapshotter/go.mod"), MODULE).unwrap();
+        for (image, manifest) in [
+            (SNAPSHOT_CONTROLLER, "csi/deploy/snapshot-controller/deployment.yaml"),
+            (CSI_SNAPSHOTTER, "csi/deploy/snapshots/kustomization.yaml"),
+        ] {
+            assert!(image.ends_with(&format!(":{version}")), "{image} is not of {version}");
+            assert!(
+                read(manifest).contains(&format!("image: {image}\n")),
+                "{manifest} does not name {image}"
+            );
+        }
+    }
+
+    #[test]
+    fn kinds_have_the_plurals_of_the_custom_resources() {
+        let plurals = [SNAPSHOT, CONTENT, CLASS].map(|kind| resource(kind).plural);
+        assert_eq!(plurals, ["volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"]);
+    }
+}
