@@ -64,8 +64,17 @@ pub(super) fn attach(
         if let Ok(fd) = &opened
             && let Err(error) = check_node(fd, index)
         {
-            release();
-            return Err(error);
+            retries.stale_nodes += 1;
+            if options.index != IndexPolicy::Pool {
+                release();
+                return Err(error);
+            }
+            // The pool has other indices, and must not return this one to the next call: it stays out of the pool until a scan.
+            if retries.stale_nodes >= MAX_STALE_NODES {
+                return Err(error);
+            }
+            index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
+            continue;
         }
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
@@ -137,16 +146,22 @@ pub(super) fn attach(
     }
 }
 
+/// The number of nodes of other devices after which a call fails. So many probably mean that all nodes in `/dev` are from before a
+/// reboot.
+const MAX_STALE_NODES: u32 = 8;
+
 /// The time limit for attempts while other programs take the devices.
 struct Retries {
     deadline: Instant,
     pause: Duration,
     lost: u32,
+    /// The devices whose node belongs to another device.
+    stale_nodes: u32,
 }
 
 impl Retries {
     fn new(limit: Duration) -> Self {
-        Self { deadline: Instant::now() + limit, pause: Duration::from_millis(1), lost: 0 }
+        Self { deadline: Instant::now() + limit, pause: Duration::from_millis(1), lost: 0, stale_nodes: 0 }
     }
 
     fn left(&self) -> Duration {

@@ -104,6 +104,15 @@ fn create_node(path: &str, kind: SFlag, number: u64) -> Result<()> {
 /// Opens `/dev/loopN`. If the node is missing and the kernel has the device, it creates the node. Returns ENXIO while the kernel
 /// unbinds or removes the device, and ENOENT without a device or without a node.
 pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
+    match open_listed(index, writable) {
+        // The kernel lists a device in `/sys/block` a moment after it created the device and its node. If another process created it just
+        // now, the first attempt may have come in between.
+        Err(Errno::ENOENT) if exists(index) => open_listed(index, writable),
+        opened => opened,
+    }
+}
+
+fn open_listed(index: u32, writable: bool) -> Result<OwnedFd> {
     // The node can have outlived the device. To open it would create the device (CONFIG_BLOCK_LEGACY_AUTOLOAD).
     if !exists(index) && std::path::Path::new("/sys/block").exists() {
         return Err(Errno::ENOENT);

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
-use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice};
+use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice, PoolOptions};
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind, test_support};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
@@ -125,6 +125,36 @@ fn a_node_of_another_device_is_an_error_and_is_not_bound() {
     assert!(error.contains("/dev/loop50000: the node has the number 7:50001"), "{error}");
     assert!(control.find(image.as_fd()).unwrap().is_empty());
     assert_eq!(LoopDevice::open_index(50_001).unwrap_err().kind(), ErrorKind::NotFound);
+    leaks.check();
+}
+
+#[test]
+fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_device() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let [image, other] = ["image", "other"].map(|name| image(directory.path(), name, MIB));
+    let control = LoopControl::with_pool(PoolOptions { range: 50_010..50_012, keep_idle: 2 }).unwrap();
+    let options = AttachOptions::new(Access::ReadWrite);
+    // Creates both devices and leaves them idle.
+    let first = control.attach(image.as_fd(), &options).unwrap();
+    let second = control.attach(other.as_fd(), &options).unwrap();
+    let (stale, good) = (first.index().min(second.index()), first.index().max(second.index()));
+    for device in [first, second] {
+        assert_eq!(device.detach().unwrap(), Detach::Detached);
+    }
+    let (nothing, node) = (None::<&str>, format!("/dev/loop{stale}"));
+    mount(Some(format!("/dev/loop{good}").as_str()), node.as_str(), nothing, MsFlags::MS_BIND, nothing)
+        .unwrap();
+    let indices = [(); 2].map(|()| {
+        let device = control.attach(image.as_fd(), &options)?;
+        let index = device.index();
+        assert_eq!(device.detach()?, Detach::Detached);
+        Ok::<_, loopfs::Error>(index)
+    });
+    umount(node.as_str()).unwrap();
+    for index in indices {
+        assert_eq!(index.unwrap(), good);
+    }
     leaks.check();
 }
 
