@@ -118,11 +118,12 @@ fn sockets(kubelet: &Kubelet) -> Check {
         Some(true) => {
             Check::ok(SOCKETS, format!("{path}/plugins_registry exists, in which drivers register"))
         }
-        Some(false) => Check::warning(
+        // The container of a driver may have it at another path, as that of loopfs has.
+        Some(false) => Check::not_checked(
             SOCKETS,
-            format!("{path}/plugins_registry does not exist, in which drivers register"),
-            "start the kubelet, which creates it; the container of the driver has it at another path",
-        ),
+            format!("{path}/plugins_registry does not exist in this container or on this node"),
+        )
+        .with_remedy("on a node, start the kubelet, which creates it; in a container, nothing"),
         None => Check::not_checked(SOCKETS, format!("this process may not look into {path}"))
             .with_remedy("check as root"),
     }
@@ -172,7 +173,7 @@ mod tests {
     #[case::denied(PROPAGATION, |k: &mut Kubelet| {
         k.mounted[0].mount = Err(Error::sys("open", "/k/pods", Errno::EACCES));
     }, Status::NotChecked, "root")]
-    #[case::no_registry(SOCKETS, |k: &mut Kubelet| k.registry = Some(false), Status::Warning, "start the kubelet")]
+    #[case::no_registry(SOCKETS, |k: &mut Kubelet| k.registry = Some(false), Status::NotChecked, "start the kubelet")]
     #[case::registry_unknown(SOCKETS, |k: &mut Kubelet| k.registry = None, Status::NotChecked, "root")]
     #[case::long_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(17)).into(), Status::Warning, "shorter path")]
     #[case::longest_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(16)).into(), Status::Ok, "")]
