@@ -55,13 +55,12 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         }
     }
 
-    /// Reports the same as Identity.Probe, except on a node that never had storage. The driver is not registered there
-    /// and no pod depends on it, so it must not delay the rollout to the nodes that have storage.
+    /// Returns an error unless the storage is ready or this node never had storage. No pod depends on the driver on such a node,
+    /// and it must not delay the rollout to the nodes that have storage.
     async fn readiness(&self) -> Result<(), String> {
         match self.probe.health().await {
-            Ok(Readiness::Ready) => Ok(()),
+            Ok(Readiness::Ready | Readiness::Absent(_)) => Ok(()),
             Ok(Readiness::Starting) => Err("the storage is being opened".to_owned()),
-            Err(_) if self.monitor.is_absent() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -424,6 +424,8 @@ fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
     let address = directories.serve_metrics();
     let driver = Driver::start(&directories);
     assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &["make it the mount point"]);
+    // A sidecar waits, and would end after an error.
+    assert_eq!(driver.probe(Default::default()).unwrap(), wire::ProbeResponse { ready: Some(false) });
     assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
     assert!(http::get(address, "/metrics").1.contains("loopfs_csi_storage_open 0\n"));
     assert!(!directories.registration_socket().exists());

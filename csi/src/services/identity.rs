@@ -59,6 +59,9 @@ impl Identity for IdentityService {
     }
 
     /// Each call runs a probe, which writes to the file system and queries the loop driver.
+    ///
+    /// A node that never had storage is not ready, and that is no error: sidecars wait until the driver is ready, and end
+    /// after an error. The calls that need storage return the reason.
     async fn probe(
         &self,
         _request: Request<wire::ProbeRequest>,

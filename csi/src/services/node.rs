@@ -137,6 +137,9 @@ impl Node for NodeService {
             let problem = match self.probe.health().await {
                 Err(error @ Error::StorageUnavailable(_)) => Some(error.to_string()),
                 Ok(Readiness::Starting) => Some(Error::StorageStarting.to_string()),
+                Ok(Readiness::Absent(reason)) => {
+                    Some(Error::StorageUnavailable(reason.to_string()).to_string())
+                }
                 // A failure of the loop driver is no failure of the storage.
                 Ok(Readiness::Ready) | Err(_) => None,
             };

@@ -56,11 +56,13 @@ enum State {
     Absent(Arc<str>),
 }
 
-/// The successful results of a probe.
+/// The results of a probe that found no failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Starting,
     Ready,
+    /// This node never had storage, for this reason. The driver does not register there, so no pod depends on it.
+    Absent(Arc<str>),
 }
 
 /// Opens the storage when possible, and reports the reason while it is unavailable.
@@ -128,11 +130,6 @@ impl StorageMonitor {
         ProbeInProgress(self.probe_started.clone())
     }
 
-    /// Returns `true` if this node never had storage. The driver does not register there, so no pod depends on it.
-    pub(crate) fn is_absent(&self) -> bool {
-        matches!(*self.state.borrow(), State::Absent(_))
-    }
-
     /// Verifies and returns the storage. Blocks.
     pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
         self.verify(self.current()?)
@@ -158,10 +155,11 @@ impl StorageMonitor {
     /// Probes the storage, more thoroughly and more slowly than [`verified`](Self::verified). Blocks, without a limit
     /// if the disk hangs.
     pub(crate) fn probe(&self) -> Result<Readiness> {
-        let storage = match self.last_opened() {
-            Ok(storage) => storage,
-            Err(Error::StorageStarting) => return Ok(Readiness::Starting),
-            Err(error) => return Err(error),
+        let storage = match &*self.state.borrow() {
+            State::Available(storage) => Arc::clone(storage),
+            State::Starting => return Ok(Readiness::Starting),
+            State::Absent(reason) => return Ok(Readiness::Absent(Arc::clone(reason))),
+            State::Unavailable(reason) => return Err(Error::StorageUnavailable(reason.to_string())),
         };
         let storage = self.verify(storage)?;
         storage.store.prove_writable().map_err(unavailable)?;
@@ -334,16 +332,18 @@ mod tests {
         let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
         let monitor = Arc::new(StorageMonitor::new(data.clone(), root));
         assert_eq!(monitor.probe().unwrap(), Readiness::Starting);
-        assert!(!monitor.is_absent(), "absence is reported before the first attempt");
         let stop = CancellationToken::new();
         let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));
         let mut state = monitor.state.subscribe();
         state.wait_for(|state| matches!(state, State::Unavailable(_) | State::Absent(_))).await.unwrap();
-        assert_eq!(monitor.is_absent(), !recorded);
-        for error in
-            [monitor.probe().unwrap_err(), monitor.verified().unwrap_err(), monitor.current().unwrap_err()]
-        {
-            let text = error.to_string();
+        // Sidecars end after an error of a probe, and a node may have no disk for volumes.
+        let reason = match monitor.probe() {
+            Ok(Readiness::Absent(reason)) if !recorded => reason.to_string(),
+            Err(error) if recorded => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        let refused = [monitor.verified().unwrap_err(), monitor.current().unwrap_err()];
+        for text in refused.iter().map(ToString::to_string).chain([reason]) {
             assert!(text.contains(data.to_str().unwrap()) && text.contains("prjquota"), "{text}");
         }
         stop.cancel();

@@ -259,26 +259,32 @@ impl Client {
         })
     }
 
-    /// Probes until the driver has opened its storage or failed to, and returns the result.
+    /// Probes until the driver has opened its storage or failed to, and returns the reason of the failure. The probe of a node
+    /// that never had storage does not return it.
     pub(crate) fn wait_for_probe(&self) -> Result<(), Status> {
-        self.probe_until(|response| !matches!(response, Ok(wire::ProbeResponse { ready: Some(false) })))
+        self.poll(|| match self.probe(wire::ProbeRequest {}) {
+            Ok(wire::ProbeResponse { ready: Some(false) }) => {
+                let refused = self.get_capacity(wire::GetCapacityRequest::default());
+                refused.err().filter(|status| status.code() == Code::FailedPrecondition).map(Err)
+            }
+            response => Some(response.map(drop)),
+        })
     }
 
     pub(crate) fn wait_until_ready(&self) {
-        self.probe_until(|response| matches!(response, Ok(wire::ProbeResponse { ready: Some(true) })))
-            .unwrap();
+        self.poll(|| {
+            let response = self.probe(wire::ProbeRequest {});
+            matches!(response, Ok(wire::ProbeResponse { ready: Some(true) })).then_some(())
+        });
     }
 
-    fn probe_until(
-        &self,
-        is_final: impl Fn(&Result<wire::ProbeResponse, Status>) -> bool,
-    ) -> Result<(), Status> {
+    fn poll<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> T {
         let start = Instant::now();
         loop {
-            let response = self.probe(wire::ProbeRequest {});
-            if is_final(&response) {
-                return response.map(drop);
+            if let Some(result) = attempt() {
+                return result;
             }
+            let response = self.probe(wire::ProbeRequest {});
             assert!(start.elapsed() < TIMEOUT, "the driver still returns {response:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
