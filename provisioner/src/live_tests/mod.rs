@@ -4,7 +4,7 @@
 //! `PROVISIONER_KUBECONFIGS` contains `NODE.kubeconfig` for the provisioner of each node, which gives it exactly the rights of the
 //! manifests in `csi/deploy`. The manifests must be applied, and the nodes "node-a" and "node-b" must exist; they need no kubelet.
 
-use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{
@@ -22,7 +22,7 @@ use kube::{
 };
 use loopfs::Bytes;
 use monitoring::Listeners;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -333,7 +333,7 @@ impl Cluster {
     }
 }
 
-async fn create<K: Object + serde::Serialize>(api: &Api<K>, object: Value) -> K {
+async fn create<K: Clone + fmt::Debug + Serialize + DeserializeOwned>(api: &Api<K>, object: Value) -> K {
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
@@ -361,9 +361,10 @@ fn size_of(claim: &PersistentVolumeClaim) -> Option<Bytes> {
     recorded(claim.status.as_ref()?.capacity.as_ref())
 }
 
+/// Returns the conditions of a claim without that of Kubernetes 1.37 on claims that no pod uses.
 fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
-    let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone());
-    conditions.unwrap_or_default().into_iter().map(|condition| condition.type_).collect()
+    let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    conditions.into_iter().map(|condition| condition.type_).filter(|kind| kind != "Unused").collect()
 }
 
 #[tokio::test]

@@ -1,57 +1,55 @@
 //! Tests of claims with a VolumeSnapshot as their data source. The tests write the objects that the snapshotter would write.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, CustomResourceDefinitionCondition,
-};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use loopfs::volume_store::{SnapshotId, VolumeId, VolumeKind};
 
 use super::*;
 
 const GROUP: &str = "snapshot.storage.k8s.io";
+const KINDS: [&str; 3] = ["VolumeSnapshotClass", "VolumeSnapshotContent", "VolumeSnapshot"];
 
-/// Returns the smallest valid definition of a snapshot kind.
-fn definition(kind: &str, plural: &str, scope: &str) -> Value {
-    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let name = format!("{plural}.{GROUP}");
-    json!({
-        "metadata": {"name": name, "annotations": {
-            "api-approved.kubernetes.io": "https://github.com/kubernetes-csi/external-snapshotter/pull/814",
-        }},
-        "spec": {
-            "group": GROUP, "scope": scope,
-            "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase(), "listKind": format!("{kind}List")},
-            "versions": [{
-                "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": &anything, "status": &anything}}},
-            }],
-        },
-    })
+/// The definitions of the snapshot kinds.
+const DEFINITIONS: [&str; 3] = [
+    include_str!("../../../csi/deploy/snapshot-controller/volumesnapshotclasses.yaml"),
+    include_str!("../../../csi/deploy/snapshot-controller/volumesnapshotcontents.yaml"),
+    include_str!("../../../csi/deploy/snapshot-controller/volumesnapshots.yaml"),
+];
+
+fn resource(kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1", kind))
 }
 
 impl Cluster {
-    async fn define(&self, kind: &str, plural: &str, scope: &str) -> ApiResource {
-        let definitions: Api<CustomResourceDefinition> = Api::all(self.admin.clone());
-        let created = create(&definitions, definition(kind, plural, scope)).await;
-        until(&definitions, &created.name_any(), |definition| {
-            let conditions = definition.status.as_ref().and_then(|status| status.conditions.as_ref());
-            let established = |condition: &CustomResourceDefinitionCondition| {
-                condition.type_ == "Established" && condition.status == "True"
-            };
-            conditions.is_some_and(|conditions| conditions.iter().any(established))
-        })
-        .await;
-        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, "v1", kind), plural)
+    /// Applies the definitions of the snapshot kinds, and waits until the API server serves all of them.
+    pub(super) async fn define_snapshots(&self) {
+        self.opt_in(&DEFINITIONS).await;
+        for kind in KINDS {
+            let objects: Api<DynamicObject> = Api::all_with(self.admin.clone(), &resource(kind));
+            eventually(&format!("the API server serves {kind}"), || async {
+                objects.list(&ListParams::default()).await.ok()
+            })
+            .await;
+        }
+    }
+
+    /// Removes the definitions with all objects of these kinds, and waits until the API server does not serve them.
+    pub(super) async fn remove_snapshot_definitions(&self) {
+        self.opt_out(&DEFINITIONS).await;
+        for kind in KINDS {
+            let objects: Api<DynamicObject> = Api::all_with(self.admin.clone(), &resource(kind));
+            eventually(&format!("the API server does not serve {kind}"), || async {
+                let served = objects.list(&ListParams::default()).await;
+                matches!(served, Err(kube::Error::Api(status)) if status.code == 404).then_some(())
+            })
+            .await;
+        }
     }
 }
 
 /// Creates an object with its status, as a user and the snapshotter write it.
 async fn create_with_status(api: &Api<DynamicObject>, name: &str, object: Value) -> DynamicObject {
     let status = json!({"status": object["status"]});
-    let created: DynamicObject = serde_json::from_value(object).unwrap();
-    // The definition may be established before it is served.
-    let created =
-        eventually(name, || async { api.create(&PostParams::default(), &created).await.ok() }).await;
+    let created = create(api, object).await;
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     created
 }
@@ -64,11 +62,11 @@ async fn a_claim_is_copied_from_a_snapshot() {
     cluster.claim("early", from("before")).await;
     cluster.event_that("early", "ProvisioningFailed", "the cluster has no VolumeSnapshots").await;
 
-    let snapshots = cluster.define("VolumeSnapshot", "volumesnapshots", "Namespaced").await;
-    let contents = cluster.define("VolumeSnapshotContent", "volumesnapshotcontents", "Cluster").await;
+    cluster.define_snapshots().await;
     let snapshots: Api<DynamicObject> =
-        Api::namespaced_with(cluster.admin.clone(), &cluster.namespace, &snapshots);
-    let contents: Api<DynamicObject> = Api::all_with(cluster.admin.clone(), &contents);
+        Api::namespaced_with(cluster.admin.clone(), &cluster.namespace, &resource("VolumeSnapshot"));
+    let contents: Api<DynamicObject> =
+        Api::all_with(cluster.admin.clone(), &resource("VolumeSnapshotContent"));
     let handle = SnapshotId::parse(&format!("snapshot-{}", cluster.namespace)).unwrap();
     cluster.volumes.state().snapshots.insert(handle.clone(), VolumeKind::Filesystem);
     let snapshot = |name: &str| {
@@ -113,9 +111,32 @@ async fn a_claim_is_copied_from_a_snapshot() {
     }
     cluster.wait_until_deleted(&cluster.objects(), id.as_str()).await;
     provisioner.stop().await;
-    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.admin.clone());
-    for plural in ["volumesnapshots", "volumesnapshotcontents"] {
-        definitions.delete(&format!("{plural}.{GROUP}"), &DeleteParams::default()).await.unwrap();
+    cluster.remove_snapshot_definitions().await;
+    cluster.finish([]).await;
+}
+
+#[tokio::test]
+async fn the_size_of_a_snapshot_is_a_quantity() {
+    let cluster = Cluster::connect().await;
+    cluster.define_snapshots().await;
+    let snapshots: Api<DynamicObject> =
+        Api::namespaced_with(cluster.admin.clone(), &cluster.namespace, &resource("VolumeSnapshot"));
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "s"},
+        "spec": {"source": {"persistentVolumeClaimName": "data"}},
+    });
+    create(&snapshots, snapshot).await;
+    let record = async |size: Value| {
+        let patch = Patch::Merge(json!({"status": {"restoreSize": size}}));
+        snapshots.patch_status("s", &PatchParams::default(), &patch).await
+    };
+    for size in [json!("1Mi"), json!("1.5e3"), json!(1 << 20)] {
+        record(size).await.unwrap();
     }
+    for size in [json!("large"), json!("1 Mi"), json!("1mi"), json!("")] {
+        let refused = record(size.clone()).await.unwrap_err().to_string();
+        assert!(refused.contains("status.restoreSize"), "{size}: {refused}");
+    }
+    cluster.remove_snapshot_definitions().await;
     cluster.finish([]).await;
 }

@@ -267,7 +267,11 @@ impl BuiltIn {
     }
 }
 
-fn dynamic(cluster: &Cluster, resource: &Resource, object: Value) -> (Api<DynamicObject>, DynamicObject) {
+pub(super) fn dynamic(
+    cluster: &Cluster,
+    resource: &Resource,
+    object: Value,
+) -> (Api<DynamicObject>, DynamicObject) {
     let mut whole = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
     fixtures::merge(&mut whole, object);
     whole["metadata"].as_object_mut().unwrap().remove("managedFields");

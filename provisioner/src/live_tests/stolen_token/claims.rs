@@ -102,20 +102,26 @@ pub(super) fn reschedule(scene: &Scene, attempts: &mut Attempts) {
 pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     let resource = claims(scene).subresource("status");
     let patches = |claim: &str, change: &Value| resource.patches(&scene.claim_of(claim), change);
-    let resizing = |message: &str| json!({"type": "Resizing", "status": "True", "message": message});
+    // The conditions of other controllers stay.
+    let resizing = |claim: &str| {
+        let mut conditions = scene.claim_of(claim)["status"]["conditions"].as_array().unwrap().clone();
+        conditions.push(json!({"type": "Resizing", "status": "True"}));
+        conditions
+    };
     let resize = json!({
         "metadata": {"annotations": {NODE_EXPANSION_NOT_REQUIRED: "true"}},
         "status": {
             "capacity": {"storage": "2Mi"}, "allocatedResources": {"storage": "2Mi"},
             "allocatedResourceStatuses": {"storage": "ControllerResizeInProgress"},
-            "conditions": [{"type": "Backup", "status": "True", "lastProbeTime": null, "lastTransitionTime": null}, resizing("")],
+            "conditions": resizing("bound-own"),
         },
     });
     attempts.allow("record a resize of its own claim", patches("bound-own", &resize));
     // README.md documents this limit: only the volumes of these claims name the node.
-    let progress = json!({"status": {"capacity": {"storage": "2Mi"}, "conditions": [resizing("")]}});
+    let progress =
+        |claim: &str| json!({"status": {"capacity": {"storage": "2Mi"}, "conditions": resizing(claim)}});
     for claim in ["bound-unplaced", "by-hand"] {
-        attempts.allow(&format!("record a resize of the claim {claim}"), patches(claim, &progress));
+        attempts.allow(&format!("record a resize of the claim {claim}"), patches(claim, &progress(claim)));
     }
     attempts.refuse_unbound(STATUS, "record a resize", patches("bound-own", &resize).remove(0));
     for (policy, words, claim) in [
@@ -126,7 +132,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
         ("loopfs-provisioner-classes", "classes of other drivers", "by-hand-other"),
     ] {
         let title = format!("record a resize of the claim {claim}");
-        attempts.expect(Expected::Refused(policy, words), &title, patches(claim, &progress));
+        attempts.expect(Expected::Refused(policy, words), &title, patches(claim, &progress(claim)));
     }
     for (words, title, change) in [
         (RESIZE_FIELDS, "lose its own claim", json!({"phase": "Lost"})),

@@ -14,6 +14,7 @@ mod reports;
 mod request;
 mod rights;
 mod scene;
+mod snapshots;
 mod surroundings;
 mod volumes;
 
@@ -29,6 +30,7 @@ use self::{
     request::Verdict,
     rights::{Right, granted, policies, rules, warnings},
     scene::{DRIVER, Scene},
+    snapshots::Contents,
 };
 use std::collections::BTreeSet;
 
@@ -42,6 +44,10 @@ const BUILTIN_OBJECTS: [&str; 2] = [
     include_str!("../../../../csi/deploy/builtin-objects/rbac.yaml"),
     include_str!("../../../../csi/deploy/builtin-objects/admission.yaml"),
 ];
+const SNAPSHOTS: [&str; 2] = [
+    include_str!("../../../../csi/deploy/snapshots/rbac.yaml"),
+    include_str!("../../../../csi/deploy/snapshots/admission.yaml"),
+];
 
 /// The components of the manifests that are applied beside the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +55,17 @@ enum Component {
     None,
     NodeLoss,
     BuiltinObjects,
+    Snapshots,
 }
 
 impl Cluster {
     /// Applies one component, and removes the others.
     async fn opt_in_only(&self, component: Component) {
-        for (other, files) in [(Component::NodeLoss, NODE_LOSS), (Component::BuiltinObjects, BUILTIN_OBJECTS)]
-        {
+        for (other, files) in [
+            (Component::NodeLoss, NODE_LOSS),
+            (Component::BuiltinObjects, BUILTIN_OBJECTS),
+            (Component::Snapshots, SNAPSHOTS),
+        ] {
             if other == component {
                 self.opt_in(&files).await;
                 continue;
@@ -169,6 +179,10 @@ async fn suite(component: Component) {
         Component::BuiltinObjects => Some(BuiltIn::set(&cluster).await),
         _ => None,
     };
+    let contents = match component {
+        Component::Snapshots => Some(Contents::set(&cluster).await),
+        _ => None,
+    };
     let (rights, policies) = (granted(&cluster.admin).await, policies(&cluster.admin).await);
     let mut attempts = Attempts::default();
     let enforced = component == Component::NodeLoss;
@@ -184,12 +198,18 @@ async fn suite(component: Component) {
     if let Some(builtin) = &builtin {
         builtin.attempts(&scene, &mut attempts);
     }
+    if let Some(contents) = &contents {
+        contents.attempts(&mut attempts);
+    }
     surroundings::not_granted(&scene, &rights, &mut attempts);
 
     let verdicts = verdicts(&scene, attempts.0).await;
     print(component, &verdicts);
     if let Some(builtin) = builtin {
         builtin.remove(&cluster).await;
+    }
+    if let Some(contents) = contents {
+        contents.remove(&cluster).await;
     }
     scene.remove(&cluster).await;
     cluster.opt_in_only(Component::None).await;
@@ -211,6 +231,11 @@ async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
 #[tokio::test]
 async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_grants_no_rights() {
     suite(Component::BuiltinObjects).await;
+}
+
+#[tokio::test]
+async fn a_stolen_token_of_the_snapshots_component_writes_only_snapshots_of_its_own_node() {
+    suite(Component::Snapshots).await;
 }
 
 /// The API server lets a kubelet read the secrets that the volumes of its pods name.

@@ -31,6 +31,11 @@ impl Resource {
         Resource { plural: format!("{}/{name}", self.plural), ..self.clone() }
     }
 
+    /// Returns `true` for custom resources, for which the API server has no strategic merge patch.
+    fn is_custom(&self) -> bool {
+        self.group == "snapshot.storage.k8s.io"
+    }
+
     pub(super) fn api_version(&self) -> String {
         if self.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", self.group) }
     }
@@ -77,7 +82,9 @@ impl Resource {
         ];
         // These two formats add to lists instead of replacing them, and server-side apply does not remove a field that is null.
         if !contains(change, &|value| value.as_array().is_some_and(Vec::is_empty)) {
-            requests.push(self.patch(name, Format::Strategic, change.clone()));
+            if !self.is_custom() {
+                requests.push(self.patch(name, Format::Strategic, change.clone()));
+            }
             if !contains(change, &Value::is_null) {
                 let mut whole = json!({"metadata": {"name": name}});
                 fixtures::merge(&mut whole, change.clone());

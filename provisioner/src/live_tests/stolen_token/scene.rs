@@ -94,9 +94,13 @@ impl Scene {
         }
         let marked = scene.volume("bound-marked")["metadata"]["name"].as_str().unwrap().to_owned();
         cluster.objects().delete(&marked, &DeleteParams::default()).await.unwrap();
-        let condition = json!({"status": {"conditions": [{"type": "Backup", "status": "True"}]}});
         let claims = cluster.claims();
-        claims.patch_status("bound-own", &PatchParams::default(), &Patch::Merge(condition)).await.unwrap();
+        for name in scene.claims.keys() {
+            // Kubernetes 1.37 adds the condition Unused. Here, it exists in all versions, and no controller adds it later.
+            let conditions = ["Unused", "Backup"].map(|kind| json!({"type": kind, "status": "True"}));
+            let patch = Patch::Strategic(json!({"status": {"conditions": conditions}}));
+            claims.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+        }
         scene.create_capacities_and_events(cluster).await;
         // Controllers have changed the objects since they were created.
         for (name, claim) in &mut scene.claims {
@@ -247,4 +251,16 @@ pub(super) fn capacities() -> Resource {
 
 pub(super) fn events(scene: &Scene) -> Resource {
     Resource::new("events.k8s.io", "Event", "events").within(&scene.namespace)
+}
+
+pub(super) fn snapshots(scene: &Scene) -> Resource {
+    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots").within(&scene.namespace)
+}
+
+pub(super) fn contents() -> Resource {
+    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshotContent", "volumesnapshotcontents")
+}
+
+pub(super) fn snapshot_classes() -> Resource {
+    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshotClass", "volumesnapshotclasses")
 }

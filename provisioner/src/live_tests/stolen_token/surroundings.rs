@@ -9,20 +9,12 @@ use super::{
     attempt::{Attempts, Expected, name},
     request::{Request, Resource},
     rights::Right,
-    scene::{Scene, capacities, claims, events, volumes},
+    scene::{Scene, capacities, claims, contents, events, snapshot_classes, snapshots, volumes},
 };
 
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 /// The verbs that concern all objects of a resource.
 const OF_ALL: [&str; 3] = ["list", "watch", "deletecollection"];
-
-fn snapshots(scene: &Scene) -> Resource {
-    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots").within(&scene.namespace)
-}
-
-fn contents() -> Resource {
-    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshotContent", "volumesnapshotcontents")
-}
 
 pub(super) fn read(scene: &Scene, attempts: &mut Attempts) {
     let everywhere = |resource: Resource| Resource { namespace: None, ..resource };
@@ -42,7 +34,7 @@ pub(super) fn read(scene: &Scene, attempts: &mut Attempts) {
         let volume = volumes().request("get", Some(name(scene.volume(claim))));
         attempts.allow("read one", [volume, claims(scene).request("get", Some(claim))]);
     }
-    // This cluster serves no snapshots.
+    // Without the component snapshots, this cluster does not serve the kinds.
     let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
     attempts.expect(Expected::Absent, "read a snapshot", snapshots);
 }
@@ -82,6 +74,7 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
         (cluster("", "Node", "nodes"), HERE),
         (snapshots(scene), "s"),
         (contents(), "s"),
+        (snapshot_classes(), "s"),
         // Subresources of these resources.
         (volumes().subresource("status"), volume),
         (volumes().subresource("finalizers"), volume),
