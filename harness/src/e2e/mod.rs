@@ -8,6 +8,7 @@ mod catalogue;
 mod doctor;
 mod faults;
 mod kind;
+mod own_cluster;
 mod run;
 mod runner;
 mod scenario;

@@ -10,12 +10,11 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{
-    Cluster, ClusterProfile, ClusterSpec, Durability, KubeletRoot, Node, background, gvisor, snapshotter,
-};
+use testvm_cluster::{Cluster, KubeletRoot, background, gvisor, snapshotter};
 
 use super::catalogue;
 use super::faults::Fault;
+use super::own_cluster::{self, Places};
 use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{kind, scenarios, self_check, state_dump, upgrade};
@@ -261,37 +260,19 @@ async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &
     Ok(report)
 }
 
-/// The directories of a run: that of the cluster, that of its logs, and that of the state of the cluster after a failure.
-struct Places<'a> {
-    dir: PathBuf,
-    logs: PathBuf,
-    reports: &'a Path,
-}
-
-/// Starts the cluster. If the node boots and a later step fails, the archive of `dbg bundle` is in the reports.
+/// Builds the parts of the cluster, and starts it.
 async fn start(
     session: &Session,
     report: &mut Report,
     args: &Args,
-    Places { dir, logs, reports }: Places<'_>,
+    places: Places<'_>,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = async {
         let additions = additions(session, args.selection()).await?;
         nodes::scenario_parts(session, &args.kubernetes.source(), &args.nodes, additions).await
     };
-    let parts = scenario.step("build programs, images and disks", parts).await?;
-    // The cluster of a test need not survive a power cut of the machine.
-    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
-    let bundle = async |node: &Node| state_dump::try_write_bundle(node, reports).await;
-    let started = Cluster::start_diagnosed(session, spec, parts, bundle);
-    let cluster = scenario.step("start a control plane and a node", started).await?;
-    let granted = node_debug::grant(session, cluster.client());
-    if let Err(failed) = scenario.step("grant node-debug its rights", granted).await {
-        state_dump::write_bundles(session, &cluster, reports).await;
-        return Err(failed);
-    }
-    Ok(cluster)
+    own_cluster::start(session, &mut scenario, parts, places).await
 }
 
 /// Builds what only some scenarios need: each is large.
@@ -324,7 +305,7 @@ async fn test(
         self_check::run(session, report, env).await;
     }
     if !report.succeeded() {
-        state_dump::write_bundles(session, cluster, reports).await;
+        state_dump::write_bundles(session, cluster.nodes(), reports).await;
     }
     Ok(())
 }
@@ -354,7 +335,7 @@ pub(crate) async fn nothing_left(session: &Session, cluster: &Cluster, before: &
 pub(crate) async fn write_state(session: &Session, cluster: &Cluster, directory: &Path) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     state_dump::write(&env, directory).await;
-    state_dump::write_bundles(session, cluster, directory).await;
+    state_dump::write_bundles(session, cluster.nodes(), directory).await;
     Ok(())
 }
 

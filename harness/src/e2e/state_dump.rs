@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use testvm::cache;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::Node;
 
 use crate::test_env::environment::{DOCTOR, TestEnv};
 use crate::test_env::node_debug;
@@ -67,15 +67,15 @@ pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, scenario
     let dir = dir.join(FAILURES).join(scenario.replace(' ', "-"));
     write(env, &dir).await;
     if let Some(cluster) = env.cluster {
-        write_bundles(session, cluster, &dir).await;
+        write_bundles(session, cluster.nodes(), &dir).await;
     }
 }
 
-/// Writes the archive of `dbg bundle` of each node of the cluster into `dir`. If a node gives none, for example because its
+/// Writes the archive of `dbg bundle` of each node into `dir`. If a node gives none, for example because its
 /// power is off, the reason is printed. After Ctrl-C there is no time for archives.
-pub(super) async fn write_bundles(session: &Session, cluster: &Cluster, dir: &Path) {
+pub(super) async fn write_bundles(session: &Session, nodes: impl IntoIterator<Item = &Node>, dir: &Path) {
     let bundles = async {
-        for node in cluster.nodes() {
+        for node in nodes {
             try_write_bundle(node, dir).await;
         }
         Ok(())

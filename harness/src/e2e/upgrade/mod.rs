@@ -17,12 +17,12 @@ use anyhow::{Context, Result};
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::{
-    Cluster, ClusterProfile, ClusterSpec, DataDisk, Durability, KubernetesSource, Node, Parts,
-};
+use testvm_cluster::{Cluster, DataDisk, KubernetesSource, Node, Parts};
 
 use self::in_use::{InUse, running};
 use self::incomplete::{IncompleteVolumes, State};
+use self::nodes::PODS;
+use super::own_cluster::{self, Places};
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::{install, removal};
 use super::state_dump;
@@ -32,12 +32,9 @@ use crate::nodes::{DRIVER, Debugging, EARLIER_DRIVER, earlier_image, plan};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::{self, Manifests};
-use crate::test_env::node_debug;
 use crate::test_env::workload::{VolumeMode, create_namespace};
 
 const INDEX_OF_SECOND: u8 = 1;
-/// The pods of the driver: one for each node.
-const PODS: i32 = 2;
 
 /// A replacement of one version of the driver by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +119,7 @@ async fn test(
     session.progress.line(table::table(report, &DIRECTIONS.map(Direction::name)));
     state_dump::write(&versions.this, reports).await;
     if !report.succeeded() {
-        state_dump::write_bundles(session, cluster, reports).await;
+        state_dump::write_bundles(session, cluster.nodes().iter().chain([second]), reports).await;
     }
     Ok(())
 }
@@ -150,19 +147,11 @@ async fn start(
     };
     let variant = options.variant();
     let parts = Parts::build(session, &variant, plan, kubernetes);
-    let parts = scenario.step("build programs, images and disks", parts).await?;
-    let spec = ClusterSpec {
-        dir: session.workspace.target().join("upgrade-cluster"),
-        logs: reports.join("logs"),
-        // The cluster of a test need not survive a power cut of the machine.
-        durability: Durability::Unsafe,
-        profile: ClusterProfile::Default,
-    };
-    let cluster = Cluster::start(session, spec, parts);
-    let cluster = scenario.step("start a control plane and a node", cluster).await?;
+    let dir = session.workspace.target().join("upgrade-cluster");
+    let places = Places { dir, logs: reports.join("logs"), reports };
+    let cluster = own_cluster::start(session, &mut scenario, parts, places).await?;
     let second = cluster.boot_node(session, INDEX_OF_SECOND, DataDisk::Unmounted);
     let second = scenario.step("boot a second node without a data file system", second).await?;
-    scenario.step("grant node-debug its rights", node_debug::grant(session, cluster.client())).await?;
     Ok((cluster, second, earlier))
 }
 
@@ -237,7 +226,8 @@ async fn roll_out(
         scenario.step("volumes are created, expanded and deleted incompletely", incomplete).await?;
     let pods = scenario.step("list the pods", running(from)).await?;
     if direction == Direction::Downgrade {
-        scenario.step("the second node misses the data disk that it had", nodes::lose_disk(second)).await?;
+        let title = "the second node gets its data disk, and then misses it";
+        scenario.step(title, nodes::lose_disk(from, second)).await?;
     }
     let generation = scenario.step("apply the manifests of the other version", apply(to)).await?;
     if direction == Direction::Downgrade {

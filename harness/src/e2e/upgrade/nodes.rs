@@ -10,10 +10,14 @@ use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_event};
 
+use crate::e2e::scenarios::install::serves;
+use crate::e2e::scenarios::node_without_storage::mount_disk;
 pub(super) use crate::e2e::scenarios::node_without_storage::unused;
-use crate::e2e::scenarios::node_without_storage::{data_disk, mount_disk};
 use crate::nodes::DATA_DIR;
 use crate::test_env::environment::TestEnv;
+
+/// The pods of the driver: one for each node.
+pub(super) const PODS: i32 = 2;
 
 /// The content of the store's format file, and that of a version to come.
 pub(super) const FORMAT: &str = "loopfs store 1";
@@ -34,12 +38,13 @@ fn has_image(pod: &Pod, image: &str) -> bool {
     containers.all(|container| container.image.as_deref() == Some(image))
 }
 
-/// Gives a node without the data file system the record of one, as if the disk had not come up at boot: the record is beside
-/// the mount point, and nothing is mounted.
-pub(super) async fn lose_disk(node: &Node) -> Result<()> {
-    let device = data_disk(node).await?;
-    let command = format!("blkid --match-tag UUID --output value {device} > {DATA_DIR}.filesystem-uuid");
-    node.output(&["sh", "-c", &command], TOOL_DEADLINE).await.map(drop)
+/// Has the driver serve the data disk of a node, and unmounts it, as if the disk had not come up at boot: the record of its
+/// file system is beside the mount point, and nothing is mounted.
+pub(super) async fn lose_disk(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    mount_disk(node).await?;
+    serves(env, PODS).await?;
+    // The driver has open files there.
+    node.output(&["umount", "--lazy", DATA_DIR], TOOL_DEADLINE).await.map(drop)
 }
 
 /// Waits until the driver's new pod on the node is not Ready and an event says why, and then mounts the disk there.
