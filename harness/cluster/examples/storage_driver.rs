@@ -183,7 +183,7 @@ fn restarts(pod: &Pod) -> i32 {
     Container::all(pod).map(|(_, status)| status.restart_count).sum()
 }
 
-/// Returns the same, or `None` if a container is not ready.
+/// Returns how often the containers of a pod were restarted, or `None` if one of them is not ready.
 fn restarts_if_ready(pod: &Pod) -> Option<i32> {
     Container::all(pod).all(|(_, status)| status.ready).then(|| restarts(pod))
 }

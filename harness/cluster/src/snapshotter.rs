@@ -23,7 +23,7 @@ const SNAPSHOTTER: GoModule = GoModule {
     overlay: None,
 };
 
-/// Builds the images, or takes their programs from the cache. Each runs its only program.
+/// Builds the images, or takes their programs from the cache. Each image has one program, which its containers run.
 ///
 /// # Errors
 /// Go is missing, or the module cannot be fetched or built.

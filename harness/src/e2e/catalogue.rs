@@ -186,7 +186,7 @@ pub(super) const SCENARIOS: [Entry; 21] = [
             run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node, Load::FULL, state.fault)),
         },
     },
-    // If it fails, csi-snapshotter stays in the driver's pods. On a node without storage, such a pod is not Ready.
+    // The last scenario before the removal: if it fails, csi-snapshotter stays in the driver's pods.
     Entry {
         name: snapshots::NAME,
         about: "VolumeSnapshots with snapshot-controller: restored, retained, deleted, interrupted",

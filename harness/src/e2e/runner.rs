@@ -17,8 +17,8 @@ use super::scenarios::{flow, install, removal};
 use super::state_dump;
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
-use crate::test_env::rejected_writes;
 use crate::test_env::workload::create_namespace;
+use crate::test_env::{rejected_writes, snapshots};
 
 /// The number of failed scenarios that ends a run: more of them show the same fault, and each waits for its timeouts.
 const MAX_FAILED: usize = 3;
@@ -136,6 +136,7 @@ impl Runner for ScenarioRunner<'_> {
         let about = |step: &str| format!("after {}: {step}", failed.name);
         scenario.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
         scenario.step(&about("no volume is retained"), removal::retain_none(env)).await?;
+        scenario.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
         scenario.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
         scenario.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
         scenario.step(&about("the driver serves"), install::served(env)).await?;

@@ -8,6 +8,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until_one};
+use testvm_cluster::workload;
 
 use super::environment::TestEnv;
 use super::sizes::Size;
@@ -79,6 +80,11 @@ pub(crate) fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
 pub(crate) async fn delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     let deleted = env.claims().delete(claim, &DeleteParams::default()).await;
     deleted.map_err(api_error).with_context(|| format!("delete claim {claim}")).map(drop)
+}
+
+/// Deletes a bound claim, and waits until its PersistentVolume is deleted.
+pub(crate) async fn delete_with_volume(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    workload::delete_claim(&env.client, &env.claims(), claim, env.timeouts.end).await
 }
 
 /// Returns the PersistentVolume of a bound claim.

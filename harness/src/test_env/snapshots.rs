@@ -1,9 +1,11 @@
 //! VolumeSnapshots of scenarios, and the VolumeSnapshotContents to which snapshot-controller binds them. Their kinds are
 //! custom resources.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, TypedLocalObjectReference};
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, TypedLocalObjectReference};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, ResourceExt};
@@ -50,7 +52,7 @@ pub(crate) async fn request(env: &TestEnv<'_>, name: &str, claim: &str, class: O
     create(&snapshots(env), &object).await
 }
 
-/// Creates the objects of an existing snapshot, which the driver deletes with them.
+/// Creates the objects of an existing snapshot. The driver deletes the snapshot when the VolumeSnapshot is deleted.
 pub(crate) async fn import(env: &TestEnv<'_>, existing: Existing<'_>) -> Result<()> {
     let Existing { name, handle, mode, node } = existing;
     let mut content = object(
@@ -85,34 +87,56 @@ pub(crate) async fn delete_class(env: &TestEnv<'_>, name: &str) -> Result<()> {
 pub(crate) async fn ready(env: &TestEnv<'_>, name: &str) -> Result<DynamicObject> {
     let snapshot = until_one(snapshots(env), name, env.timeouts.start, |snapshot| {
         let status = snapshot.map(|snapshot| snapshot.data["status"].clone()).unwrap_or_default();
-        State::ready_if(status["readyToUse"] == true, format!("its status is {status}"))
+        State::ready_if(status["readyToUse"] == true, format!("the status is {status}"))
     });
     let snapshot = snapshot.await.with_context(|| format!("VolumeSnapshot {name} is not ready to use"))?;
-    let snapshot = snapshot.context("the VolumeSnapshot was there just now")?;
+    let snapshot = snapshot.context("the VolumeSnapshot does not exist")?;
     let bound = text(&snapshot, "/status/boundVolumeSnapshotContentName")?;
     content(env, bound).await
 }
 
-/// Waits until `condition` holds for a VolumeSnapshotContent. `what` says what it waits for.
+/// Waits until `condition` holds for a VolumeSnapshotContent. `problem` is the error message if it does not
+/// hold in time.
 pub(crate) async fn until_content(
     env: &TestEnv<'_>,
     name: &str,
-    what: &str,
+    problem: &str,
     condition: impl Fn(&DynamicObject) -> bool,
 ) -> Result<()> {
-    until_one(contents(env), name, env.timeouts.start, |content| {
-        let (metadata, data) = content.map(|content| (&content.metadata, &content.data)).unzip();
-        State::ready_if(content.is_some_and(&condition), format!("it is {metadata:?} {data:?}"))
+    until_holds(env, contents(env), (CONTENT, name), problem, condition).await
+}
+
+/// Waits until `condition` holds for a VolumeSnapshot. `problem` is the error message if it does not
+/// hold in time.
+pub(crate) async fn until_snapshot(
+    env: &TestEnv<'_>,
+    name: &str,
+    problem: &str,
+    condition: impl Fn(&DynamicObject) -> bool,
+) -> Result<()> {
+    until_holds(env, snapshots(env), (SNAPSHOT, name), problem, condition).await
+}
+
+async fn until_holds(
+    env: &TestEnv<'_>,
+    api: Api<DynamicObject>,
+    (kind, name): (&str, &str),
+    problem: &str,
+    condition: impl Fn(&DynamicObject) -> bool,
+) -> Result<()> {
+    until_one(api, name, env.timeouts.start, |object| {
+        let (metadata, data) = object.map(|object| (&object.metadata, &object.data)).unzip();
+        State::ready_if(object.is_some_and(&condition), format!("it is {metadata:?} {data:?}"))
     })
     .await
-    .with_context(|| format!("VolumeSnapshotContent {name}: {what}"))
+    .with_context(|| format!("{kind} {name}: {problem}"))
     .map(drop)
 }
 
 /// Returns the VolumeSnapshotContent that snapshot-controller creates for a VolumeSnapshot, which may not exist yet.
 pub(crate) async fn content_name(env: &TestEnv<'_>, snapshot: &str) -> Result<String> {
     let snapshot = snapshots(env).get(snapshot).await.map_err(api_error);
-    let uid = snapshot.context("read the VolumeSnapshot")?.uid().context("it has no UID")?;
+    let uid = snapshot.context("read the VolumeSnapshot")?.uid().context("the VolumeSnapshot has no UID")?;
     Ok(format!("snapcontent-{uid}"))
 }
 
@@ -141,11 +165,50 @@ pub(crate) async fn content_gone(env: &TestEnv<'_>, name: &str) -> Result<()> {
     gone(env, contents(env), CONTENT, name).await
 }
 
-/// Removes the finalizers of a VolumeSnapshotContent whose node cannot do it any more.
+/// Removes the finalizers of a VolumeSnapshotContent whose node was deleted: no csi-snapshotter removes them.
 pub(crate) async fn release_content(env: &TestEnv<'_>, name: &str) -> Result<()> {
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     let patched = contents(env).patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
     patched.with_context(|| format!("remove the finalizers of VolumeSnapshotContent {name}")).map(drop)
+}
+
+/// Deletes the VolumeSnapshots of the namespace, and the VolumeSnapshotContents of the driver with their snapshots. A cluster
+/// without these kinds has none.
+pub(crate) async fn delete_all(env: &TestEnv<'_>) -> Result<()> {
+    let listed = match contents(env).list(&ListParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        listed => listed.map_err(api_error).context("list the VolumeSnapshotContents")?,
+    };
+    let nodes: Api<Node> = Api::all(env.client.clone());
+    let nodes = nodes.list(&ListParams::default()).await.map_err(api_error).context("list the Nodes")?;
+    let nodes: BTreeSet<String> = nodes.iter().map(ResourceExt::name_any).collect();
+    let deleted = snapshots(env).delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+    deleted.map_err(api_error).context("delete the VolumeSnapshots")?;
+    for content in listed.iter().filter(|content| content.data["spec"]["driver"] == env.driver.name.as_str())
+    {
+        let name = content.name_any();
+        let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Delete"}}));
+        if_found(contents(env).patch(&name, &PatchParams::default(), &patch).await)
+            .with_context(|| format!("have VolumeSnapshotContent {name} delete its snapshot"))?;
+        if_found(contents(env).delete(&name, &DeleteParams::default()).await)
+            .with_context(|| format!("delete {CONTENT} {name}"))?;
+        // The csi-snapshotter of its node removes the finalizers, if there is such a node.
+        if content.labels().get(MANAGED_BY).is_none_or(|node| !nodes.contains(node)) {
+            let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            if_found(contents(env).patch(&name, &PatchParams::default(), &patch).await)
+                .with_context(|| format!("remove the finalizers of {CONTENT} {name}"))?;
+        }
+        gone(env, contents(env), CONTENT, &name).await?;
+    }
+    Ok(())
+}
+
+/// Returns an error unless the call succeeded or its object does not exist.
+fn if_found<T>(called: kube::Result<T>) -> Result<()> {
+    match called {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        called => called.map_err(api_error).map(drop),
+    }
 }
 
 /// Returns a claim of the driver's class with a VolumeSnapshot as its data source.
@@ -222,7 +285,7 @@ async fn gone(env: &TestEnv<'_>, api: Api<DynamicObject>, kind: &str, name: &str
         State::ready_if(object.is_none(), format!("it still exists: {left:?}"))
     })
     .await
-    .with_context(|| format!("{kind} {name} does not go"))
+    .with_context(|| format!("{kind} {name} is not deleted"))
     .map(drop)
 }
 

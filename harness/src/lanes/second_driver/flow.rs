@@ -82,7 +82,7 @@ impl Flow<'_> {
 
         self.step("create a claim of 1Mi and a pod that mounts it", create(cluster, &claims, &pods)).await?;
         let killed = self
-            .step("kill the provisioner while it creates the volume", async {
+            .step("kill the provisioner after it has begun to create the volume", async {
                 until_helper_pods(cluster, |count| count > 0, "no pod creates the directory").await?;
                 kill_provisioner(cluster, node).await
             })

@@ -1,5 +1,7 @@
 //! Installs what snapshots need besides the driver, as an administrator does, and removes it.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -37,22 +39,37 @@ pub(super) async fn install(
     cluster: &Cluster,
 ) -> StepResult<Installed> {
     let (root, kubectl) = (scenario.session().workspace.root(), cluster.kubectl());
-    let applied = async {
-        let controller = manifests::of_snapshot_controller(root, kubectl).await?;
-        controller.apply(&env.client).await?;
-        anyhow::Ok(controller)
-    };
-    let controller =
-        scenario.step("apply the custom resources of snapshots, and snapshot-controller", applied).await?;
-    scenario.step("snapshot-controller runs", runs(env)).await?;
-    let applied = async {
-        let manifests = manifests::with_component(root, kubectl, COMPONENT).await?;
-        manifests.apply(&env.client).await?;
-        anyhow::Ok(manifests.without(&env.manifests))
-    };
-    let component = scenario.step("apply the manifests with the component snapshots", applied).await?;
-    scenario.step("the driver's new pods are ready and serve requests", rolled_out(env)).await?;
+    let controller = add_controller(env, root, kubectl);
+    let controller = scenario.step("apply snapshot-controller, and wait until it runs", controller).await?;
+    let component = add_component(env, root, kubectl);
+    let title = "apply the component snapshots, and wait until the driver's new pods serve";
+    let component = scenario.step(title, component).await?;
     Ok(Installed { controller, component })
+}
+
+/// Applies the custom resources of snapshots and snapshot-controller, waits until it runs, and returns what was applied.
+pub(in crate::e2e) async fn add_controller(
+    env: &TestEnv<'_>,
+    root: &Path,
+    kubectl: &Path,
+) -> Result<Manifests> {
+    let controller = manifests::of_snapshot_controller(root, kubectl).await?;
+    controller.apply(&env.client).await?;
+    runs(env).await?;
+    Ok(controller)
+}
+
+/// Applies the manifests with the component `snapshots`, waits until the driver's new pods serve, and returns the objects of the
+/// component.
+pub(in crate::e2e) async fn add_component(
+    env: &TestEnv<'_>,
+    root: &Path,
+    kubectl: &Path,
+) -> Result<Manifests> {
+    let manifests = manifests::with_component(root, kubectl, COMPONENT).await?;
+    manifests.apply(&env.client).await?;
+    rolled_out(env).await?;
+    Ok(manifests.without(&env.manifests))
 }
 
 /// Applies the manifests without the component, and deletes everything that only it has.

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use futures::future::try_join_all;
-use kube::ResourceExt;
 use testvm_cluster::Node;
 
 use super::names::{SIZE, name};
@@ -85,8 +84,8 @@ impl Set {
     /// Deletes one of the objects, and waits until the driver has deleted its data.
     async fn delete(&self, env: &TestEnv<'_>, part: Part) -> Result<()> {
         match part {
-            Volume => delete_claim(env, &self.volume).await,
-            Restored => delete_claim(env, &self.copy).await,
+            Volume => claims::delete_with_volume(env, &self.volume).await,
+            Restored => claims::delete_with_volume(env, &self.copy).await,
             Snapshot => {
                 let content = snapshots::content_name(env, &self.snapshot).await?;
                 snapshots::delete_snapshot(env, &self.snapshot).await?;
@@ -95,10 +94,4 @@ impl Set {
             }
         }
     }
-}
-
-async fn delete_claim(env: &TestEnv<'_>, claim: &str) -> Result<()> {
-    let volume = claims::volume_of(env, claim).await?.name_any();
-    claims::delete(env, claim).await?;
-    claims::gone(env, &volume).await
 }

@@ -1,13 +1,14 @@
-//! csi-snapshotter is killed while it waits for the driver to create a snapshot, and to delete it. The driver is frozen in the
-//! meantime, so that no timing is involved.
+//! csi-snapshotter is killed after the creation and the deletion of a snapshot were requested, and before the driver has
+//! responded: the driver is frozen until csi-snapshotter is dead.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::runtime::watcher;
 use testvm_cluster::Node;
-use testvm_cluster::containers::{Container, freeze, kill, thaw};
+use testvm_cluster::containers::{Container, freeze, kill, thaw, until_replaced};
 
 use super::names::{SIZE, snapshots_added_since};
 use crate::e2e::scenario::{Scenario, StepResult};
@@ -28,13 +29,13 @@ pub(super) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &N
     let before = scenario.step("list the snapshots on the node", Inventory::take(node)).await?;
     scenario
         .step(
-            "csi-snapshotter is killed while it creates a snapshot, and there is one snapshot",
+            "csi-snapshotter is killed before the driver has taken a snapshot, and the node has one",
             create(env, node, &before),
         )
         .await?;
     scenario
         .step(
-            "csi-snapshotter is killed while it deletes the snapshot, and there is none",
+            "csi-snapshotter is killed before the driver has deleted the snapshot, and the node has none",
             delete(env, node, &before),
         )
         .await
@@ -64,7 +65,7 @@ async fn delete(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
     let content = snapshots::content_name(env, SNAPSHOT).await?;
     let requested = async {
         snapshots::delete_snapshot(env, SNAPSHOT).await?;
-        snapshots::until_content(env, &content, "its deletion is not requested", |content| {
+        snapshots::until_content(env, &content, "snapshot-controller does not delete it", |content| {
             content.metadata.deletion_timestamp.is_some() && content.annotations().contains_key(IN_DELETION)
         })
         .await
@@ -74,12 +75,10 @@ async fn delete(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
     snapshots::content_gone(env, &content).await?;
     let left = snapshots_added_since(node, before).await?;
     anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
-    let volume = claims::volume_of(env, CLAIM).await?.name_any();
-    claims::delete(env, CLAIM).await?;
-    claims::gone(env, &volume).await
+    claims::delete_with_volume(env, CLAIM).await
 }
 
-/// Freezes the driver, awaits `requested`, and kills csi-snapshotter. Then the driver goes on, and the kubelet restarts
+/// Freezes the driver, awaits `requested`, and kills csi-snapshotter. Then the driver continues, and the kubelet restarts
 /// csi-snapshotter.
 async fn kill_while_frozen(
     env: &TestEnv<'_>,
@@ -94,9 +93,12 @@ async fn kill_while_frozen(
         kill(node, &snapshotter).await
     };
     let killed = killed.await;
-    // Also after a failure: other scenarios need the driver.
-    thaw(node, &driver).await?;
-    killed
+    // Other scenarios need the driver, so it goes on after a failure, too. The first error has the cause: if it took long, the
+    // kubelet has restarted the frozen driver.
+    let thawed = thaw(node, &driver).await;
+    killed.and(thawed)?;
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until_replaced(env.driver_pods(), scope, &[snapshotter], env.timeouts.start).await
 }
 
 async fn driver_pod(env: &TestEnv<'_>) -> Result<Pod> {

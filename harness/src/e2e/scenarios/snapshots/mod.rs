@@ -1,7 +1,7 @@
-//! VolumeSnapshots as users have them: requested by snapshot-controller, and taken by csi-snapshotter in the pods of the
-//! driver, on the node of the volume.
+//! VolumeSnapshots as users request them. snapshot-controller binds them, and csi-snapshotter in the driver's pod on the node
+//! of the volume takes the snapshots.
 
-mod controllers;
+pub(in crate::e2e) mod controllers;
 mod deleted_node;
 mod deletion_order;
 mod interrupted;

@@ -1,6 +1,6 @@
-//! A snapshot that is taken while a pod writes is restored to volumes of its size and of a larger one.
+//! A snapshot that is taken while a pod writes is restored to a volume of the same size and to a larger volume.
 
-use std::convert::Infallible;
+use std::cell::Cell;
 
 use anyhow::Result;
 
@@ -14,7 +14,7 @@ use crate::test_env::snapshots;
 use crate::test_env::workload::{VolumeMode, claim};
 
 const LARGER: Size = Size::mebibytes(4);
-/// A file to which the pod writes in the meantime, if the volume has files.
+/// The file of a Filesystem volume to which the pod writes while the snapshot is taken.
 const LOAD: &str = "/vol/load";
 
 pub(super) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, mode: VolumeMode) -> StepResult {
@@ -38,7 +38,7 @@ pub(super) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, mode: Vo
         .await?;
     scenario
         .step(
-            &format!("{mode}: so has a larger volume, and its pod sees the larger size"),
+            &format!("{mode}: a larger volume has the content of the snapshot and the larger size"),
             restored(env, &larger, &snapshot, LARGER, mode),
         )
         .await?;
@@ -63,27 +63,29 @@ pub(super) async fn written(env: &TestEnv<'_>, source: &str, mode: VolumeMode) -
 
 /// Takes a snapshot of the default class while the pod writes.
 async fn taken(env: &TestEnv<'_>, snapshot: &str, source: &str, mode: VolumeMode) -> Result<()> {
+    let is_taken = Cell::new(false);
     let taken = async {
         snapshots::request(env, snapshot, source, None).await?;
-        snapshots::ready(env, snapshot).await.map(drop)
+        snapshots::ready(env, snapshot).await?;
+        is_taken.set(true);
+        Ok(())
     };
-    tokio::select! {
-        taken = taken => taken,
-        stopped = write_load(env, source, mode) => match stopped? {},
-    }
+    tokio::try_join!(taken, write_load(env, source, mode, &is_taken)).map(drop)
 }
 
-/// Writes to the volume until it is cancelled or a write fails. A device gets the content that it has already, because its
-/// snapshot has the content of one moment, whichever it is. Of a directory, each file is copied at a moment of its own.
-async fn write_load(env: &TestEnv<'_>, pod: &str, mode: VolumeMode) -> Result<Infallible> {
+/// Writes to the volume until the snapshot is taken, and ends with a whole write. The snapshot of a device has the content of an
+/// unknown moment during the writes, so a device gets the content that it has already. In a snapshot of a directory, each
+/// file has the content of a moment of its own, so the writes go to a file that no step compares.
+async fn write_load(env: &TestEnv<'_>, pod: &str, mode: VolumeMode, is_taken: &Cell<bool>) -> Result<()> {
     let mut round: u64 = 0;
-    loop {
+    while !is_taken.get() {
         round += 1;
         match mode {
             VolumeMode::Filesystem => write(env, pod, mode, LOAD, &round.to_string()).await?,
             VolumeMode::Block => check_new(env, pod, SIZE, &volume(mode)).await?,
         }
     }
+    Ok(())
 }
 
 /// Overwrites the content that the snapshot has.

@@ -1,5 +1,5 @@
-//! A snapshot of a class with the policy Retain outlives its objects and its volume. An administrator creates objects for it
-//! again.
+//! A snapshot of a class with the policy Retain outlives its objects and its volume. An administrator creates new objects
+//! for the snapshot.
 
 use anyhow::Result;
 use kube::ResourceExt;
@@ -41,7 +41,7 @@ pub(super) async fn run(
         restored(env, &claim, &imported, SIZE, mode).await
     };
     scenario
-        .step(&format!("{mode}: a claim is restored from new objects of that snapshot"), restored)
+        .step(&format!("{mode}: a claim is restored from new objects of the retained snapshot"), restored)
         .await?;
     let deleted = async {
         claims::delete(env, &claim).await?;
@@ -52,7 +52,7 @@ pub(super) async fn run(
         anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
         anyhow::Ok(())
     };
-    scenario.step(&format!("{mode}: the snapshot is deleted with them"), deleted).await
+    scenario.step(&format!("{mode}: the snapshot is deleted with its new objects"), deleted).await
 }
 
 /// Takes a snapshot, deletes everything but its data, and returns its handle.
@@ -64,12 +64,10 @@ async fn retain(env: &TestEnv<'_>, node: &Node, before: &Inventory, mode: Volume
     snapshots::request(env, &snapshot, &claim, Some(CLASS)).await?;
     let content = snapshots::ready(env, &snapshot).await?;
     let handle = snapshots::text(&content, "/status/snapshotHandle")?.to_owned();
-    let volume = claims::volume_of(env, &claim).await?.name_any();
-    claims::delete(env, &claim).await?;
-    claims::gone(env, &volume).await?;
+    claims::delete_with_volume(env, &claim).await?;
     snapshots::delete_snapshot(env, &snapshot).await?;
     snapshots::snapshot_gone(env, &snapshot).await?;
-    // It stays without its VolumeSnapshot, until an administrator deletes it.
+    // The VolumeSnapshotContent outlives its VolumeSnapshot, until an administrator deletes it.
     snapshots::content(env, &content.name_any()).await?;
     snapshots::delete_content(env, &content.name_any()).await?;
     snapshots::content_gone(env, &content.name_any()).await?;
