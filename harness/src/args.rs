@@ -41,10 +41,10 @@ Examples:
 enum Command {
     /// List the test lanes and the stories of the end-to-end tests, with one line each.
     List,
-    /// Run test lanes: unit, apiserver, kernel, sanity, docker and e2e, or those that --lane selects.
+    /// Run the test lanes that CI runs, or those that --lane selects.
     Test(lanes::TestArgs),
     /// Run the end-to-end scenarios on a cluster of the harness, or on any cluster with --kubeconfig.
-    E2e(e2e::Args),
+    E2e(e2e::CommandArgs),
     /// Run a benchmark and compare its results with the thresholds.
     Bench(bench::Args),
     /// Start a cluster with the driver installed, and leave it running.
@@ -93,6 +93,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             conclude(session, "test", lanes::run(session, args).await?)
         }
         Command::E2e(args) => {
+            let args = args.into_args();
             let _lock = session.exclusive(args.lock(session)).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
         }

@@ -7,15 +7,16 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use testvm::images::node::RootImage;
-use testvm_cluster::{Kubelet, KubeletRoot, KubernetesMinor, KubernetesSource, NodeVariant};
+use testvm_cluster::{KIND_MINOR, Kubelet, KubeletRoot, KubernetesMinor, KubernetesSource, NodeVariant};
 
 /// The programs of Kubernetes of a cluster of the harness's own.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(crate) struct KubernetesOptions {
-    /// Run this minor release. vm-images/kubernetes pins the patch release of each.
-    #[arg(long, value_name = "MINOR", default_value = KubernetesMinor::default().name(), value_parser = minor_parser())]
-    kubernetes: KubernetesMinor,
+    /// Run this minor release instead of the newest. vm-images/kubernetes pins the patch release of each, and vm-images/kind
+    /// the only release of a cluster of kind.
+    #[arg(long, value_name = "MINOR", value_parser = minor_parser())]
+    kubernetes: Option<KubernetesMinor>,
 
     /// Take Kubernetes programs from this directory if they are there, instead of building them.
     #[arg(long, value_name = "DIR")]
@@ -25,18 +26,27 @@ pub(crate) struct KubernetesOptions {
 impl KubernetesOptions {
     /// Returns the options that select a minor release.
     pub(crate) fn of_minor(minor: KubernetesMinor) -> KubernetesOptions {
-        KubernetesOptions { kubernetes: minor, kubernetes_bin: None }
+        KubernetesOptions { kubernetes: Some(minor), kubernetes_bin: None }
     }
 
     /// Returns the source of the programs.
     pub(crate) fn source(&self) -> KubernetesSource {
-        KubernetesSource { minor: self.kubernetes, directory: self.kubernetes_bin.clone() }
+        self.source_of(KubernetesMinor::default())
+    }
+
+    /// Returns the source of the programs for a cluster of kind.
+    pub(crate) fn source_for_kind(&self) -> KubernetesSource {
+        self.source_of(KIND_MINOR)
+    }
+
+    fn source_of(&self, default: KubernetesMinor) -> KubernetesSource {
+        KubernetesSource { minor: self.kubernetes.unwrap_or(default), directory: self.kubernetes_bin.clone() }
     }
 
     /// Returns the words of the command line that select the same programs.
     pub(crate) fn words(&self) -> Vec<OsString> {
-        let minor = (self.kubernetes != KubernetesMinor::default()).then(|| self.kubernetes.name());
-        let minor = minor.into_iter().flat_map(|minor| ["--kubernetes".into(), minor.into()]);
+        let minor = self.kubernetes.into_iter();
+        let minor = minor.flat_map(|minor| ["--kubernetes".into(), minor.name().into()]);
         let directory = self.kubernetes_bin.iter();
         minor.chain(directory.flat_map(|path| ["--kubernetes-bin".into(), path.into()])).collect()
     }
@@ -60,8 +70,8 @@ pub(crate) struct NodeOptions {
     #[arg(long, value_enum, value_name = "PROGRAM")]
     losetup: Option<Losetup>,
 
-    /// Boot this root file system. `no-tools` has no mount, umount, losetup and what else a stock kubelet runs for
-    /// volumes; it needs `--kubelet patched`.
+    /// Boot this root file system. `no-tools` lacks mount, umount, losetup and all other programs that a stock kubelet
+    /// runs for volumes; it needs `--kubelet patched`.
     #[arg(long, value_enum, default_value_t, value_name = "IMAGE")]
     node_image: NodeImage,
 
@@ -125,6 +135,12 @@ impl NodeOptions {
     #[must_use]
     pub(crate) fn with_kernel(self, kernel: Option<String>) -> NodeOptions {
         NodeOptions { kernel: kernel.or(self.kernel.clone()), ..self }
+    }
+
+    /// Boots the default kernel.
+    #[must_use]
+    pub(crate) fn with_default_kernel(self) -> NodeOptions {
+        NodeOptions { kernel: None, ..self }
     }
 
     /// Refuses options that cannot work together.

@@ -8,6 +8,7 @@ use testvm::session::Session;
 use testvm_cluster::conformance::Suite;
 use testvm_cluster::{
     ContainerImage, DataMount, KubernetesSource, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
+    snapshotter,
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
@@ -101,7 +102,7 @@ pub(crate) async fn scenario_parts(
 }
 
 /// Builds the programs and disks of a cluster for the end-to-end tests of Kubernetes. Its nodes have the images of the pods of
-/// `suite`, too.
+/// `suite`, snapshot-controller and csi-snapshotter, too.
 ///
 /// # Errors
 /// A part cannot be fetched or built.
@@ -114,6 +115,7 @@ pub(crate) async fn conformance_parts(
     let plan = async {
         let mut plan = plan(session, &options, Debugging::On, &[]).await?;
         plan.archives = suite.image_archives(session, &plan.pause).await?;
+        plan.images.extend(snapshotter::images(session).await?);
         Ok(plan)
     };
     Parts::build(session, &options.variant(), plan, kubernetes).await

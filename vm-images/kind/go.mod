@@ -1,4 +1,4 @@
-// kind, and kubeadm of the Kubernetes release that the harness runs, which kind calls in its nodes.
+// kind, and kubeadm of Kubernetes 1.36, which kind calls in its nodes.
 // The files of kind's node image are in its module too: images/base.
 // The replace block is that of vm-images/kubernetes/1.36.
 module loopfs.invalid/vm-images/kind

@@ -121,6 +121,7 @@ pub use self::node_spec::{
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
 pub use self::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
+pub use self::programs::KIND_MINOR;
 pub use self::release::{KubernetesMinor, KubernetesSource};
 pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;

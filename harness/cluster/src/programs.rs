@@ -10,13 +10,20 @@ use testvm::session::Session;
 use super::release::{KubernetesMinor, KubernetesSource};
 use super::variant::{Kubelet, PATCHED_SUFFIX};
 
-/// kind, and kubeadm of the default minor release.
-pub(crate) const KIND: GoModule =
-    GoModule { name: "kind", without_go: None, ..kubernetes(KubernetesMinor::V1_36) };
+/// kind, and kubeadm of [`KIND_MINOR`].
+pub(crate) const KIND: GoModule = GoModule { name: "kind", without_go: None, ..kubernetes(KIND_MINOR) };
+/// The minor release of the clusters of kind: its node image is made for one release.
+pub const KIND_MINOR: KubernetesMinor = KubernetesMinor::V1_36;
 
-/// The end-to-end tests of the default minor release, and the programs that run them.
-pub(crate) const CONFORMANCE: GoModule =
-    GoModule { name: "conformance", without_go: None, ..kubernetes(KubernetesMinor::V1_36) };
+/// Returns the end-to-end tests of a release, and the programs that run them, if a `go.mod` pins them.
+pub(crate) const fn conformance(minor: KubernetesMinor) -> Option<GoModule> {
+    let name = match minor {
+        KubernetesMinor::V1_37 => "conformance/1.37",
+        KubernetesMinor::V1_36 => "conformance/1.36",
+        KubernetesMinor::V1_35 => return None,
+    };
+    Some(GoModule { name, without_go: None, ..kubernetes(minor) })
+}
 
 /// Returns the programs of a release.
 pub(crate) const fn kubernetes(minor: KubernetesMinor) -> GoModule {

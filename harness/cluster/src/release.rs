@@ -5,8 +5,8 @@ use std::path::PathBuf;
 /// A minor release of Kubernetes. A `go.mod` in the directory `kubernetes` of the definitions pins its patch release.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum KubernetesMinor {
-    V1_37,
     #[default]
+    V1_37,
     V1_36,
     V1_35,
 }

@@ -18,7 +18,8 @@ mod state_dump;
 mod upgrade;
 
 pub(crate) use self::catalogue::descriptions;
-pub use self::run::{Args, run};
+pub use self::run::{Args, CommandArgs, run};
 pub(crate) use self::run::{
-    install_driver, nothing_left, run_on_kind, run_on_nodes, run_upgrade, write_state,
+    install_driver, install_driver_with_snapshots, nothing_left, run_on_kind, run_on_nodes, run_upgrade,
+    write_state,
 };

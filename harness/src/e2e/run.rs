@@ -23,13 +23,33 @@ use crate::nodes::{self, Additions};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::{self, Manifests};
-use crate::test_env::node_debug;
 
 /// The name of the report and of the log directory.
 const RUN: &str = "e2e";
 /// The namespace of the claims and pods of the scenarios.
 const NAMESPACE: &str = "loopfs-e2e";
 
+/// The arguments of the command `e2e`.
+#[derive(Debug, clap::Args)]
+pub struct CommandArgs {
+    /// Run only these stories, and those that install and remove the driver; `cargo harness list` prints them.
+    #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
+    stories: Vec<String>,
+
+    #[command(flatten)]
+    args: Args,
+}
+
+impl CommandArgs {
+    /// Returns the arguments with the stories of both forms.
+    #[must_use]
+    pub fn into_args(mut self) -> Args {
+        self.args.scenarios.append(&mut self.stories);
+        self.args
+    }
+}
+
+/// The arguments that the command `e2e` and the lane have in common.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
@@ -46,11 +66,7 @@ pub struct Args {
     #[arg(long)]
     keep: bool,
 
-    /// Run only these stories, and those that install and remove the driver; `cargo harness list` prints them.
-    #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
-    stories: Vec<String>,
-
-    /// The same as STORY; may be given more than once.
+    /// Run only this story, and those that install and remove the driver; may be given more than once.
     #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
     scenarios: Vec<String>,
 
@@ -77,17 +93,16 @@ enum ClusterProgram {
 }
 
 impl Args {
-    /// Returns the arguments of the test lane, which adds the self-check unless scenarios are selected.
+    /// Returns the arguments of the test lane, which adds the self-check where the options allow it.
     #[must_use]
     pub fn with_self_check(self) -> Args {
-        let args = self.with_all_scenarios();
-        Args { self_check: args.scenarios.is_empty(), ..args }
-    }
-
-    /// Puts all selected scenarios into one list.
-    fn with_all_scenarios(mut self) -> Args {
-        self.scenarios.append(&mut self.stories);
-        self
+        let self_check = self.scenarios.is_empty()
+            && self.broken.is_none()
+            && self.kubeconfig.is_none()
+            && self.cluster.is_none()
+            && self.nodes.variant().kubelet_root == KubeletRoot::RootDisk
+            && self.nodes.has_tools();
+        Args { self_check, ..self }
     }
 
     /// Returns the name of the lock that a run holds, because two runs must not write the same logs. The
@@ -102,6 +117,20 @@ impl Args {
     #[must_use]
     pub(crate) fn kubernetes(&self) -> &KubernetesOptions {
         &self.kubernetes
+    }
+
+    /// Returns `true` if an option is given that only runs of stories take: any but those of Kubernetes and the kernel.
+    #[must_use]
+    pub(crate) fn is_of_e2e_only(&self) -> bool {
+        let Args { kubeconfig, cluster, keep, scenarios, broken, self_check, kubernetes: _, nodes } = self;
+        let of_nodes = nodes.clone().with_default_kernel() != NodeOptions::default();
+        kubeconfig.is_some()
+            || cluster.is_some()
+            || *keep
+            || !scenarios.is_empty()
+            || broken.is_some()
+            || *self_check
+            || of_nodes
     }
 
     /// Returns the name of the selected kernel.
@@ -152,7 +181,6 @@ impl Args {
 /// Options contradict each other, the manifests cannot be read, or the background process cannot be started. Failed
 /// steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
-    let args = args.with_all_scenarios();
     let manifests = manifests::of_driver(session)?;
     args.check()?;
     if args.cluster == Some(ClusterProgram::Kind) {
@@ -203,7 +231,7 @@ pub(crate) async fn run_on_kind(
     let default = [scenarios::flow::NAME.to_owned()];
     let only = if only.is_empty() { &default } else { only };
     let selection = Selection::new(only, KubeletRoot::default());
-    let kubernetes = kubernetes.source();
+    let kubernetes = kubernetes.source_for_kind();
     kind::run(session, manifests::of_driver(session)?, NAMESPACE, selection, &kubernetes, reports).await
 }
 
@@ -317,6 +345,14 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     scenarios::install::served(&env).await
 }
 
+/// Applies the manifests to a cluster with the component that takes snapshots, and waits until the driver serves.
+pub(crate) async fn install_driver_with_snapshots(session: &Session, cluster: &Cluster) -> Result<()> {
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    let (root, kubectl) = (session.workspace.root(), cluster.kubectl());
+    scenarios::snapshots::controllers::add_controller(&env, root, kubectl).await?;
+    scenarios::snapshots::controllers::add_component(&env, root, kubectl).await.map(drop)
+}
+
 /// Waits until the cluster has no volume of the driver, and its first node nothing that it did not have `before`.
 ///
 /// # Errors
@@ -382,15 +418,19 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        args: Args,
+        args: CommandArgs,
+    }
+
+    fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Args {
+        Line::parse_from(words).args.into_args()
     }
 
     #[test]
     fn again_returns_the_command_line_of_the_same_run() {
         let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
-        let again = Line::parse_from(words).args.again();
+        let again = parse(words).again();
         assert_eq!(again, words);
-        assert_eq!(Line::parse_from(again).args.broken, Some(Fault::NoDisk));
+        assert_eq!(Line::parse_from(again).args.into_args().broken, Some(Fault::NoDisk));
         let words = [
             "e2e",
             "--keep",
@@ -403,16 +443,31 @@ mod tests {
             "--story",
             "clones",
         ];
-        assert_eq!(Line::parse_from(words).args.again(), words);
+        assert_eq!(parse(words).again(), words);
     }
 
     #[test]
     fn a_story_is_selected_by_its_position_or_by_the_option() {
-        let args = Line::parse_from(["e2e", "clones", "--story", "flow", "second node"]).args;
-        let args = args.with_all_scenarios();
+        let args = parse(["e2e", "clones", "--story", "flow", "second node"]);
         assert_eq!(args.scenarios, ["flow", "clones", "second node"]);
         assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second node"]);
         assert!(!args.with_self_check().self_check);
+    }
+
+    #[test]
+    fn the_lane_adds_the_self_check_where_the_options_allow_it() {
+        assert!(parse(["e2e"]).with_self_check().self_check);
+        for option in [
+            &["--story", "flow"][..],
+            &["--break", "no-disk"],
+            &["--kubeconfig", "/k"],
+            &["--cluster", "kind"],
+            &["--kubelet-root", "data-disk"],
+            &["--node-image", "no-tools", "--kubelet", "patched"],
+        ] {
+            let words = ["e2e"].iter().chain(option).copied();
+            assert!(!parse(words).with_self_check().self_check, "{option:?}");
+        }
     }
 
     #[test]

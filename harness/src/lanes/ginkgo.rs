@@ -264,20 +264,24 @@ impl Spec {
     }
 
     fn is_in(&self, container: &str) -> bool {
-        self.container_hierarchy_texts.iter().flatten().any(|text| text.starts_with(container))
+        self.containers().any(|text| text.starts_with(container))
+    }
+
+    /// Returns the texts of the containers from the outermost on. Ginkgo leaves out empty ones when it compares with filters.
+    fn containers(&self) -> impl Iterator<Item = &str> {
+        let texts = self.container_hierarchy_texts.iter().flatten();
+        texts.map(String::as_str).filter(|text| !text.is_empty())
     }
 
     /// Returns the text by which filters select the spec.
     fn text(&self) -> String {
-        let containers = self.container_hierarchy_texts.iter().flatten().map(String::as_str);
-        containers.chain([self.leaf_node_text.as_str()]).collect::<Vec<_>>().join(" ")
+        self.containers().chain([self.leaf_node_text.as_str()]).collect::<Vec<_>>().join(" ")
     }
 
     /// Returns the text without that of the outermost container.
     fn text_in_container(&self) -> String {
-        let containers = self.container_hierarchy_texts.iter().flatten().skip(1).map(String::as_str);
         let leaf = if self.leaf_node_text.is_empty() { &self.leaf_node_type } else { &self.leaf_node_text };
-        containers.chain([leaf.as_str()]).collect::<Vec<_>>().join(" ")
+        self.containers().skip(1).chain([leaf.as_str()]).collect::<Vec<_>>().join(" ")
     }
 
     /// Writes the output of the spec into a file of `directory`, and returns where it is, or why it is not there.
@@ -310,7 +314,7 @@ impl Spec {
 
     fn name(&self) -> String {
         let mut words: Vec<&str> = Vec::new();
-        for text in self.container_hierarchy_texts.iter().flatten() {
+        for text in self.containers() {
             // `CreateVolume [Controller Server]`: the bracket is a label for selecting specs.
             words.push(text.split(" [").next().unwrap_or(text));
         }
@@ -457,6 +461,15 @@ mod tests {
         let stats = serde_json::json!({ "TotalSpecs": specs.len() });
         serde_json::json!([{ "SuiteSucceeded": true, "PreRunStats": stats, "SpecReports": specs }])
             .to_string()
+    }
+
+    #[test]
+    fn an_empty_container_is_not_in_the_text_of_a_spec() {
+        let mut nested = spec("takes a snapshot", "passed", "");
+        nested["ContainerHierarchyTexts"] = serde_json::json!(["External Storage", "snapshottable", ""]);
+        let mut runs = Runs::new(EXPECTED, Some("External Storage"), None);
+        runs.read(&of_a_run(&[nested]), Ok(()), &mut Report::new(), "suite");
+        assert!(runs.has_passed("snapshottable takes a snapshot"));
     }
 
     #[test]

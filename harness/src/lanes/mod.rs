@@ -26,22 +26,60 @@ use testvm::session::Session;
 use crate::e2e;
 use crate::node_options::KubernetesOptions;
 
-/// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs all but the
-/// lanes node, versions, kind, upgrade, conformance and second-driver.
+/// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs the lanes that CI
+/// runs, which `cargo harness list` shows without a note, and only the quick specs of the conformance lane.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE")]
     lanes: Vec<Lane>,
     /// In the kernel, the apiserver, the docker and the conformance lane, run only the tests whose names contain this,
-    /// without power cuts; may be given more than once.
+    /// without power cuts; may be given more than once. Without --lane, the conformance lane then does not run.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
-    /// In the conformance lane, run only one spec of each suite and mode.
+    /// In the conformance lane, run only one spec of each suite and mode, and no slow one. Without --lane, this is the
+    /// default.
     #[arg(long, conflicts_with = "only")]
     quick: bool,
     #[command(flatten)]
     e2e: e2e::Args,
+}
+
+impl TestArgs {
+    /// Returns `true` if the lane runs. Without --lane, the lanes of CI run. A text that selects kernel tests selects no specs,
+    /// so with --only the conformance lane runs only if --lane selects it.
+    fn selects(&self, lane: Lane) -> bool {
+        if self.lanes.is_empty() {
+            lane.runs_in_ci() && (lane != Lane::Conformance || self.only.is_empty())
+        } else {
+            self.lanes.contains(&lane)
+        }
+    }
+
+    /// Refuses options that no selected lane takes: a user would believe that they had an effect.
+    fn refuse_unused(&self) -> Result<()> {
+        let of_kubernetes = !self.e2e.kubernetes().words().is_empty();
+        let options: [(&str, bool, &[Lane]); 5] = [
+            ("--kubernetes and --kubernetes-bin", of_kubernetes, &WITH_KUBERNETES),
+            ("--kernel", self.e2e.kernel().is_some(), &[Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node]),
+            (
+                "--only",
+                !self.only.is_empty(),
+                &[Lane::Kernel, Lane::Apiserver, Lane::Docker, Lane::Conformance],
+            ),
+            ("--quick", self.quick, &[Lane::Conformance]),
+            ("the options of e2e and its nodes", self.e2e.is_of_e2e_only(), &[Lane::E2e]),
+        ];
+        for (option, is_given, takers) in options {
+            let names: Vec<&str> = takers.iter().map(|lane| lane.name()).collect();
+            anyhow::ensure!(
+                !is_given || takers.iter().any(|lane| self.selects(*lane)),
+                "no selected lane takes {option}: add --lane {}, or leave them out",
+                names.join(" or --lane ")
+            );
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -60,6 +98,9 @@ enum Lane {
     Docker,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
+    /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
+    /// csi/conformance has the definition of the driver for them. Runs all of them if --lane selects it.
+    Conformance,
     /// The stories that depend on the node, on six kinds of nodes. They have a stock or a patched kubelet with the losetup
     /// of util-linux or of loopfs, a patched kubelet without mount, umount and losetup, or a kubelet with its directory on
     /// the data disk. Runs only if --lane selects it.
@@ -72,13 +113,21 @@ enum Lane {
     /// An earlier version of the driver is replaced by this one and back, while volumes are in use and incomplete. Runs only if
     /// --lane selects it.
     Upgrade,
-    /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
-    /// csi/conformance has the definition of the driver for them. Runs only if --lane selects it.
-    Conformance,
     /// Another driver, local-path-provisioner, on a cluster of the harness. It is built from its Go module. The checks of the
     /// capacity must fail for it. Runs only if --lane selects it.
     SecondDriver,
 }
+
+/// The lanes that run programs of Kubernetes of the selected release. The lane versions runs all releases.
+const WITH_KUBERNETES: [Lane; 7] = [
+    Lane::Apiserver,
+    Lane::E2e,
+    Lane::Conformance,
+    Lane::Node,
+    Lane::Kind,
+    Lane::Upgrade,
+    Lane::SecondDriver,
+];
 
 const ALL: [Lane; 12] = [
     Lane::Unit,
@@ -87,11 +136,11 @@ const ALL: [Lane; 12] = [
     Lane::Sanity,
     Lane::Docker,
     Lane::E2e,
+    Lane::Conformance,
     Lane::Node,
     Lane::Versions,
     Lane::Kind,
     Lane::Upgrade,
-    Lane::Conformance,
     Lane::SecondDriver,
 ];
 
@@ -100,13 +149,9 @@ const ALL: [Lane; 12] = [
 /// # Errors
 /// A lane that cannot run is a failed case, not an error.
 pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
-    let selected = |lane: &Lane| lane.is_selected(&args.lanes);
-    anyhow::ensure!(
-        args.e2e.kernel().is_none() || ALL.iter().any(|lane| selected(lane) && lane.takes_kernel()),
-        "no selected lane takes --kernel: add --lane kernel, sanity, e2e or node, or leave --kernel out"
-    );
+    args.refuse_unused()?;
     let mut report = Report::new();
-    for lane in ALL.iter().filter(|lane| selected(lane)) {
+    for lane in ALL.iter().filter(|lane| args.selects(**lane)) {
         if session.cancel.is_cancelled() {
             report.push(lane.name(), "run the lane", Outcome::NotRun, Duration::ZERO);
             continue;
@@ -124,7 +169,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Kind => run_kind(session, args.e2e.kubernetes()).await,
             Lane::Upgrade => run_upgrade(session, args.e2e.kubernetes()).await,
             Lane::Conformance => {
-                let selection = conformance::Selection::new(args.quick, &args.only);
+                let selection = conformance::Selection::new(args.quick || args.lanes.is_empty(), &args.only);
                 conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
             }
             Lane::SecondDriver => second_driver::run(session, &args.e2e.kubernetes().source()).await,
@@ -159,7 +204,7 @@ pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
         let help = lane.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
         let help = help.unwrap_or_default();
         let sentence = help.split(". ").next().unwrap_or_default().trim_end_matches('.');
-        let named = if lane.is_selected(&[]) { "" } else { " (only if it is named)" };
+        let named = if lane.runs_in_ci() { "" } else { " (only if it is named)" };
         (lane.name(), format!("{sentence}{named}"))
     })
 }
@@ -187,26 +232,10 @@ impl Lane {
         }
     }
 
-    /// Returns `true` if `--kernel` selects the kernel of the lane.
-    fn takes_kernel(self) -> bool {
-        matches!(self, Lane::Kernel | Lane::Sanity | Lane::E2e | Lane::Node)
-    }
-
-    /// Returns `true` if the lane runs: without names, those that CI runs.
-    fn is_selected(self, names: &[Lane]) -> bool {
-        if names.is_empty() {
-            !matches!(
-                self,
-                Lane::Node
-                    | Lane::Versions
-                    | Lane::Kind
-                    | Lane::Upgrade
-                    | Lane::Conformance
-                    | Lane::SecondDriver
-            )
-        } else {
-            names.contains(&self)
-        }
+    /// Returns `true` if the lane runs in CI. The others take long, or changes of loopfs do not affect their result. They run
+    /// only if --lane selects them.
+    fn runs_in_ci(self) -> bool {
+        !matches!(self, Lane::Node | Lane::Versions | Lane::Kind | Lane::Upgrade | Lane::SecondDriver)
     }
 }
 
@@ -214,12 +243,61 @@ impl Lane {
 mod tests {
     use super::*;
 
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: TestArgs,
+    }
+
+    fn parse(line: &str) -> TestArgs {
+        let words = std::iter::once("x").chain(line.split_whitespace());
+        <Line as clap::Parser>::parse_from(words).args
+    }
+
+    fn refused(line: &str) -> Option<String> {
+        parse(line).refuse_unused().err().map(|error| error.to_string())
+    }
+
     #[test]
-    fn long_lanes_run_only_if_they_are_named() {
-        let selected = |names: &[Lane]| ALL.iter().filter(|lane| lane.is_selected(names)).count();
-        assert_eq!((selected(&[]), selected(&[Lane::Node])), (6, 1));
-        let named =
-            [Lane::Node, Lane::Versions, Lane::Kind, Lane::Upgrade, Lane::Conformance, Lane::SecondDriver];
-        assert!(named.iter().all(|lane| !lane.is_selected(&[]) && lane.is_selected(&named)));
+    fn options_that_no_selected_lane_takes_are_refused_with_the_lanes_that_do() {
+        for (line, lane) in [
+            ("--lane upgrade --kernel bookworm", "--lane node"),
+            ("--lane second-driver --only claim", "--lane conformance"),
+            ("--lane upgrade --quick", "--lane conformance"),
+            ("--lane kernel --kubelet patched", "--lane e2e"),
+            ("--lane conformance --story flow", "--lane e2e"),
+            ("--lane node --keep", "--lane e2e"),
+            ("--lane kernel --kubernetes 1.36", "--lane apiserver"),
+            ("--lane versions --kubernetes 1.36", "--lane apiserver"),
+        ] {
+            let message = refused(line).unwrap_or_default();
+            assert!(message.contains(lane), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn options_of_a_selected_lane_are_taken() {
+        for line in [
+            "",
+            "--kernel bookworm",
+            "--only quota",
+            "--lane conformance --quick",
+            "--lane e2e --kubelet patched --story flow",
+            "--lane node --kernel bookworm",
+            "--lane upgrade --kubernetes 1.36",
+        ] {
+            assert_eq!(refused(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn lanes_that_ci_does_not_run_have_to_be_named() {
+        let selected = |line: &str| ALL.iter().filter(|lane| parse(line).selects(**lane)).count();
+        for (line, expected) in
+            [("", 7), ("--only quota", 6), ("--lane node", 1), ("--lane kind --lane unit", 2)]
+        {
+            assert_eq!(selected(line), expected, "{line}");
+        }
+        assert!(parse("--lane conformance --only claim").selects(Lane::Conformance));
     }
 }

@@ -1,4 +1,4 @@
-// The Kubernetes release the harness runs, as Go tools: `go build -o DIR tool` makes them all.
+// The programs of Kubernetes 1.36 as Go tools: `go build -o DIR tool` makes them all.
 // k8s.io/kubernetes pins its staging modules with relative replaces, which do not reach a
 // dependent module; the replace block below states the same pins by version.
 module loopfs.invalid/vm-images/kubernetes

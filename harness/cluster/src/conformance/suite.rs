@@ -11,7 +11,7 @@ use testvm::session::Session;
 
 use super::images;
 use crate::components::flag;
-use crate::programs::{CONFORMANCE, kubernetes};
+use crate::programs::{conformance, kubernetes};
 use crate::release::KubernetesMinor;
 
 /// The package of the end-to-end tests.
@@ -32,6 +32,7 @@ pub struct Suite {
     e2e: PathBuf,
     ginkgo: PathBuf,
     agnhost: PathBuf,
+    sources: PathBuf,
 }
 
 /// The cluster on which specs run.
@@ -65,21 +66,21 @@ impl Suite {
     /// Builds the programs for a cluster of this minor release, or takes them from the cache.
     ///
     /// # Errors
-    /// Go is missing, the programs do not compile, or they are not of the release that the clusters run.
+    /// Go is missing, the programs do not compile, no `go.mod` pins the tests of this release, or it pins those of another
+    /// patch release than the clusters run.
     pub async fn build(session: &Session, minor: KubernetesMinor) -> Result<Suite> {
-        require_same_release(session, minor)?;
-        let e2e = go_build::build_tests(session, &CONFORMANCE, E2E).await?;
-        let programs = go_build::build(session, &CONFORMANCE).await?;
-        Ok(Suite { e2e, ginkgo: programs.join("ginkgo"), agnhost: programs.join("agnhost") })
+        let module = module(minor)?;
+        require_same_release(session, &module, &kubernetes(minor))?;
+        let e2e = go_build::build_tests(session, &module, E2E).await?;
+        let programs = go_build::build(session, &module).await?;
+        let sources = go_build::sources(session, &module, module.versioned_by).await?.directory;
+        Ok(Suite { e2e, ginkgo: programs.join("ginkgo"), agnhost: programs.join("agnhost"), sources })
     }
 
     /// Returns the directory of the sources of Kubernetes.
-    ///
-    /// # Errors
-    /// The sources cannot be fetched.
-    pub async fn sources(session: &Session) -> Result<PathBuf> {
-        let sources = go_build::sources(session, &CONFORMANCE, CONFORMANCE.versioned_by).await?;
-        Ok(sources.directory)
+    #[must_use]
+    pub fn sources(&self) -> &Path {
+        &self.sources
     }
 
     /// Builds the container images of the pods of the storage tests, and returns their archives. `pause` is the program of that
@@ -132,21 +133,33 @@ fn ginkgo_args(specs: &Specs, directory: &Path) -> Vec<OsString> {
     args
 }
 
+/// Returns the module with the tests of a release.
+fn module(minor: KubernetesMinor) -> Result<GoModule> {
+    conformance(minor).with_context(|| {
+        let pinned = KubernetesMinor::ALL.into_iter().filter(|minor| conformance(*minor).is_some());
+        let pinned: Vec<_> = pinned.map(KubernetesMinor::name).collect();
+        format!(
+            "the storage tests of Kubernetes {} are not in vm-images/conformance: select one of {} with --kubernetes",
+            minor.name(),
+            pinned.join(", ")
+        )
+    })
+}
+
 /// Checks that the tests are of the release that the clusters run: tests of another one may expect other behaviour.
-fn require_same_release(session: &Session, minor: KubernetesMinor) -> Result<()> {
+fn require_same_release(session: &Session, tests: &GoModule, cluster: &GoModule) -> Result<()> {
     let version = |module: &GoModule| {
         let path = session.workspace.definitions().join(module.name).join("go.mod");
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         required_version(&text, module.versioned_by)
             .with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))
     };
-    let kubernetes = kubernetes(minor);
-    let (tests, cluster) = (version(&CONFORMANCE)?, version(&kubernetes)?);
+    let (of_tests, of_cluster) = (version(tests)?, version(cluster)?);
     anyhow::ensure!(
-        tests == cluster,
-        "vm-images/{} requires Kubernetes {tests}, and vm-images/{} {cluster}: require the same release in both",
-        CONFORMANCE.name,
-        kubernetes.name
+        of_tests == of_cluster,
+        "vm-images/{} requires Kubernetes {of_tests}, and vm-images/{} {of_cluster}: require the same release in both",
+        tests.name,
+        cluster.name
     );
     Ok(())
 }
@@ -154,6 +167,12 @@ fn require_same_release(session: &Session, minor: KubernetesMinor) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_release_without_tests_is_refused_with_those_that_have_them() {
+        let error = module(KubernetesMinor::V1_35).unwrap_err().to_string();
+        assert!(error.contains("select one of 1.37, 1.36 with --kubernetes"), "{error}");
+    }
 
     #[test]
     fn ginkgo_gets_each_expression_and_writes_its_report_into_the_directory() {

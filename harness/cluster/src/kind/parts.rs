@@ -15,8 +15,8 @@ use testvm::vm::{Disk, DiskMode};
 use super::node_image::{self, NodeImage};
 use crate::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use crate::plan::ContainerImage;
-use crate::programs::Programs;
-use crate::release::{KubernetesMinor, KubernetesSource};
+use crate::programs::{KIND_MINOR, Programs};
+use crate::release::KubernetesSource;
 use crate::variant::Kubelet;
 
 /// The disk that holds the node image while Docker imports it.
@@ -70,9 +70,10 @@ impl KindParts {
             anyhow::Ok((kernel, root))
         };
         anyhow::ensure!(
-            kubernetes.minor == KubernetesMinor::default(),
-            "kind runs Kubernetes {} here, the release of kubeadm in vm-images/kind/go.mod, and not {}",
-            KubernetesMinor::default().name(),
+            kubernetes.minor == KIND_MINOR,
+            "kind runs Kubernetes {} here, the release of kubeadm in vm-images/kind/go.mod, and not {}: leave \
+             --kubernetes out",
+            KIND_MINOR.name(),
             kubernetes.minor.name()
         );
         let programs = Programs::ensure(session, Kubelet::Stock, kubernetes);

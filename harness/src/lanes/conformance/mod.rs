@@ -42,7 +42,7 @@ const NAMESPACE: &str = "loopfs-conformance";
 
 /// The time from the request to stop until the runner is killed. In it, specs in progress clean up, and the report is
 /// written.
-const STOP_TIMEOUT: Duration = Duration::from_secs(45);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The greatest number of specs that a message names.
 const MAX_NAMED: usize = 5;
 
@@ -53,15 +53,24 @@ pub(super) async fn run(
     selection: &Selection,
 ) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
-    let list = SpecList::read(&session.workspace.root().join(DIRECTORY).join(LIST))?;
+    let list = SpecList::read(&session.workspace.root().join(DIRECTORY).join(LIST), kubernetes.minor)?;
     let prepared = session.until_cancelled(prepare(session, kubernetes)).await?;
-    let Prepared { suite, cluster, reports } = prepared;
+    let Prepared { suite, definition, cluster, reports } = prepared;
     let lane = Lane { session, cluster: &cluster, suite: &suite, list: &list, reports: &reports };
     let mut report = Report::new();
     let started = Instant::now();
+    let tested = async {
+        session.until_cancelled(install(session, &cluster, &definition)).await?;
+        lane.test(selection, &mut report).await
+    };
     // An error must not hide the specs that ran before it.
-    if let Err(error) = lane.test(selection, &mut report).await {
+    if let Err(error) = tested.await {
         report.push(LANE, "run the specs", Outcome::Failed(format!("{error:#}")), started.elapsed());
+    }
+    if !report.succeeded() {
+        let started = Instant::now();
+        let written = e2e::write_state(session, &cluster, &reports).await;
+        report.record(LANE, "store the state of the cluster", started.elapsed(), &written);
     }
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
     let started = Instant::now();
@@ -72,16 +81,15 @@ pub(super) async fn run(
 
 struct Prepared {
     suite: Suite,
+    definition: Value,
     cluster: Cluster,
     reports: PathBuf,
 }
 
 async fn prepare(session: &Session, kubernetes: &KubernetesSource) -> Result<Prepared> {
     let suite = Suite::build(session, kubernetes.minor).await?;
-    let definition = definition::read(
-        &session.workspace.root().join(DIRECTORY).join(DEFINITION),
-        &Suite::sources(session).await?,
-    )?;
+    let definition =
+        definition::read(&session.workspace.root().join(DIRECTORY).join(DEFINITION), suite.sources())?;
     let parts = nodes::conformance_parts(session, kubernetes, &suite).await?;
     let reports = session.workspace.reports(LANE);
     // The logs of an earlier run must not be read as those of this run.
@@ -93,13 +101,18 @@ async fn prepare(session: &Session, kubernetes: &KubernetesSource) -> Result<Pre
         profile: ClusterProfile::Conformance,
     };
     let cluster = Cluster::start(session, spec, parts).await?;
+    Ok(Prepared { suite, definition, cluster, reports })
+}
+
+/// Installs the driver that the definition describes.
+async fn install(session: &Session, cluster: &Cluster, definition: &Value) -> Result<()> {
     node_debug::grant(session, cluster.client()).await?;
     let step = session.progress.step("install the driver");
-    e2e::install_driver(session, &cluster).await?;
-    let env = TestEnv::in_namespace(session, &cluster, NAMESPACE)?;
-    require_driver(&definition, &env.driver)?;
+    e2e::install_driver_with_snapshots(session, cluster).await?;
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    require_driver(definition, &env.driver)?;
     step.done("");
-    Ok(Prepared { suite, cluster, reports })
+    Ok(())
 }
 
 /// Checks that the definition describes the driver that the manifests install.
@@ -155,9 +168,6 @@ impl Lane<'_> {
             let started = Instant::now();
             let left = e2e::nothing_left(self.session, self.cluster, &before).await;
             report.record(LANE, "no volume, device, project id or mount is left", started.elapsed(), &left);
-        }
-        if !report.succeeded() {
-            e2e::write_state(self.session, self.cluster, self.reports).await?;
         }
         Ok(())
     }
@@ -245,6 +255,7 @@ fn not_passed(runs: &Runs<'_>, list: &SpecList) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use testvm_cluster::KubernetesMinor;
 
     use super::*;
 
@@ -271,7 +282,7 @@ mod tests {
     }
 
     fn list() -> SpecList {
-        serde_norway::from_str(LIST).unwrap()
+        SpecList::parse(LIST, KubernetesMinor::default()).unwrap()
     }
 
     #[test]

@@ -88,13 +88,13 @@ fn literal(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use testvm_cluster::KubernetesMinor;
+
     use super::*;
 
     fn list() -> SpecList {
-        serde_norway::from_str(
-            "skipped: []\nnotStarted: [{text: any (x), reason: none}]\nquick: ['[a] stores', b]\n",
-        )
-        .unwrap()
+        let text = "skipped: []\nnotStarted: [{text: any (x), reason: none}]\nquick: ['[a] stores', b]\n";
+        SpecList::parse(text, KubernetesMinor::default()).unwrap()
     }
 
     #[test]

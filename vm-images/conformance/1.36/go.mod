@@ -1,4 +1,4 @@
-// The end-to-end tests of the Kubernetes release that the harness runs, their runner, and the program of their pods.
+// The end-to-end tests of Kubernetes 1.36, their runner, and the program of their pods.
 // `go test -c k8s.io/kubernetes/test/e2e` builds the tests. The replace block is that of vm-images/kubernetes/1.36.
 //
 // `go mod tidy` drops what only the tests need. To add it again: `go get -t k8s.io/kubernetes/test/e2e@VERSION`.
