@@ -57,8 +57,15 @@ pub(crate) const KUBELET_DATA_DIR: &str = "/var/lib/loopfs/data/kubelet";
 /// on it is honoured.
 pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 
-/// Builds the programs and disks of clusters, with the driver's image on every node. The nodes have `tools`
-/// in addition to the programs of Kubernetes: the name of each there, and its path on the host.
+/// The programs and images that only some runs need on the nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Additions {
+    /// The name of each program in [`TOOLS_DIR`], and its path on the host.
+    pub(crate) tools: Vec<(String, PathBuf)>,
+    pub(crate) images: Vec<ContainerImage>,
+}
+
+/// Builds the programs and disks of clusters, with the driver's image and the additions on every node.
 ///
 /// # Errors
 /// A part cannot be fetched or built, or the options contradict each other.
@@ -67,34 +74,11 @@ pub(crate) async fn parts(
     kubernetes: &KubernetesSource,
     options: &NodeOptions,
     debugging: Debugging,
-    tools: &[(String, PathBuf)],
+    Additions { tools, images }: Additions,
 ) -> Result<Parts> {
     options.check()?;
-    Parts::build(session, &options.variant(), plan(session, options, debugging, tools), kubernetes).await
-}
-
-/// The programs and images that nodes have only for certain scenarios.
-#[derive(Debug, Default)]
-pub(crate) struct Additions {
-    /// The name of each program in [`TOOLS_DIR`], and its path on the host.
-    pub(crate) tools: Vec<(String, PathBuf)>,
-    pub(crate) images: Vec<ContainerImage>,
-}
-
-/// Builds the programs and disks of a cluster for scenarios. Its nodes run node-debug.
-///
-/// # Errors
-/// A part cannot be fetched or built, or the options contradict each other.
-pub(crate) async fn scenario_parts(
-    session: &Session,
-    kubernetes: &KubernetesSource,
-    options: &NodeOptions,
-    additions: Additions,
-) -> Result<Parts> {
-    options.check()?;
-    let Additions { tools, images } = additions;
     let plan = async {
-        let mut plan = plan(session, options, Debugging::On, &tools).await?;
+        let mut plan = plan(session, options, debugging, &tools).await?;
         plan.images.extend(images);
         Ok(plan)
     };

@@ -9,7 +9,7 @@ use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrou
 
 use crate::e2e;
 use crate::node_options::{KubernetesOptions, NodeOptions};
-use crate::nodes::{self, Debugging};
+use crate::nodes::{self, Additions, Debugging};
 use crate::test_env::node_debug;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -77,7 +77,13 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
     let parts = session
-        .until_cancelled(nodes::parts(session, &args.kubernetes.source(), &args.nodes, Debugging::On, &[]))
+        .until_cancelled(nodes::parts(
+            session,
+            &args.kubernetes.source(),
+            &args.nodes,
+            Debugging::On,
+            Additions::default(),
+        ))
         .await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     session.until_cancelled(node_debug::grant(session, cluster.client())).await?;

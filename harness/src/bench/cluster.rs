@@ -14,7 +14,7 @@ use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
 use crate::e2e;
 use crate::node_options::NodeOptions;
-use crate::nodes::{self, Debugging};
+use crate::nodes::{self, Additions, Debugging};
 use crate::test_env::workload::create_namespace;
 
 /// The namespace of the claims and pods of benchmarks.
@@ -40,7 +40,8 @@ pub(super) async fn measured(
 ) -> Result<Environment> {
     let options = options.with_kernel(args.kernel.clone());
     let kubernetes = KubernetesSource::default();
-    let parts = nodes::parts(session, &kubernetes, &options, Debugging::Off, tools).await?;
+    let additions = Additions { tools: tools.to_vec(), ..Additions::default() };
+    let parts = nodes::parts(session, &kubernetes, &options, Debugging::Off, additions).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let logs = session.workspace.reports("bench").join(name);

@@ -19,7 +19,7 @@ use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{kind, scenarios, self_check, state_dump, upgrade};
 use crate::node_options::{KubernetesOptions, NodeOptions};
-use crate::nodes::{self, Additions};
+use crate::nodes::{self, Additions, Debugging};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::{self, Manifests};
@@ -298,7 +298,7 @@ async fn start(
     let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = async {
         let additions = additions(session, args.selection()).await?;
-        nodes::scenario_parts(session, &args.kubernetes.source(), &args.nodes, additions).await
+        nodes::parts(session, &args.kubernetes.source(), &args.nodes, Debugging::On, additions).await
     };
     own_cluster::start(session, &mut scenario, parts, places).await
 }
