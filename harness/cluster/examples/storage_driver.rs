@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
-use kube::api::ListParams;
 use kube::runtime::watcher;
 use testvm::images::shell;
 use testvm::report::Report;
@@ -31,8 +30,8 @@ use testvm_cluster::manifests::Manifests;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
 use testvm_cluster::{
-    Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, KubernetesSource, Node,
-    NodePlan, NodeVariant, Parts,
+    Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, KubernetesSource, NodePlan,
+    NodeVariant, Parts,
 };
 
 const PROJECT: Project = Project { name: "driver-example", command: "cargo run --example storage_driver --" };
@@ -140,7 +139,7 @@ async fn test(cluster: &Cluster, manifests: &Path) -> Result<()> {
     workload::create_pod(&pods, &workload::pod(POD, program, &[held])?).await?;
 
     // The driver is killed while it provides the volume, and the volume becomes ready nevertheless.
-    let killed = kill_driver(node, &driver_pods).await?;
+    let killed = containers::kill_in(node, &driver_pods, DRIVER_LABELS, DRIVER_CONTAINER).await?;
     workload::until_pod_runs(&pods, POD, TIMEOUT).await?;
     until_driver_runs(&driver_pods, &[killed]).await?;
     let write = format!("echo -n '{TEXT}' > /vol/text && sync");
@@ -161,15 +160,6 @@ async fn test(cluster: &Cluster, manifests: &Path) -> Result<()> {
     workload::end_pod(&pods, POD, TIMEOUT).await?;
     workload::delete_claim(client, &claims, CLAIM, TIMEOUT).await?;
     Entries::of_file_system(node, DATA_DIR).await?.require_none_added_since(&before)
-}
-
-/// Kills the driver as the kernel does when memory runs out, and returns its container.
-async fn kill_driver(node: &Node, driver_pods: &Api<Pod>) -> Result<Container> {
-    let pods = driver_pods.list(&ListParams::default().labels(DRIVER_LABELS)).await?;
-    let pod = pods.iter().next().context("the driver has no pod")?;
-    let container = Container::of(pod, DRIVER_CONTAINER)?;
-    containers::kill(node, &container).await?;
-    Ok(container)
 }
 
 /// Waits until all containers of the driver are ready, and none of them was killed.

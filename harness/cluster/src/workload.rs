@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -189,6 +190,27 @@ pub async fn until_pod_runs(pods: &Api<Pod>, pod: &str, within: Duration) -> Res
     })
     .await
     .with_context(|| format!("pod {pod} does not run"))
+    .map(drop)
+}
+
+/// Waits until a Deployment has an available pod.
+///
+/// # Errors
+/// No pod is available in time.
+pub async fn until_available(
+    client: &Client,
+    namespace: &str,
+    deployment: &str,
+    within: Duration,
+) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    until_one(deployments, deployment, within, |deployment| {
+        let status = deployment.and_then(|deployment| deployment.status.as_ref());
+        let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
+        State::ready_if(available > 0, format!("its status is {status:?}"))
+    })
+    .await
+    .with_context(|| format!("no pod of deployment {namespace}/{deployment} is available"))
     .map(drop)
 }
 

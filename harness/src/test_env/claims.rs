@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testvm_cluster::api_error::api_error;
@@ -44,8 +44,7 @@ pub(crate) async fn create(
     env: &TestEnv<'_>,
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
-    let created = env.claims().create(&PostParams::default(), claim).await;
-    created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
+    workload::create_claim(&env.claims(), claim).await
 }
 
 /// Requests another size of the claim.
@@ -89,10 +88,7 @@ pub(crate) async fn delete_with_volume(env: &TestEnv<'_>, claim: &str) -> Result
 
 /// Returns the PersistentVolume of a bound claim.
 pub(crate) async fn volume_of(env: &TestEnv<'_>, claim: &str) -> Result<PersistentVolume> {
-    let bound =
-        env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
-    let name = bound.spec.and_then(|spec| spec.volume_name);
-    let name = name.with_context(|| format!("claim {claim} names no volume"))?;
+    let name = workload::volume_of(&env.claims(), claim).await?;
     volumes(env).get(&name).await.map_err(api_error).with_context(|| format!("read volume {name}"))
 }
 

@@ -6,19 +6,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok, log_tail};
 use testvm_cluster::leak_check::Entries;
 use testvm_cluster::manifests::Manifests;
-use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::waiting::{State, until};
 use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
 use testvm_cluster::{Cluster, Node};
 
@@ -189,15 +187,7 @@ fn judge(output: &ExecOutput, proof: &str) -> Outcome {
 /// Applies the manifests, and waits until the provisioner runs.
 async fn install(cluster: &Cluster, manifests: &Manifests) -> Result<()> {
     manifests.apply(cluster.client()).await?;
-    let deployments: Api<Deployment> = Api::namespaced(cluster.client().clone(), DRIVER_NAMESPACE);
-    until_one(deployments, DEPLOYMENT, TIMEOUT, |deployment| {
-        let status = deployment.and_then(|deployment| deployment.status.as_ref());
-        let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
-        State::ready_if(available == 1, format!("it has {available} available pods"))
-    })
-    .await
-    .context("the provisioner does not start")
-    .map(drop)
+    workload::until_available(cluster.client(), DRIVER_NAMESPACE, DEPLOYMENT, TIMEOUT).await
 }
 
 async fn create(cluster: &Cluster, claims: &Api<PersistentVolumeClaim>, pods: &Api<Pod>) -> Result<()> {
@@ -238,13 +228,7 @@ async fn until_helper_pods(cluster: &Cluster, expected: impl Fn(usize) -> bool, 
 
 /// Kills the provisioner, and returns its container.
 async fn kill_provisioner(cluster: &Cluster, node: &Node) -> Result<Container> {
-    let selected = ListParams::default().labels(LABELS);
-    let pods = driver_pods(cluster).list(&selected).await.map_err(api_error);
-    let pods = pods.context("list the pods of the provisioner")?;
-    let pod = pods.iter().next().context("the provisioner has no pod")?;
-    let container = Container::of(pod, CONTAINER)?;
-    containers::kill(node, &container).await?;
-    Ok(container)
+    containers::kill_in(node, &driver_pods(cluster), LABELS, CONTAINER).await
 }
 
 /// Writes the end of the log of each pod in the provisioner's namespace into a file. If something cannot be read, the file has

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use testvm_cluster::Cluster;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::{State, until_none_complains, until_one};
+use testvm_cluster::waiting::until_none_complains;
+use testvm_cluster::workload;
 
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::e2e::scenarios::install;
@@ -108,15 +108,7 @@ async fn runs(env: &TestEnv<'_>) -> Result<()> {
         },
     );
     established.await?;
-    let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), NAMESPACE);
-    until_one(deployments, CONTROLLER, env.timeouts.start, |deployment| {
-        let status = deployment.and_then(|deployment| deployment.status.as_ref());
-        let available = status.and_then(|status| status.available_replicas);
-        State::ready_if(available.is_some_and(|available| available > 0), format!("its status is {status:?}"))
-    })
-    .await
-    .context("snapshot-controller does not run")
-    .map(drop)
+    workload::until_available(&env.client, NAMESPACE, CONTROLLER, env.timeouts.start).await
 }
 
 async fn rolled_out(env: &TestEnv<'_>) -> Result<()> {
