@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use testvm::rust_build::programs;
+use testvm::rust_build::{Built, programs};
 use testvm::session::Session;
 
 /// Programs that run inside guests and pods.
@@ -63,4 +63,14 @@ pub(crate) async fn loopfs_tool(session: &Session) -> Result<PathBuf> {
     let args = ["build", "--release", "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
     let built = programs(session, "build the tool loopfs", &args).await?;
     built.program("loopfs")
+}
+
+/// Builds the example programs of loopfs as its kernel tests are built, so that both share the library.
+///
+/// # Errors
+/// An example does not compile.
+pub(crate) async fn loopfs_examples(session: &Session, feature: &str) -> Result<Built> {
+    let profile = "--profile=guest-tests";
+    let args = ["build", profile, "--package", "loopfs", "--features", feature, "--examples"];
+    programs(session, "build the examples of loopfs", &args).await
 }

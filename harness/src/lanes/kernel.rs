@@ -33,6 +33,8 @@ const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 /// The program of loopfs, which its tests run, and its path in the guest.
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
+/// The directory in the guest of the example programs of loopfs, which its tests run.
+const EXAMPLES: &str = "/tests/examples";
 
 /// The tests of the Go code that becomes part of the kubelet.
 const GO_TESTS: &str = "/tests/kubelet-quota";
@@ -73,6 +75,12 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
+    let examples = builds::loopfs_examples(session, FEATURE).await?;
+    files.extend(examples.programs().map(|(name, host)| GuestFile {
+        path: format!("{EXAMPLES}/{name}"),
+        mode: 0o755,
+        host: host.to_owned(),
+    }));
     let programs = [LOSETUP.files(session).await?, MKFS_XFS.files(session).await?].concat();
     // Both programs bring the C library of the same suite.
     for (path, host) in programs.into_iter().collect::<BTreeMap<_, _>>() {
@@ -178,6 +186,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         ("LOOPFS_TEST_XFS_NOQUOTA", "/mnt/xfs-noquota"),
         ("LOOPFS_TEST_SCRATCH", "/tmp"),
         ("LOOPFS_TEST_TOOL", TOOL_PATH),
+        ("LOOPFS_TEST_EXAMPLES", EXAMPLES),
         ("LOOPFS_TEST_LOSETUP", LOSETUP.path()),
         ("LOOPFS_TEST_MKFS_XFS", MKFS_XFS.path()),
     ];

@@ -142,6 +142,13 @@ impl Built {
         let path = found.and_then(|artifact| artifact.executable.clone());
         path.with_context(|| format!("cargo built no program called {name}"))
     }
+
+    /// Returns the name and the path of each program.
+    pub fn programs(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.0
+            .iter()
+            .filter_map(|artifact| Some((artifact.target.name.as_str(), artifact.executable.as_deref()?)))
+    }
 }
 
 #[derive(Deserialize)]
@@ -236,5 +243,6 @@ mod tests {
         let built = Built(artifacts(messages));
         assert_eq!(built.program("kernel").unwrap(), PathBuf::from("/t/kernel-1"));
         assert!(built.program("library").is_err());
+        assert_eq!(built.programs().collect::<Vec<_>>(), [("kernel", Path::new("/t/kernel-1"))]);
     }
 }
