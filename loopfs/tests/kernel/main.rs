@@ -2,13 +2,15 @@
 //! machine of their own; `cargo harness test --lane kernel` provides it.
 //!
 //! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA` is one without quotas,
-//! `LOOPFS_TEST_SCRATCH` is a tmpfs, and `LOOPFS_TEST_TOOL` is the program `loopfs`. The tests fail if one of
-//! them is missing, because a skipped test must not look like a passed one.
+//! `LOOPFS_TEST_SCRATCH` is a tmpfs, `LOOPFS_TEST_TOOL` is the program `loopfs`, and `LOOPFS_TEST_EXAMPLES` is a
+//! directory with the programs of `examples`. The tests fail if one of them is missing, because a skipped test must
+//! not look like a passed one.
 
 mod attachments;
 mod clones;
 mod command_line;
 mod conditions;
+mod cookbook;
 mod data_disk;
 mod device_cgroup;
 mod directory_copies;

@@ -1,0 +1,294 @@
+//! Runs the programs of `examples`, which `docs/cookbook.md` describes, and checks their effects by the library and the kernel.
+//!
+//! `LOOPFS_TEST_EXAMPLES` is a directory with the programs.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use loopfs::Bytes;
+use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, LoopControl, LoopDevice};
+use loopfs::mount::table as mountinfo;
+use loopfs::project_quota::{ProjectId, project_of};
+use loopfs::volume_store::{SnapshotId, VolumeKind, VolumeSpec};
+
+use crate::environment::{
+    Leaks, directory, id, image, path_from, scratch, store, wait_for_deferred_frees, xfs,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn program(name: &str) -> Command {
+    Command::new(path_from("LOOPFS_TEST_EXAMPLES").join(name))
+}
+
+/// Runs a program and returns its exit code, standard output and standard error.
+fn output(name: &str, args: &[&str]) -> (i32, String, String) {
+    let finished = program(name).args(args).stdin(Stdio::null()).output().expect("the program runs");
+    let Output { status, stdout, stderr } = finished;
+    (
+        status.code().expect("an exit code"),
+        String::from_utf8(stdout).expect("UTF-8"),
+        String::from_utf8(stderr).expect("UTF-8"),
+    )
+}
+
+/// Runs a program and returns its standard output. Panics if it fails.
+#[track_caller]
+fn run(name: &str, args: &[&str]) -> String {
+    let (code, stdout, stderr) = output(name, args);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{name} {args:?} printed {stdout}");
+    stdout
+}
+
+/// Runs a program and returns its standard error. Panics if it does not fail.
+#[track_caller]
+fn failure(name: &str, args: &[&str]) -> String {
+    let (code, stdout, stderr) = output(name, args);
+    assert_eq!((code, stdout.as_str()), (1, ""), "{name} {args:?} printed {stderr}");
+    stderr
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn project(directory: &Path) -> Option<ProjectId> {
+    ProjectId::new(project_of(File::open(directory).unwrap()).unwrap())
+}
+
+#[test]
+fn every_example_prints_its_usage_if_the_arguments_are_invalid() {
+    let programs = fs::read_dir(path_from("LOOPFS_TEST_EXAMPLES")).expect("the examples");
+    let names: Vec<String> =
+        programs.map(|program| program.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(names.len(), 8, "{names:?}");
+    for name in names {
+        let printed = failure(&name, &["argument"; 9]);
+        assert!(printed.starts_with(&format!("{name}: usage: {name} ")), "{printed}");
+    }
+}
+
+#[test]
+fn attach_holds_a_device_with_direct_io_until_the_end_of_its_input() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let path = directory.path().join("image");
+    drop(image(directory.path(), "image", MIB));
+    let mut attach =
+        program("attach").arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(attach.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+
+    let device = LoopDevice::open_path(Path::new(line.trim_end())).unwrap();
+    assert!(device.status().unwrap().direct_io);
+    assert_eq!(device.binding().backing, BackingFile::of(File::open(&path).unwrap()).unwrap());
+    drop(device);
+
+    drop(attach.stdin.take());
+    assert!(attach.wait().unwrap().success());
+    assert!(LoopControl::open().unwrap().find(File::open(&path).unwrap()).unwrap().is_empty());
+    let absent = directory.path().join("absent");
+    let refused = failure("attach", &[text(&absent)]);
+    assert!(refused.starts_with(&format!("attach: open {}: No such file", absent.display())), "{refused}");
+    leaks.check();
+}
+
+#[test]
+fn expand_expands_the_image_and_its_device_in_use_and_refuses_to_shrink_them() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let path = directory.path().join("image");
+    let image = image(directory.path(), "image", MIB);
+    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+
+    let printed = run("expand", &[text(&path), "4194304"]);
+    assert_eq!(printed, format!("{}: {}\n", device.path().display(), Bytes(4 * MIB)));
+    assert_eq!(device.status().unwrap().size, Bytes(4 * MIB));
+    assert!(failure("expand", &[text(&path), "1048576"]).contains("cannot shrink"));
+    assert_eq!(image.metadata().unwrap().len(), 4 * MIB);
+
+    drop(device);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
+    leaks.check();
+}
+
+#[test]
+fn devices_finds_the_device_of_a_file_and_calls_it_stray_once_the_file_is_deleted() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let path = directory.path().join("image");
+    let image = image(directory.path(), "image", MIB);
+    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let binding = device.binding().to_string();
+
+    let of_file = run("devices", &[text(&path)]);
+    assert!(of_file.starts_with(&binding) && of_file.lines().count() == 1, "{of_file}");
+    assert!(!run("devices", &[]).contains(&binding), "the file still exists");
+    fs::remove_file(&path).unwrap();
+    let stray = run("devices", &[]);
+    assert!(stray.contains(&binding), "{stray}");
+    // Another file of that name is not the file of the device.
+    fs::write(&path, "").unwrap();
+    let stray = run("devices", &[]);
+    assert!(stray.contains(&binding), "{stray}");
+
+    drop(device);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
+    leaks.check();
+}
+
+#[test]
+fn quota_limits_a_directory_raises_the_limit_and_removes_both() {
+    let leaks = Leaks::watch();
+    let parent = directory();
+    let limited = parent.path().join("limited");
+    fs::create_dir(&limited).unwrap();
+    run("quota", &["limit", text(&limited), "1048576", "100"]);
+    let project = project(&limited).expect("the directory is in a project");
+    let content = vec![1; 2 << 20];
+    let refused = fs::write(limited.join("file"), &content).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+
+    run("quota", &["limit", text(&limited), "4194304", "100"]);
+    fs::write(limited.join("file"), &content).unwrap();
+    let printed = run("quota", &["usage", text(&limited)]);
+    assert!(printed.starts_with(&format!("project {project}: ")), "{printed}");
+    assert!(printed.ends_with(", 2 inodes\n"), "{printed}");
+
+    let printed = run("quota", &["remove", text(&limited)]);
+    assert_eq!(printed, format!("project {project}: Freed\n"));
+    assert!(!limited.exists());
+    leaks.check();
+}
+
+#[test]
+fn quota_refuses_a_directory_with_content_and_one_of_another_program() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    fs::write(directory.path().join("file"), "").unwrap();
+    let refused = failure("quota", &["limit", text(directory.path()), "1048576", "100"]);
+    assert!(refused.contains("not empty"), "{refused}");
+    let refused = failure("quota", &["remove", text(directory.path())]);
+    assert!(refused.contains("no project of this program"), "{refused}");
+    assert!(directory.path().join("file").exists());
+    assert_eq!(project(directory.path()), None);
+    leaks.check();
+}
+
+#[test]
+fn refusal_names_the_limit_that_was_reached() {
+    let leaks = Leaks::watch();
+    let parent = directory();
+    let limited = parent.path().join("limited");
+    fs::create_dir(&limited).unwrap();
+    run("quota", &["limit", text(&limited), "1048576", "10"]);
+    let project = project(&limited).expect("the directory is in a project");
+    assert!(failure("refusal", &[text(&limited), "4096"]).contains("no limit is reached"));
+
+    // In small parts, because XFS may refuse a large write before it has stored any part of it.
+    let mut file = File::create(limited.join("file")).unwrap();
+    let refused = (0..512).find_map(|_| file.write_all(&[1; 4096]).err());
+    assert_eq!(refused.unwrap().raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    let printed = run("refusal", &[text(&limited), "1048576"]);
+    let (expected, limit) = (format!("project {project} uses "), format!(" of {}: ", Bytes::MIB));
+    assert!(printed.starts_with(&expected) && printed.contains(&limit), "{printed}");
+    assert_eq!(printed.lines().count(), 1, "{printed}");
+
+    fs::remove_file(limited.join("file")).unwrap();
+    wait_for_deferred_frees();
+    let refused = (0..10).find_map(|number| File::create(limited.join(number.to_string())).err());
+    assert_eq!(refused.unwrap().raw_os_error(), Some(libc::ENOSPC));
+    let printed = run("refusal", &[text(&limited), "0"]);
+    assert!(printed.contains(&format!("project {project} uses 10 inodes of 10 inodes: ")), "{printed}");
+
+    // The root of the file system is in no project.
+    let printed = run("refusal", &[text(&xfs()), "1000000000000000"]);
+    assert!(printed.contains(&format!("the file system at {}", xfs().display())), "{printed}");
+    run("quota", &["remove", text(&limited)]);
+    leaks.check();
+}
+
+#[test]
+fn store_creates_publishes_expands_snapshots_and_deletes_a_volume() {
+    let leaks = Leaks::watch();
+    let (store, target, data) = (store(), scratch(), xfs());
+    let (volume, snapshot) = (id("cookbook"), SnapshotId::parse("before-upgrade").unwrap());
+    let run = |args: &[&str]| run("store", &[&[text(&data)], args].concat());
+    assert_eq!(run(&["create", "cookbook", "1048576"]), format!("{}\n", Bytes::MIB));
+
+    run(&["publish", "cookbook", text(target.path())]);
+    let mounts = mountinfo::read().unwrap();
+    let mount = mountinfo::at(&mounts, target.path()).expect("the volume is mounted");
+    assert!(mount.has_option("nosuid") && mount.has_option("nodev"), "{:?}", mount.options);
+    fs::write(target.path().join("file"), "content").unwrap();
+    let refused = failure("store", &[text(&data), "delete", "cookbook"]);
+    assert!(refused.contains("in use"), "{refused}");
+
+    assert_eq!(run(&["expand", "cookbook", "4194304"]), format!("{}\n", Bytes(4 * MIB)));
+    let size = nix::sys::statvfs::statvfs(target.path()).unwrap();
+    assert_eq!(size.blocks() * size.fragment_size(), 4 * MIB);
+    run(&["snapshot", "cookbook", "before-upgrade"]);
+    assert_eq!(store.snapshot(&snapshot).unwrap().source(), &volume);
+
+    run(&["unpublish", "cookbook", text(target.path())]);
+    assert!(mountinfo::at(&mountinfo::read().unwrap(), target.path()).is_none());
+    assert_eq!(run(&["delete", "cookbook"]), "true\n");
+    assert_eq!(run(&["delete", "cookbook"]), "false\n");
+    assert_eq!(run(&["delete-snapshot", "before-upgrade"]), "true\n");
+    assert_eq!(run(&["empty-trash"]), "2\n");
+    assert!(store.list().unwrap().is_empty() && store.snapshots().unwrap().is_empty());
+    leaks.check();
+}
+
+#[test]
+fn recover_removes_what_a_crash_left_and_keeps_the_volumes() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("cookbook"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes::MIB)).unwrap();
+    // What a process leaves that is killed while it creates a volume, and one that is killed before it mounts one.
+    fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
+    store.record_publication(&id, Path::new("/never/mounted")).unwrap();
+    assert!(store.delete(&id).unwrap_err().to_string().contains("in use"));
+
+    let printed = run("recover", &[text(&xfs())]);
+    assert!(printed.starts_with("incomplete volumes removed: 1\n"), "{printed}");
+    assert_eq!(fs::read_dir(xfs().join("staging")).unwrap().count(), 0);
+    assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
+    let printed = run("recover", &[text(&xfs())]);
+    assert!(printed.starts_with("incomplete volumes removed: 0\n"), "{printed}");
+
+    assert!(store.delete(&id).unwrap(), "the record of the publication was removed");
+    assert!(run("recover", &[text(&xfs())]).ends_with("deleted volumes removed: 1\n"));
+    let empty = scratch();
+    failure("recover", &[text(empty.path())]);
+    assert_eq!(fs::read_dir(empty.path()).unwrap().count(), 0, "no store was created");
+    leaks.check();
+}
+
+#[test]
+fn bind_mount_refuses_writes_through_a_read_only_mount_and_unmounts_it() {
+    let leaks = Leaks::watch();
+    let (source, target) = (directory(), scratch());
+    let arguments = [text(source.path()), text(target.path())];
+    let printed = run("bind_mount", &[arguments[0], arguments[1], "ro,nosuid,nodev"]);
+    let mounts = mountinfo::read().unwrap();
+    let mount = mountinfo::at(&mounts, target.path()).expect("the directory is mounted");
+    assert_eq!(printed, format!("{}\n", mount.options.join(",")));
+    assert!(["ro", "nosuid", "nodev"].iter().all(|option| mount.has_option(option)), "{printed}");
+    let refused = File::create(target.path().join("file")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    File::create(source.path().join("file")).unwrap();
+
+    run("bind_mount", &arguments[1..]);
+    assert!(mountinfo::at(&mountinfo::read().unwrap(), target.path()).is_none());
+    assert!(failure("bind_mount", &arguments[1..]).contains("nothing is mounted"));
+    let refused = failure("bind_mount", &[arguments[0], arguments[1], "ro,rw"]);
+    assert!(refused.contains("contradict"), "{refused}");
+    leaks.check();
+}
