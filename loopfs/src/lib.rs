@@ -26,6 +26,8 @@
 //! initial user namespace, the limit of a directory is therefore cooperative. An image behind a loop device is a hard
 //! limit. [`VolumeStore::stats`](volume_store::VolumeStore::stats) reports a changed id.
 
+// docs.rs, which sets `docsrs`, shows the feature of each item.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 #![cfg_attr(
     not(feature = "volume-store"),
