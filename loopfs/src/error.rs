@@ -197,7 +197,46 @@ impl<T> Context<T> for std::io::Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    /// Returns the rows of the cookbook's table of kinds: the kind, and its errnos.
+    fn documented_kinds() -> BTreeMap<&'static str, &'static str> {
+        let cookbook = include_str!("../docs/cookbook.md");
+        let section = cookbook.split("\n## Kinds of errors\n").nth(1).expect("a section about kinds");
+        let table = section.split("\n\n").find(|part| part.starts_with("| kind | errno |")).expect("a table");
+        let rows = table.lines().filter_map(|row| row.strip_prefix("| `")?.split_once("` | "));
+        rows.map(|(kind, rest)| (kind, rest.split('|').next().unwrap_or_default())).collect()
+    }
+
+    #[test]
+    fn the_cookbook_lists_every_kind_with_its_errnos() {
+        let documented = documented_kinds();
+        // The kernel's headers define no errno of a system call beyond that.
+        let errnos: Vec<Errno> =
+            (1..200).map(Errno::from_raw).filter(|errno| *errno != Errno::UnknownErrno).collect();
+        for (kind, listed) in &documented {
+            let of_kind = errnos.iter().filter(|errno| format!("{:?}", ErrorKind::of(**errno)) == *kind);
+            let mut expected: Vec<String> = of_kind.map(|errno| format!("{errno:?}")).collect();
+            let mut listed: Vec<&str> =
+                listed.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+            if *kind == "Other" {
+                assert_eq!(listed, ["all others"]);
+                continue;
+            }
+            expected.sort_unstable();
+            listed.sort_unstable();
+            assert_eq!(listed, expected, "the errnos of {kind}");
+        }
+        let source = include_str!("error.rs");
+        let variants = source.split("pub enum ErrorKind {").nth(1).and_then(|rest| rest.split('}').next());
+        let variants = variants.expect("the variants").lines().map(str::trim);
+        let variants = variants.filter(|line| !line.starts_with("///"));
+        let names: Vec<&str> = variants.filter_map(|line| line.strip_suffix(',')).collect();
+        assert_eq!(names.len(), documented.len());
+        assert!(names.iter().all(|name| documented.contains_key(name)), "{names:?}");
+    }
 
     #[test]
     fn an_error_prints_operation_object_remedy_and_errno_once() {

@@ -17,6 +17,9 @@
 //! one that removes surplus idle loop devices. The caller decides what to do with an [`Error`], which names the operation,
 //! the object, the errno and, where there is one, the remedy.
 //!
+//! The package has eight complete programs in `examples`, and describes them in `docs/cookbook.md` together with the kinds of
+//! errors, the capabilities and the versions of Linux.
+//!
 //! # Requirements
 //! Linux 5.14 (`quotactl_fd`); mounts need 5.12 and loop devices 5.8. All of it needs `CAP_SYS_ADMIN`. To keep directories
 //! of other users, `CAP_FOWNER`, `CAP_DAC_OVERRIDE` and `CAP_CHOWN` are needed too.

@@ -419,6 +419,14 @@ mod tests {
     use crate::preflight::facts::tests::{complete, dev};
     use crate::preflight::{self, Status};
 
+    #[test]
+    fn the_cookbook_has_a_row_for_the_version_of_each_feature() {
+        let cookbook = include_str!("../../docs/cookbook.md");
+        for ((major, minor), name, _) in FEATURES {
+            assert!(cookbook.contains(&format!("\n| {major}.{minor} | ")), "no row for {name}");
+        }
+    }
+
     fn open_error(errno: Errno) -> Control {
         Control::Fails(Error::sys("open", "/dev/loop-control", errno))
     }
