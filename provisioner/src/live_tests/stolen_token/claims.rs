@@ -117,7 +117,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
         },
     });
     attempts.allow("record a resize of its own claim", patches("bound-own", &resize));
-    // README.md documents this limit: only the volumes of these claims name the node.
+    // docs/src/security.md documents this limit: only the volumes of these claims name the node.
     let progress =
         |claim: &str| json!({"status": {"capacity": {"storage": "2Mi"}, "conditions": resizing(claim)}});
     for claim in ["bound-unplaced", "by-hand"] {

@@ -32,7 +32,7 @@ pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
     let volume = scene.new_volume("waiting-own", DRIVER, HERE);
     let create = |object| volumes().create(object);
     attempts.allow("create its own volume", [create(volume.clone()), volumes().apply(volume.clone())]);
-    // README.md documents this limit: a policy that checks a volume cannot read the claim.
+    // docs/src/security.md documents this limit: a policy that checks a volume cannot read the claim.
     for claim in ["waiting-theirs", "waiting-other"] {
         let mut volume = scene.new_volume(claim, DRIVER, HERE);
         volume["spec"]["storageClassName"] = json!(scene.class);
