@@ -1,0 +1,107 @@
+//! Builds the book.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use mdbook_driver::MDBook;
+
+use crate::{links, warnings};
+
+/// The address of the checkout for pages in its directory `target/book`.
+pub const SOURCES_IN_CHECKOUT: &str = "../..";
+
+const SUMMARY: &str = "SUMMARY.md";
+
+/// Builds the book in `docs` into `destination`, which is emptied first, and checks it. Links that leave the book lead into
+/// `sources`, the address of the checkout.
+///
+/// # Errors
+/// The book cannot be built, mdBook logs a warning, a page is not in SUMMARY.md, or a link leads nowhere.
+pub fn build(docs: &Path, destination: &Path, sources: &str) -> Result<()> {
+    let (built, warnings) = warnings::collect(|| render(docs, destination, sources));
+    built.with_context(|| format!("build the book in {}", docs.display()))?;
+    anyhow::ensure!(warnings.is_empty(), "mdBook warns of the book:\n{}", warnings.join("\n"));
+    links::check(destination)
+}
+
+fn render(docs: &Path, destination: &Path, sources: &str) -> Result<()> {
+    let mut book = MDBook::load(docs)?;
+    book.config.build.build_dir = destination.to_owned();
+    let pages: BTreeSet<PathBuf> =
+        book.book.chapters().filter_map(|chapter| chapter.source_path.clone()).collect();
+    require_pages(&book.source_dir(), &pages)?;
+    book.book.for_each_chapter_mut(|chapter| chapter.content = links::to_sources(&chapter.content, sources));
+    book.build()
+}
+
+/// Fails unless the documents in `directory` are the pages of the summary. The pages are in one directory: the links that
+/// leave the book are rewritten for such pages.
+fn require_pages(directory: &Path, pages: &BTreeSet<PathBuf>) -> Result<()> {
+    let mut missing = Vec::new();
+    for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
+        let path = entry?.path();
+        anyhow::ensure!(!path.is_dir(), "{}: the pages have to be in one directory", path.display());
+        let name = Path::new(path.file_name().unwrap_or_default());
+        let is_document = name.extension().is_some_and(|extension| extension == "md");
+        if is_document && name != Path::new(SUMMARY) && !pages.contains(name) {
+            missing.push(name.display().to_string());
+        }
+    }
+    missing.sort_unstable();
+    let missing = missing.join(", ");
+    anyhow::ensure!(missing.is_empty(), "add these pages to {SUMMARY}, or remove them: {missing}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes a book with these files beside its configuration, and builds it.
+    fn built(files: &[(&str, &str)]) -> Result<()> {
+        let directory = tempfile::tempdir().unwrap();
+        let docs = directory.path().join("docs");
+        fs::create_dir_all(docs.join("src")).unwrap();
+        let config = "[book]\ntitle = \"a book\"\n[build]\ncreate-missing = false\n[output.html]\n";
+        fs::write(docs.join("book.toml"), config).unwrap();
+        for (name, text) in files {
+            fs::write(docs.join("src").join(name), text).unwrap();
+        }
+        build(&docs, &directory.path().join("built"), SOURCES_IN_CHECKOUT)
+    }
+
+    #[test]
+    fn a_book_whose_links_lead_somewhere_is_built() {
+        built(&[("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", "# A\n[itself](a.md#a)\n")]).unwrap();
+    }
+
+    #[test]
+    fn a_page_that_the_summary_lacks_is_an_error() {
+        let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", "# A\n"), ("b.md", "# B\n")];
+        let error = format!("{:#}", built(&files).unwrap_err());
+        assert!(error.ends_with("add these pages to SUMMARY.md, or remove them: b.md"), "{error}");
+    }
+
+    #[test]
+    fn a_page_that_does_not_exist_is_an_error() {
+        let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n- [B](b.md)\n"), ("a.md", "# A\n")];
+        assert!(format!("{:#}", built(&files).unwrap_err()).contains("b.md"));
+    }
+
+    #[test]
+    fn a_warning_of_mdbook_is_an_error() {
+        let page = "# A\n[itself](a.md) <b>not closed\n";
+        let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", page)];
+        let error = built(&files).unwrap_err().to_string();
+        assert!(error.starts_with("mdBook warns of the book:"), "{error}");
+    }
+
+    #[test]
+    fn a_link_without_a_target_is_an_error() {
+        let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", "# A\n[there](a.md#there)\n")];
+        let error = built(&files).unwrap_err().to_string();
+        assert!(error.contains("a.html: a.html#there"), "{error}");
+    }
+}

@@ -1,0 +1,11 @@
+//! Builds the book in `docs` with mdBook, and checks it: mdBook prints no warning, each page is in SUMMARY.md, and each link
+//! of the built pages leads somewhere.
+//!
+//! `docs/decisions/0062-the-book.md` gives the reasons.
+
+mod build;
+mod links;
+pub mod markdown;
+mod warnings;
+
+pub use build::{SOURCES_IN_CHECKOUT, build};

@@ -1,0 +1,13 @@
+//! Builds the book.
+
+use std::path::Path;
+
+/// The root of the workspace.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
+}
+
+#[test]
+fn the_book_builds_without_warnings_and_its_links_lead_somewhere() {
+    book::build(&root().join("docs"), &root().join("target/book"), book::SOURCES_IN_CHECKOUT).unwrap();
+}
