@@ -1,0 +1,131 @@
+//! Tables of the book that repeat names of the programs. The sources are read as text, because the harness links to none of the
+//! programs.
+
+use std::collections::BTreeSet;
+
+use book::markdown::{code, table};
+
+use crate::read;
+
+const EVENTS: &str = "provisioner/src/api/events.rs";
+const ERRORS: &str = "provisioner/src/error.rs";
+const CODES: &str = "csi/src/services/status.rs";
+const SETTINGS: &str = "loopfs/src/volume_store/settings.rs";
+const SETTING_NAMES: &str = "loopfs/src/volume_store/spec.rs";
+const NODE_LOSS: &str = "provisioner/src/objects/loss_policy.rs";
+const RESERVED: &str = "provisioner/src/objects/parameters/reserved.rs";
+
+const FAILURES: &str = "docs/src/failures.md";
+const STORAGE_CLASS: &str = "docs/src/storage-class.md";
+
+/// Returns the text after `start`, up to `end`.
+fn part<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
+    let (_, rest) = text.split_once(start).unwrap_or_else(|| panic!("there is no {start:?}"));
+    rest.split_once(end).unwrap_or_else(|| panic!("there is no {end:?} after {start:?}")).0
+}
+
+/// Returns the texts between double quotes.
+fn literals(text: &str) -> impl Iterator<Item = &str> {
+    text.split('"').skip(1).step_by(2)
+}
+
+/// Returns the reasons of events and their types.
+fn reasons() -> BTreeSet<(String, String)> {
+    let source = read(EVENTS);
+    let arms = source.lines().filter_map(|line| line.trim().strip_prefix("Reason::")?.split_once(" => (\""));
+    let named = arms.filter_map(|(_, values)| {
+        let (reason, rest) = values.split_once("\", ")?;
+        let (type_, _) = rest.split_once(',')?;
+        Some((reason.to_owned(), type_.to_lowercase()))
+    });
+    named.collect()
+}
+
+#[test]
+fn the_book_explains_every_event() {
+    let reasons = reasons();
+    // The test `floors` of the harness compares this list with the sources.
+    let listed = read("harness/tests/floors/compat.txt");
+    let listed = listed.lines().filter(|line| line.starts_with("provisioner reason ")).count();
+    assert_eq!(reasons.len(), listed, "{EVENTS} has reasons that this test does not find: {reasons:?}");
+    let rows = table(&read(FAILURES), "## Events");
+    let explained: BTreeSet<_> =
+        rows.iter().map(|row| (code(&row[0]).to_owned(), row[1].to_lowercase())).collect();
+    assert_eq!(explained, reasons, "the table of {FAILURES} (left) and {EVENTS} (right) differ");
+    assert!(rows.iter().all(|row| row.len() == 5 && !row[3].is_empty() && !row[4].is_empty()), "{rows:?}");
+}
+
+#[test]
+fn the_book_explains_every_class_of_errors() {
+    let source = read(ERRORS);
+    let classes: BTreeSet<&str> = literals(part(&source, "fn reason(&self)", "\n    }\n")).collect();
+    assert!(classes.len() > 10, "{ERRORS} has classes that this test does not find: {classes:?}");
+    let page = read(FAILURES);
+    let rows = table(&page, "## Classes of errors");
+    let explained: BTreeSet<&str> = rows.iter().map(|row| code(&row[0])).collect();
+    assert_eq!(explained, classes, "the table of {FAILURES} (left) and {ERRORS} (right) differ");
+    assert!(rows.iter().all(|row| row.len() == 3 && !row[1].is_empty() && !row[2].is_empty()), "{rows:?}");
+}
+
+/// Returns the name of a gRPC code in the form of the specification: `NotFound` as `NOT_FOUND`.
+fn of_the_specification(code: &str) -> String {
+    let mut name = String::new();
+    for character in code.chars() {
+        if character.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.extend(character.to_uppercase());
+    }
+    name
+}
+
+#[test]
+fn the_book_explains_every_code_of_the_driver() {
+    let source = read(CODES);
+    let body = part(&source, "fn code(&self)", "impl From<Error> for Status");
+    let codes = body.split("Code::").skip(1);
+    let codes: BTreeSet<String> = codes
+        .map(|rest| of_the_specification(rest.split(|c: char| !c.is_alphabetic()).next().unwrap()))
+        .collect();
+    assert!(codes.contains("FAILED_PRECONDITION"), "{codes:?}");
+    let rows = table(&read(FAILURES), "## Codes of CSI calls");
+    let explained: BTreeSet<String> = rows.iter().map(|row| code(&row[0]).to_owned()).collect();
+    assert_eq!(explained, codes, "the table of {FAILURES} (left) and {CODES} (right) differ");
+}
+
+/// Returns the parameters of a StorageClass, each as the error messages list it: `name (allowed values)`.
+fn parameters() -> BTreeSet<String> {
+    let names = read(SETTING_NAMES);
+    let settings = read(SETTINGS);
+    let settings = part(&settings, "SETTINGS: &[Setting] = &[", "\n    ];");
+    let settings = settings.split("name: ").skip(1).map(|setting| {
+        let (constant, rest) = setting.split_once(',').expect("a setting has a name and allowed values");
+        let name = literals(part(&names, &format!("const {constant}: &str = "), ";")).next().unwrap();
+        format!("{name} ({})", literals(rest).next().unwrap())
+    });
+    let node_loss = read(NODE_LOSS);
+    let node_loss = literals(part(&node_loss, "const ALLOWED: [&str; 2] = [", "];")).map(str::to_owned);
+    let reserved = read(RESERVED);
+    let fstype = literals(part(&reserved, "const FSTYPE: &str = ", ";")).map(str::to_owned);
+    settings.chain(node_loss).chain(fstype).collect()
+}
+
+#[test]
+fn the_book_has_the_parameters_of_a_storage_class() {
+    let parameters = parameters();
+    assert_eq!(parameters.len(), 7, "{parameters:?}");
+    let rows = table(&read(STORAGE_CLASS), "## Parameters");
+    let explained: BTreeSet<String> =
+        rows.iter().map(|row| format!("{} ({})", code(&row[0]), row[1])).collect();
+    assert_eq!(explained, parameters, "the table of {STORAGE_CLASS} (left) and the sources (right) differ");
+}
+
+#[test]
+fn the_comments_of_the_default_class_name_the_parameters_of_loopfs() {
+    let manifest = read("csi/deploy/storageclass.yaml");
+    for parameter in parameters() {
+        let name = parameter.split(' ').next().unwrap();
+        let is_of_kubernetes = name.contains('/');
+        assert_eq!(manifest.contains(&format!("#   {name}: ")), !is_of_kubernetes, "{name}");
+    }
+}
