@@ -1,5 +1,7 @@
-//! Builds the book, and compares its tables with the sources of the programs.
+//! Builds the book, compares its tables with the sources of the programs, and the commands of the documents with the list of
+//! those that run.
 
+mod commands;
 mod reference;
 
 use std::fs;
