@@ -1,4 +1,4 @@
-//! Tables of the book that repeat names of the programs. The sources are read as text, because the harness links to none of the
+//! Tables of documents that repeat names of the programs. The sources are read as text, because the harness links to none of the
 //! programs.
 
 use std::collections::BTreeSet;
@@ -10,11 +10,13 @@ use crate::read;
 const EVENTS: &str = "provisioner/src/api/events.rs";
 const ERRORS: &str = "provisioner/src/error.rs";
 const CODES: &str = "csi/src/services/status.rs";
+const CONDITIONS: &str = "loopfs/src/volume_store/condition.rs";
 const SETTINGS: &str = "loopfs/src/volume_store/settings.rs";
 const SETTING_NAMES: &str = "loopfs/src/volume_store/spec.rs";
 const NODE_LOSS: &str = "provisioner/src/objects/loss_policy.rs";
 const RESERVED: &str = "provisioner/src/objects/parameters/reserved.rs";
 
+const DRIVER: &str = "csi/README.md";
 const FAILURES: &str = "docs/src/failures.md";
 const STORAGE_CLASS: &str = "docs/src/storage-class.md";
 
@@ -91,6 +93,19 @@ fn the_book_explains_every_code_of_the_driver() {
     let rows = table(&read(FAILURES), "## Codes of CSI calls");
     let explained: BTreeSet<String> = rows.iter().map(|row| code(&row[0]).to_owned()).collect();
     assert_eq!(explained, codes, "the table of {FAILURES} (left) and {CODES} (right) differ");
+}
+
+/// The book links to this table.
+#[test]
+fn the_readme_of_the_driver_explains_every_condition_of_a_volume() {
+    let source = read(CONDITIONS);
+    let conditions: BTreeSet<&str> = literals(part(&source, "fn as_str(self)", "\n    }\n")).collect();
+    assert!(conditions.contains("StorageFailed"), "{conditions:?}");
+    let readme = read(DRIVER);
+    let rows = part(&readme, "abnormal for one of these reasons:", "\n### ").lines();
+    let names = rows.filter_map(|row| row.strip_prefix("| `")?.split_once('`'));
+    let explained: BTreeSet<&str> = names.map(|(name, _)| name).collect();
+    assert_eq!(explained, conditions, "the table of {DRIVER} (left) and {CONDITIONS} (right) differ");
 }
 
 /// Returns the parameters of a StorageClass, each as the error messages list it: `name (allowed values)`.
