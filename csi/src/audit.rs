@@ -14,7 +14,7 @@ use crate::storage::StorageMonitor;
 use crate::volumes::VolumeOperations;
 
 /// The findings of the latest audit.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Findings {
     abnormal: BTreeMap<VolumeId, (AbnormalReason, String)>,
     ended: Duration,

@@ -395,7 +395,9 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     let (status, metrics) = http::get(address, "/metrics");
     assert_eq!(status, 200);
     let refused = r#"loopfs_csi_rpcs_total{method="Probe",code="FailedPrecondition"}"#;
-    assert!(metrics.contains(refused) && metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
+    for line in [refused, "loopfs_csi_storage_open 0\n", "loopfs_csi_ready 0\n"] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
     assert!(!metrics.contains("loopfs_csi_store"), "unknown values must be omitted: {metrics}");
     assert_eq!(http::get(address, "/").0, 404);
     assert_eq!(
@@ -427,7 +429,9 @@ fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
     // A sidecar waits, and would end after an error.
     assert_eq!(driver.probe(Default::default()).unwrap(), wire::ProbeResponse { ready: Some(false) });
     assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
-    assert!(http::get(address, "/metrics").1.contains("loopfs_csi_storage_open 0\n"));
+    let (_, metrics) = http::get(address, "/metrics");
+    assert!(metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
+    assert!(metrics.contains("loopfs_csi_ready 1\n"), "{metrics}");
     assert!(!directories.registration_socket().exists());
     driver.stop();
 }

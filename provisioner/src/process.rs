@@ -113,7 +113,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
     if let Some((listeners, writes)) = monitoring {
-        let endpoints = HealthEndpoints { ctx: Arc::clone(&ctx), writes };
+        let endpoints = HealthEndpoints::new(Arc::clone(&ctx), writes);
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
     tasks.spawn(named("cleanup", until(stop.clone(), cleanup::run(ctx))));

@@ -57,6 +57,12 @@ impl Gauges for Registry {
     }
 }
 
+/// Registers the verdict of the latest check of readiness. [`serve`](crate::serve) does this for each program.
+pub fn register_readiness(registry: &mut Registry, ready: bool) {
+    let help = "1 if the latest check of /readyz succeeded, else 0; the body of /readyz has the reason";
+    registry.count("ready", help, u64::from(ready));
+}
+
 fn whole(value: u64) -> Gauge {
     let gauge = Gauge::default();
     gauge.set(signed(value));

@@ -15,5 +15,5 @@ mod server;
 
 pub use address::HttpAddress;
 pub use connections::connection_to_close;
-pub use gauges::Gauges;
+pub use gauges::{Gauges, register_readiness};
 pub use server::{HealthEndpoints, Listeners, serve};

@@ -15,10 +15,12 @@ use axum::routing::get;
 use hyper::body::Bytes;
 use prometheus_client::{encoding::text, registry::Registry};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::HttpAddress;
 use crate::connections::{self, Deadlines};
+use crate::gauges::register_readiness;
 use crate::latest::{Latest, NoResult};
 
 /// Scrapes within this time return the same metrics.
@@ -42,7 +44,8 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The contents of the endpoints.
 pub trait HealthEndpoints: Send + Sync + 'static {
     /// Returns the content of `/metrics`: all current values. A value that cannot be determined is omitted, rather than
-    /// reported as 0 or with its last value. Called at most once a second, and never concurrently.
+    /// reported as 0 or with its last value. Called at most once a second, and never concurrently. The page also has the
+    /// verdict of the latest check of readiness ([`register_readiness`]).
     fn metrics(&self) -> impl Future<Output = Result<Registry, String>> + Send;
     /// Returns the result of `/healthz`: `Ok` if the process works, even if its dependencies do not. Called at most
     /// every two seconds, and never concurrently.
@@ -99,6 +102,8 @@ struct Site<E> {
     metrics: Latest<Result<Bytes, String>>,
     liveness: Latest<Result<(), String>>,
     readiness: Latest<Result<(), String>>,
+    /// The verdict of the latest check of readiness, or `None` before the first.
+    ready: watch::Sender<Option<bool>>,
 }
 
 impl<E: HealthEndpoints> Site<E> {
@@ -108,6 +113,7 @@ impl<E: HealthEndpoints> Site<E> {
             metrics: Latest::new(METRICS_MAX_AGE, METRICS_TIMEOUT),
             liveness: Latest::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
             readiness: Latest::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
+            ready: watch::Sender::new(None),
         }
     }
 
@@ -131,8 +137,12 @@ impl<E: HealthEndpoints> Site<E> {
 
     async fn metrics(&self) -> Response {
         let endpoints = Arc::clone(&self.endpoints);
+        let ready = *self.ready.borrow();
         let scrape = async move {
-            let registry = endpoints.metrics().await?;
+            let mut registry = endpoints.metrics().await?;
+            if let Some(ready) = ready {
+                register_readiness(&mut registry, ready);
+            }
             let mut text = String::new();
             text::encode(&mut text, &registry).map_err(|error: fmt::Error| error.to_string())?;
             Ok(Bytes::from(text))
@@ -151,7 +161,10 @@ impl<E: HealthEndpoints> Site<E> {
 
     async fn readiness(&self) -> Response {
         let endpoints = Arc::clone(&self.endpoints);
-        check_response(self.readiness.get(|| async move { endpoints.readiness().await }).await)
+        let result = self.readiness.get(|| async move { endpoints.readiness().await }).await;
+        // A check that hangs is a verdict, too: the kubelet receives it.
+        self.ready.send_replace(Some(matches!(result, Ok(Ok(())))));
+        check_response(result)
     }
 }
 
@@ -287,6 +300,21 @@ mod tests {
         assert_eq!(scrape().await, first);
         tokio::time::advance(METRICS_MAX_AGE).await;
         assert_ne!(scrape().await, first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn metrics_have_the_verdict_of_the_latest_check_of_readiness() {
+        let site = Site::new(FakeEndpoints::default());
+        let scrape = async || {
+            let page = to_bytes(site.metrics().await.into_body(), usize::MAX).await.unwrap();
+            tokio::time::advance(METRICS_MAX_AGE).await;
+            String::from_utf8(page.to_vec()).unwrap()
+        };
+        let page = scrape().await;
+        assert!(!page.contains("\nready "), "{page}");
+        assert_eq!(site.readiness().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let page = scrape().await;
+        assert!(page.contains("\nready 0\n"), "{page}");
     }
 
     #[tokio::test(start_paused = true)]

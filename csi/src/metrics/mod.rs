@@ -1,4 +1,5 @@
-//! The metrics for Prometheus. README.md lists their names, and a test compares that list with the served metrics.
+//! The metrics for Prometheus. The README of the crate monitoring lists them, and tests compare that list with the served
+//! metrics.
 
 mod calls;
 mod registry;

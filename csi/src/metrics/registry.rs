@@ -60,3 +60,35 @@ fn register_audit(registry: &mut Registry, audit: &crate::audit::Findings) {
     );
     registry.seconds("audit_duration", "Duration of the last audit", audit.took());
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use loopfs::loop_device::DeviceCounts;
+    use loopfs::volume_store::{Space, StoreCounts};
+    use monitoring::documentation::{documented, served};
+    use prometheus_client::encoding::text;
+
+    use super::*;
+    use crate::audit::Findings;
+
+    #[test]
+    fn served_metrics_are_the_documented_ones() {
+        let calls = Calls::new();
+        // Counters without a value are not served.
+        calls.count_cancelled("/csi.v1.Identity/Probe");
+        let storage = StorageSample {
+            space: Space::default(),
+            census: StoreCounts::default(),
+            devices: DeviceCounts::default(),
+            idle: 0,
+        };
+        let sample = Sample { storage: Some(storage), audit: Some(Arc::new(Findings::default())) };
+        let mut registry = register(&calls, &sample);
+        monitoring::register_readiness(&mut registry, true);
+        let mut page = String::new();
+        text::encode(&mut page, &registry).unwrap();
+        assert_eq!(served(&page), documented("loopfs_csi_"));
+    }
+}

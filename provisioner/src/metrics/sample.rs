@@ -16,6 +16,10 @@ const PREFIX: &str = "loopfs_provisioner";
 pub(crate) struct Sample {
     /// Claims of this node that have no volume yet.
     pub(crate) claims_waiting: usize,
+    /// Claims of this node's volumes that request a larger size than they have.
+    pub(crate) expansions_waiting: usize,
+    /// `true` if the API server responded at the latest check of readiness. `None` if that check sent no request.
+    pub(crate) api_server_reachable: Option<bool>,
     /// `None` while the store is unavailable.
     pub(crate) store: Option<(Space, StoreCounts)>,
     /// The findings of the last audit, and when it ended, as the time since the Unix epoch.
@@ -40,6 +44,18 @@ pub(crate) fn register(
         "Claims for which this node was selected and that have no volume yet",
         sample.claims_waiting as u64,
     );
+    registry.count(
+        "expansions_waiting",
+        "Claims of this node's volumes that request a larger size than they have",
+        sample.expansions_waiting as u64,
+    );
+    if let Some(reachable) = sample.api_server_reachable {
+        registry.count(
+            "api_server_reachable",
+            "1 if the API server responded at the latest check of readiness, else 0",
+            u64::from(reachable),
+        );
+    }
     let open = u64::from(sample.store.is_some());
     registry.count(
         "storage_open",

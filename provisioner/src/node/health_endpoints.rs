@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use prometheus_client::registry::Registry;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 
 use crate::{
     api::write_counter::ApiWrites,
     metrics::{self, Sample},
-    node::context::Context,
+    node::{context::Context, resize},
     objects::ownership,
 };
 
@@ -17,11 +18,17 @@ const API_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The source of the health endpoints' responses.
 pub(crate) struct HealthEndpoints {
-    pub(crate) ctx: Arc<Context>,
-    pub(crate) writes: ApiWrites,
+    ctx: Arc<Context>,
+    writes: ApiWrites,
+    /// `true` if the API server responded at the latest check of readiness. `None` if that check sent no request.
+    api_server_reachable: watch::Sender<Option<bool>>,
 }
 
 impl HealthEndpoints {
+    pub(crate) fn new(ctx: Arc<Context>, writes: ApiWrites) -> Self {
+        HealthEndpoints { ctx, writes, api_server_reachable: watch::Sender::new(None) }
+    }
+
     /// Returns the number of claims that only this node can serve and that have no volume yet.
     fn claims_waiting(&self) -> usize {
         let ctx = &self.ctx;
@@ -29,6 +36,18 @@ impl HealthEndpoints {
             ownership::is_claim_to_provision(claim, &ctx.cluster.identity)
                 && ownership::selected_node(claim) == Some(ctx.cluster.identity.node())
                 && !ownership::volume_id_for(claim).is_ok_and(|id| ctx.volume(id.as_str()).is_some())
+        };
+        ctx.claims.cache.state().iter().filter(|claim| waits(claim)).count()
+    }
+
+    /// Returns the number of claims of this node's volumes that request a larger size than they have.
+    fn expansions_waiting(&self) -> usize {
+        let ctx = &self.ctx;
+        let waits = |claim: &PersistentVolumeClaim| {
+            let volume = ownership::bound_volume(claim).and_then(|name| ctx.volume(name));
+            volume.is_some_and(|volume| {
+                resize::plan(claim, &volume, &ctx.cluster.identity) != resize::Plan::UpToDate
+            })
         };
         ctx.claims.cache.state().iter().filter(|claim| waits(claim)).count()
     }
@@ -45,6 +64,23 @@ impl HealthEndpoints {
                 .iter()
                 .any(|volume| ownership::is_our_volume(volume, &ctx.cluster.identity))
     }
+
+    /// Returns an error if the provisioner could not create a volume even if the API server responded.
+    async fn check_caches_and_store(&self) -> Result<(), String> {
+        let ctx = &self.ctx;
+        let caches = [
+            ("claims", &ctx.claims.synced),
+            ("volumes", &ctx.volumes.synced),
+            ("storage classes", &ctx.classes_synced),
+        ];
+        if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.is_set()) {
+            return Err(format!("the {what} that the API server holds have not been read yet"));
+        }
+        match ctx.storage.run(|_volumes| Ok(())).await {
+            Err(_) if self.is_without_storage() => Ok(()),
+            usable => usable.map_err(|error| error.to_string()),
+        }
+    }
 }
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
@@ -54,7 +90,13 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
             |error| tracing::debug!(%error, "the metrics omit the store, because it is unavailable"),
         );
         let audit = self.ctx.audit.get();
-        let sample = Sample { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
+        let sample = Sample {
+            claims_waiting: self.claims_waiting(),
+            expansions_waiting: self.expansions_waiting(),
+            api_server_reachable: *self.api_server_reachable.borrow(),
+            store: store.ok(),
+            audit,
+        };
         Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.counter(), &self.writes, &sample))
     }
 
@@ -66,20 +108,13 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
 
     /// Succeeds if a claim would get its volume now, and on a node without storage, which gets no claims.
     async fn readiness(&self) -> Result<(), String> {
-        let ctx = &self.ctx;
-        let caches = [
-            ("claims", &ctx.claims.synced),
-            ("volumes", &ctx.volumes.synced),
-            ("storage classes", &ctx.classes_synced),
-        ];
-        if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.is_set()) {
-            return Err(format!("the {what} that the API server holds have not been read yet"));
+        if let Err(reason) = self.check_caches_and_store().await {
+            self.api_server_reachable.send_replace(None);
+            return Err(reason);
         }
-        match ctx.storage.run(|_volumes| Ok(())).await {
-            Err(_) if self.is_without_storage() => {}
-            usable => usable.map_err(|error| error.to_string())?,
-        }
-        match timeout(API_TIMEOUT, ctx.cluster.client.apiserver_version()).await {
+        let response = timeout(API_TIMEOUT, self.ctx.cluster.client.apiserver_version()).await;
+        self.api_server_reachable.send_replace(Some(matches!(response, Ok(Ok(_)))));
+        match response {
             Ok(Ok(_version)) => Ok(()),
             Ok(Err(error)) => Err(format!("the API server does not respond: {error}")),
             Err(_elapsed) => Err(format!("the API server has not responded for {API_TIMEOUT:?}")),
@@ -114,13 +149,15 @@ mod tests {
 
     fn test_context(caches: Caches, requests: Vec<ExpectedRequest>) -> (TestContext, HealthEndpoints) {
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
-        let endpoints = HealthEndpoints { ctx: Arc::clone(&test_context.ctx), writes: ApiWrites::default() };
+        let endpoints = HealthEndpoints::new(Arc::clone(&test_context.ctx), ApiWrites::default());
         (test_context, endpoints)
     }
 
     async fn scraped(endpoints: &HealthEndpoints) -> String {
+        let mut registry = endpoints.metrics().await.unwrap();
+        monitoring::register_readiness(&mut registry, true);
         let mut text = String::new();
-        text::encode(&mut text, &endpoints.metrics().await.unwrap()).unwrap();
+        text::encode(&mut text, &registry).unwrap();
         text
     }
 
@@ -132,8 +169,8 @@ mod tests {
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));
         endpoints.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
-        let readme = include_str!("../../README.md");
-        assert_eq!(served(&scraped(&endpoints).await), documented(readme, "loopfs_provisioner_"));
+        endpoints.api_server_reachable.send_replace(Some(true));
+        assert_eq!(served(&scraped(&endpoints).await), documented("loopfs_provisioner_"));
     }
 
     #[tokio::test]
@@ -175,6 +212,19 @@ mod tests {
         assert!(!text.contains("store_capacity"), "{text}");
     }
 
+    #[tokio::test]
+    async fn metrics_count_the_claims_that_request_a_larger_size() {
+        for (size, waiting) in [("1Mi", 0), ("4Mi", 1)] {
+            let request = json!({"spec": {"resources": {"requests": {"storage": size}}}});
+            let claims = vec![fixtures::bound_claim(request)];
+            let volumes = vec![fixtures::volume(json!({}))];
+            let (_bench, endpoints) = test_context(Caches { claims, volumes, ..Caches::default() }, vec![]);
+            let text = scraped(&endpoints).await;
+            let line = format!("\nloopfs_provisioner_expansions_waiting {waiting}\n");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
+    }
+
     fn version() -> ExpectedRequest {
         let version = json!({
             "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
@@ -187,12 +237,15 @@ mod tests {
     async fn readiness_needs_the_caches_the_store_and_the_api_server() {
         let refused = version().refuse(503, "ServiceUnavailable");
         let (test_context, endpoints) = test_context(Caches::default(), vec![version(), refused]);
-        assert_eq!(endpoints.readiness().await, Ok(()));
+        let reachable = || *endpoints.api_server_reachable.borrow();
+        assert_eq!((endpoints.readiness().await, reachable()), (Ok(()), Some(true)));
         let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("the API server does not respond"), "{reason}");
+        assert_eq!(reachable(), Some(false));
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("mount it"), "{reason}");
+        assert_eq!(reachable(), None, "no request was sent");
         assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
         drop(endpoints);
         test_context.finish().await;
