@@ -12,6 +12,8 @@ pub mod documentation;
 mod gauges;
 mod latest;
 mod server;
+#[cfg(test)]
+mod tests;
 
 pub use address::HttpAddress;
 pub use connections::connection_to_close;

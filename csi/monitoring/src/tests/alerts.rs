@@ -1,0 +1,78 @@
+//! Tests of rules.yaml and rules_test.yaml. The lane unit has promtool check both files.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::{unknown_names, yaml};
+use crate::documentation::README;
+
+pub(super) const RULES: &str = include_str!("../../rules.yaml");
+const RULES_TEST: &str = include_str!("../../rules_test.yaml");
+
+fn rules() -> Vec<Value> {
+    let groups = yaml(RULES)["groups"].as_array().unwrap().clone();
+    groups.iter().flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+}
+
+fn text<'a>(rule: &'a Value, pointer: &str) -> &'a str {
+    let text = rule.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_else(|| panic!("{pointer} is not a text in {rule}"))
+}
+
+fn names() -> BTreeSet<String> {
+    rules().iter().map(|rule| text(rule, "/alert").to_owned()).collect()
+}
+
+/// Returns the headings of README.md below the heading of the alerts.
+fn headings() -> BTreeSet<String> {
+    let section = README.split("\n## ").find_map(|section| section.strip_prefix("Alerts\n")).unwrap();
+    section.lines().filter_map(|line| Some(line.strip_prefix("### ")?.to_owned())).collect()
+}
+
+#[test]
+fn each_alert_has_a_heading_in_the_readme_and_each_heading_an_alert() {
+    assert_eq!(names(), headings());
+    assert_eq!(names().len(), rules().len(), "two alerts have one name");
+}
+
+#[test]
+fn each_alert_has_a_severity_a_summary_a_description_and_a_link_to_its_heading() {
+    for rule in rules() {
+        let name = text(&rule, "/alert");
+        let severity = text(&rule, "/labels/severity");
+        assert!(["critical", "warning", "info"].contains(&severity), "{name}: {severity}");
+        for part in ["/annotations/summary", "/annotations/description"] {
+            let sentence = text(&rule, part);
+            assert!(sentence.ends_with('.'), "{name}: {part} is no sentence: {sentence}");
+        }
+        let runbook = format!("csi/monitoring/README.md#{}", name.to_lowercase());
+        assert_eq!(text(&rule, "/annotations/runbook"), runbook);
+    }
+}
+
+#[test]
+fn alerts_use_the_metrics_and_labels_of_the_readme() {
+    for rule in rules() {
+        let unknown = unknown_names(text(&rule, "/expr"));
+        assert!(unknown.is_empty(), "{}: README.md has no {unknown:?}", text(&rule, "/alert"));
+    }
+}
+
+/// Returns the alerts that one of the tests of promtool expects to fire (`true`) or not to fire (`false`).
+fn expected(fires: bool) -> BTreeSet<String> {
+    let tests = yaml(RULES_TEST)["tests"].as_array().unwrap().clone();
+    let checks = tests.iter().flat_map(|test| test["promql_expr_test"].as_array().unwrap());
+    let checks = checks.filter(|check| check["exp_samples"].as_array().unwrap().is_empty() != fires);
+    let alert = |check: &Value| {
+        let (_, name) = text(check, "/expr").split_once("alertname=\"")?;
+        Some(name.split_once('"')?.0.to_owned())
+    };
+    checks.filter_map(alert).collect()
+}
+
+#[test]
+fn each_alert_has_series_for_which_it_fires_and_series_for_which_it_does_not() {
+    assert_eq!(expected(true), names());
+    assert_eq!(expected(false), names());
+}
