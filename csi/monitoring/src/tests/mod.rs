@@ -1,6 +1,7 @@
-//! Tests of the files for Prometheus: they use the metrics and labels of README.md, and agree with each other.
+//! Tests of the files for Prometheus and Grafana: they use the metrics and labels of README.md, and agree with each other.
 
 mod alerts;
+mod dashboard;
 mod promql;
 
 use std::collections::BTreeSet;
