@@ -2,6 +2,7 @@
 
 mod alerts;
 mod dashboard;
+mod manifests;
 mod promql;
 
 use std::collections::BTreeSet;
