@@ -1,8 +1,10 @@
 //! The unit lane: checks that any machine with cargo can run, in seconds and without root.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use testvm::packages;
 use testvm::process::{Finished, Program};
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
@@ -68,6 +70,18 @@ const OTHER_TARGET_CHECK: &[&str] =
 
 const TESTS: &[&str] = &["test", "--workspace", "--features", "loopfs/cli", "--no-fail-fast"];
 
+/// The directory of the alert rules, and how promtool checks them there.
+const MONITORING: &str = "csi/monitoring";
+const RULE_CHECKS: [(&str, &[&str]); 2] = [
+    ("alert rules", &["check", "rules", "rules.yaml"]),
+    ("tests of the alert rules", &["test", "rules", "rules_test.yaml"]),
+];
+/// Why the alert rules are not checked on a machine without promtool.
+const WITHOUT_PROMTOOL: &str =
+    "promtool is not installed; as root: apt-get install --no-install-recommends prometheus";
+/// The directory exists if systemd has booted this machine (sd_booted(3)).
+const SYSTEMD: &str = "/run/systemd/system";
+
 pub(super) async fn run(session: &Session) -> Result<Report> {
     let mut report = Report::new();
     for (name, args) in CHECKS {
@@ -106,6 +120,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         }
     }
     go(session, &mut report).await;
+    alert_rules(session, &mut report).await;
     Ok(report)
 }
 
@@ -134,6 +149,38 @@ async fn go(session: &Session, report: &mut Report) {
         }
         Err(error) => report.record::<()>(SUITE, TESTS, Duration::ZERO, &Err(error)),
     }
+}
+
+/// Checks the alert rules, and evaluates them for the series of their tests.
+async fn alert_rules(session: &Session, report: &mut Report) {
+    if let Err(reason) = ensure_promtool(session).await {
+        for (name, _) in RULE_CHECKS {
+            report.push(SUITE, name, Outcome::Skipped(reason.clone()), Duration::ZERO);
+        }
+        return;
+    }
+    for (name, args) in RULE_CHECKS {
+        let directory = session.workspace.root().join(MONITORING);
+        let promtool = Program::new("promtool").current_dir(directory).args(args.iter().copied());
+        let (result, time) = run_step(session, name, promtool).await;
+        report.record(SUITE, name, time, &result.and_then(must_succeed));
+    }
+}
+
+/// Installs promtool if it is missing and this user may install it. The error says in one line what to install.
+async fn ensure_promtool(session: &Session) -> Result<(), String> {
+    if packages::is_installed(packages::PROMTOOL) {
+        return Ok(());
+    }
+    // The package also has the server, which systemd would start. That is for the administrator to decide.
+    if !nix::unistd::geteuid().is_root() || Path::new(SYSTEMD).exists() {
+        return Err(WITHOUT_PROMTOOL.to_owned());
+    }
+    let installed = packages::ensure(session, &[packages::PROMTOOL]).await;
+    installed.map_err(|error| {
+        let cause = error.to_string();
+        format!("{WITHOUT_PROMTOOL} ({})", cause.lines().next().unwrap_or_default())
+    })
 }
 
 async fn timed(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {

@@ -31,6 +31,8 @@ pub const MKE2FS: Tool = tool("mke2fs", "e2fsprogs");
 pub const XZ: Tool = tool("xz", "xz-utils");
 /// Starts child processes that end with their owner.
 pub const SETPRIV: Tool = tool("setpriv", "util-linux");
+/// Checks and tests rules of Prometheus. Under systemd, the installation of its package starts a Prometheus server.
+pub const PROMTOOL: Tool = tool("promtool", "prometheus");
 /// Debian's keys, which another distribution may lack.
 const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring");
 /// newuidmap maps the subordinate ids of an ordinary user. With it, building a root file system with several
@@ -39,6 +41,12 @@ const NEWUIDMAP: Tool = tool("newuidmap", "uidmap");
 
 /// The tools that build and boot images.
 pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKE2FS, XZ, SETPRIV];
+
+/// Returns `true` if the tool is installed.
+#[must_use]
+pub fn is_installed(tool: Tool) -> bool {
+    find(OsStr::new(tool.program)).is_some()
+}
 
 /// Checks that every tool is installed, and installs missing ones if possible.
 ///
