@@ -1,0 +1,126 @@
+{{/*
+Objects of csi/deploy with the values that have no counterpart in its text.
+*/}}
+
+{{/*
+Fails if values contradict each other. values.schema.json checks each value alone.
+*/}}
+{{- define "loopfs.check" -}}
+{{- $values := .Values -}}
+{{- if and $values.namespace.create (eq .Release.Namespace $values.namespace.name) -}}
+{{- fail (printf "namespace.create: Helm cannot record the release in the namespace %s, which the chart creates; give another one with --namespace, such as kube-system, or create the namespace yourself with the label pod-security.kubernetes.io/enforce=privileged and set namespace.create to false" $values.namespace.name) -}}
+{{- end -}}
+{{- /* The kernel limits the path of a unix socket to 107 bytes. */ -}}
+{{- $socket := printf "%s/plugins/%s/csi.sock" $values.kubeletDir $values.driverName -}}
+{{- if gt (len $socket) 107 -}}
+{{- fail (printf "kubeletDir and driverName: the path of the driver's socket, %s, has %d bytes, and the kernel allows 107; use a shorter driverName" $socket (len $socket)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Returns the reference of an image. Context: repository, tag and digest.
+*/}}
+{{- define "loopfs.image" -}}
+{{- if not (or .tag .digest) -}}
+{{- fail (printf "images: %s has neither a tag nor a digest; set one of them" .repository) -}}
+{{- end -}}
+{{- .repository -}}
+{{- if .tag -}}{{- printf ":%s" .tag -}}{{- end -}}
+{{- if .digest -}}{{- printf "@%s" .digest -}}{{- end -}}
+{{- end -}}
+
+{{/*
+Returns the StorageClasses. Context: "root", and "base", the object of storageclass.yaml.
+*/}}
+{{- define "loopfs.storageClasses" -}}
+{{- $base := .base -}}
+{{- range $name, $class := .root.Values.storageClasses }}
+{{- $object := deepCopy $base -}}
+{{- $_ := set $object.metadata "name" $name -}}
+{{- range $field := list "allowVolumeExpansion" "allowedTopologies" "mountOptions" "parameters" "reclaimPolicy" "volumeBindingMode" -}}
+{{- if hasKey $class $field -}}
+{{- $_ := set $object $field (index $class $field) -}}
+{{- end -}}
+{{- end -}}
+{{- $annotations := deepCopy ($class.annotations | default (dict)) -}}
+{{- if $class.default -}}
+{{- $_ := set $annotations "storageclass.kubernetes.io/is-default-class" "true" -}}
+{{- end -}}
+{{- if $annotations -}}
+{{- $_ := set $object.metadata "annotations" $annotations -}}
+{{- end }}
+---
+{{ toYaml $object }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Returns the DaemonSets: one, or one for each pool. Context: "root", and "base", the object of daemonset.yaml with the patches of the
+components.
+*/}}
+{{- define "loopfs.daemonSets" -}}
+{{- $base := .base -}}
+{{- $values := .root.Values -}}
+{{- range $pool, $settings := $values.pools | default (dict "" (dict)) }}
+{{- $daemonSet := deepCopy $base -}}
+{{- $pod := $daemonSet.spec.template.spec -}}
+{{- $chosen := dict -}}
+{{- range $name := list "affinity" "maxUnavailable" "priorityClassName" "tolerations" -}}
+{{- if hasKey $settings $name -}}
+{{- $_ := set $chosen $name (index $settings $name) -}}
+{{- else -}}
+{{- $_ := set $chosen $name (index $values $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $daemonSet.spec.updateStrategy.rollingUpdate "maxUnavailable" $chosen.maxUnavailable -}}
+{{- $_ := set $pod "priorityClassName" $chosen.priorityClassName -}}
+{{- $_ := set $pod "tolerations" $chosen.tolerations -}}
+{{- range $labels := list $values.nodeSelector ($settings.nodeSelector | default (dict)) -}}
+{{- range $key, $value := $labels -}}
+{{- $_ := set $pod.nodeSelector $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- $affinity := deepCopy ($chosen.affinity | default (dict)) -}}
+{{- if $pool -}}
+{{- $_ := set $daemonSet.metadata "name" (printf "loopfs-%s" $pool) -}}
+{{- range $labels := list $daemonSet.metadata.labels $daemonSet.spec.selector.matchLabels $daemonSet.spec.template.metadata.labels -}}
+{{- $_ := set $labels "app.kubernetes.io/component" $pool -}}
+{{- end -}}
+{{- /* Two drivers of one name on a node would replace each other's sockets. The scheduler keeps the second pod Pending. */ -}}
+{{- $others := dict "matchLabels" (dict "app.kubernetes.io/name" "loopfs") "matchExpressions" (list (dict "key" "app.kubernetes.io/component" "operator" "NotIn" "values" (list $pool))) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $others -}}
+{{- $apart := $affinity.podAntiAffinity | default (dict) -}}
+{{- $required := $apart.requiredDuringSchedulingIgnoredDuringExecution | default (list) -}}
+{{- $_ := set $apart "requiredDuringSchedulingIgnoredDuringExecution" (append $required $term) -}}
+{{- $_ := set $affinity "podAntiAffinity" $apart -}}
+{{- end -}}
+{{- if $affinity -}}
+{{- $_ := set $pod "affinity" $affinity -}}
+{{- end -}}
+{{- if $values.images.pullSecrets -}}
+{{- $secrets := list -}}
+{{- range $name := $values.images.pullSecrets -}}
+{{- $secrets = append $secrets (dict "name" $name) -}}
+{{- end -}}
+{{- $_ := set $pod "imagePullSecrets" $secrets -}}
+{{- end -}}
+{{- range $container := $pod.containers -}}
+{{- $image := $values.images.loopfs -}}
+{{- $name := $container.name -}}
+{{- if eq $container.name "csi-snapshotter" -}}
+{{- $image = $values.images.csiSnapshotter -}}
+{{- $name = "csiSnapshotter" -}}
+{{- end -}}
+{{- $_ := set $container "image" (include "loopfs.image" $image) -}}
+{{- $_ := set $container "imagePullPolicy" $values.images.pullPolicy -}}
+{{- $own := $settings.resources | default (dict) -}}
+{{- if hasKey $own $name -}}
+{{- $_ := set $container "resources" (index $own $name) -}}
+{{- else -}}
+{{- $_ := set $container "resources" (index $values.resources $name) -}}
+{{- end -}}
+{{- end }}
+---
+{{ toYaml $daemonSet }}
+{{- end }}
+{{- end -}}
