@@ -134,6 +134,12 @@ impl ControlPlane {
         self.layout.kubeconfig("admin")
     }
 
+    /// Returns the path of a kubectl of the cluster's version.
+    #[must_use]
+    pub fn kubectl(&self) -> &Path {
+        &self.programs.kubectl
+    }
+
     /// Returns the paths of the cluster's files.
     pub fn layout(&self) -> &Layout {
         &self.layout

@@ -68,15 +68,29 @@ impl Manifests {
         Ok(Manifests { objects })
     }
 
+    /// Parses the text of manifests, such as the output of a program that renders them.
+    ///
+    /// # Errors
+    /// The text is no YAML, or a document is no object.
+    pub fn from_text(text: &str) -> Result<Manifests> {
+        let mut objects = parse(text)?;
+        objects.sort_by_key(rank);
+        Ok(Manifests { objects })
+    }
+
     /// Renders a directory with a `kustomization.yaml`, as `kubectl apply --kustomize` does. `kubectl` is a path.
     ///
     /// # Errors
     /// kubectl fails, or its output cannot be parsed.
     pub async fn render(kubectl: &Path, directory: &Path) -> Result<Manifests> {
         let rendered = Program::new(kubectl).arg("kustomize").arg(directory).run().await?.stdout;
-        let mut objects = parse(&rendered).with_context(|| format!("parse {}", directory.display()))?;
-        objects.sort_by_key(rank);
-        Ok(Manifests { objects })
+        Manifests::from_text(&rendered).with_context(|| format!("parse {}", directory.display()))
+    }
+
+    /// Returns all objects, in the order of their application.
+    #[must_use]
+    pub fn objects(&self) -> &[DynamicObject] {
+        &self.objects
     }
 
     /// Returns the objects that `others` do not have.
@@ -110,6 +124,40 @@ impl Manifests {
                 .with_context(|| format!("apply {what}"))?;
         }
         Ok(())
+    }
+
+    /// Checks whether the API server would accept every object, without a change of the cluster. The namespaces of the objects and
+    /// their custom resources must exist. An unknown field is an error.
+    ///
+    /// # Errors
+    /// The API server refuses objects, or does not know their kinds. The message has one line for each.
+    pub async fn dry_run(&self, client: &Client) -> Result<()> {
+        let how = PatchParams::apply(FIELD_MANAGER).force().dry_run().validation_strict();
+        let mut refused = Vec::new();
+        for object in &self.objects {
+            let (api, what) = api_of(client, object).await?;
+            if let Err(error) = api.patch(&object.name_any(), &how, &Patch::Apply(object)).await {
+                refused.push(format!("dry run of {what}: {:#}", api_error(error)));
+            }
+        }
+        anyhow::ensure!(refused.is_empty(), "{}", refused.join("\n"));
+        Ok(())
+    }
+
+    /// Returns the kinds and names of the objects that exist.
+    ///
+    /// # Errors
+    /// The API server does not respond, or does not know a kind.
+    pub async fn existing(&self, client: &Client) -> Result<Vec<String>> {
+        let mut existing = Vec::new();
+        for object in &self.objects {
+            let (api, what) = api_of(client, object).await?;
+            let found = api.get_opt(&object.name_any()).await.map_err(api_error);
+            if found.with_context(|| format!("read {what}"))?.is_some() {
+                existing.push(what);
+            }
+        }
+        Ok(existing)
     }
 
     /// Deletes every object in reverse order. Missing objects are not an error.
@@ -220,6 +268,16 @@ mod tests {
         let names: Vec<_> = all.without(&first).objects.iter().map(ResourceExt::name_any).collect();
         assert_eq!(names, ["b"]);
         assert!(all.without(&all).objects.is_empty());
+    }
+
+    #[test]
+    fn objects_of_a_text_are_in_the_order_of_their_application() {
+        let text = "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}}\n---\n\
+                    {kind: Namespace, apiVersion: v1, metadata: {name: n}}\n";
+        let manifests = Manifests::from_text(text).unwrap();
+        let names: Vec<_> = manifests.objects().iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["n", "d"]);
+        assert!(Manifests::from_text("- a\n").is_err());
     }
 
     #[test]
