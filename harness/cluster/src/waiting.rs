@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use futures::{AsyncBufReadExt, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::LogParams;
 use kube::runtime::watcher::{self, Event as Change};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -120,6 +121,19 @@ where
     })
     .await?;
     Ok(all.into_values().filter(named).collect())
+}
+
+/// Waits until the API server serves the custom resources of these names.
+pub async fn until_established(client: &Client, names: &[&str], within: Duration) -> Result<()> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let complaint = |definition: &CustomResourceDefinition| {
+        let status = definition.status.as_ref();
+        let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+        let established =
+            conditions.any(|condition| condition.type_ == "Established" && condition.status == "True");
+        (!established).then(|| format!("is not established: {status:?}"))
+    };
+    until_none_complains(definitions, "CustomResourceDefinition", names, within, complaint).await.map(drop)
 }
 
 /// Waits for an event about the object with one of these reasons and the expected message, and returns the

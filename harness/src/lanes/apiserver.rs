@@ -2,7 +2,8 @@
 //! volumes in memory.
 //!
 //! The nodes are fake nodes, so there is no virtual machine. Decisions of Kubernetes that need no kubelet
-//! take seconds here. The provisioner has only the rights of the manifests.
+//! take seconds here. The provisioner has only the rights of the manifests. The Helm chart of the driver is tested on another
+//! control plane, which has nothing installed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::{ClusterProfile, KubernetesSource};
 
+use super::chart;
 use super::libtest::Run;
 use crate::fake_nodes;
 
@@ -24,9 +26,18 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 /// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
 
-/// Runs all tests, or those whose names contain one of `only`.
+/// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kubernetes, only)).await
+    let (of_chart, of_tests): (Vec<String>, Vec<String>) =
+        only.iter().cloned().partition(|text| text == chart::NAME);
+    let mut report = Report::new();
+    if only.is_empty() || !of_tests.is_empty() {
+        report.append(session.until_cancelled(prepare_and_run(session, kubernetes, &of_tests)).await?);
+    }
+    if only.is_empty() || !of_chart.is_empty() {
+        report.append(session.until_cancelled(chart::run(session, kubernetes)).await?);
+    }
+    Ok(report)
 }
 
 async fn prepare_and_run(

@@ -1,6 +1,7 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
 mod apiserver;
+mod chart;
 mod clusters;
 mod conformance;
 mod docker;
@@ -86,8 +87,8 @@ impl TestArgs {
 enum Lane {
     /// Format, lints, unit tests, dependency rules, documentation: no root, no virtual machine.
     Unit,
-    /// The provisioner against a real API server, controller manager and scheduler, without a kubelet; no root, no
-    /// virtual machine.
+    /// The provisioner and the Helm chart against a real API server, controller manager and scheduler, without a kubelet; no
+    /// root, no virtual machine.
     Apiserver,
     /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU. Also power
     /// cuts, after which the tests look for lost data and leaks.

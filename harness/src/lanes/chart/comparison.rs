@@ -1,0 +1,208 @@
+//! Compares the objects that two tools render.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use serde::Deserialize;
+use serde_json::Value;
+use testvm_cluster::manifests::Manifests;
+
+/// Objects by kind, namespace and name.
+pub(super) type Objects = BTreeMap<String, Value>;
+
+/// The label of the objects that the provisioners keep with the component builtin-objects, and its value there.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const PROVISIONERS: &str = "loopfs-provisioner";
+/// The label that these objects have in addition.
+const INSTANCE: &str = "app.kubernetes.io/instance";
+
+/// Returns the objects in a form in which only differences of meaning are left: the variables of containers are sorted, and the files
+/// of a ConfigMap are parsed.
+///
+/// # Errors
+/// There are two objects of one name, or a file of a ConfigMap is no YAML.
+pub(super) fn objects(manifests: &Manifests) -> Result<Objects> {
+    let mut objects = Objects::new();
+    for object in manifests.objects() {
+        let kind = object.types.as_ref().context("an object has no kind")?.kind.clone();
+        let name = format!("{kind} {}/{}", object.namespace().unwrap_or_default(), object.name_any());
+        let mut value = serde_json::to_value(object)?;
+        if kind == "ConfigMap"
+            && let Some(Value::Object(files)) = value.get_mut("data")
+        {
+            for (file, text) in files.iter_mut() {
+                let parsed = documents(text.as_str().unwrap_or_default());
+                *text = parsed.with_context(|| format!("parse {file} in {name}"))?;
+            }
+        }
+        sort_variables(&mut value);
+        anyhow::ensure!(!objects.contains_key(&name), "{name} is rendered twice");
+        objects.insert(name, value);
+    }
+    Ok(objects)
+}
+
+fn documents(text: &str) -> Result<Value> {
+    let mut documents = Vec::new();
+    for document in serde_norway::Deserializer::from_str(text) {
+        let value = Value::deserialize(document)?;
+        // A file may begin or end with a separator.
+        if !value.is_null() {
+            documents.push(value);
+        }
+    }
+    Ok(Value::Array(documents))
+}
+
+/// Sorts the variables of all containers. Their order has a meaning only if one refers to another, and none does.
+fn sort_variables(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields.iter_mut() {
+                if name == "env"
+                    && let Value::Array(variables) = field
+                {
+                    variables.sort_by_key(|variable| variable["name"].to_string());
+                }
+                sort_variables(field);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(sort_variables),
+        _ => {}
+    }
+}
+
+/// Changes the objects of the component builtin-objects, as kustomize renders them, to what the chart must render. Helm sets the label
+/// `app.kubernetes.io/managed-by` of its objects itself, and the provisioners change only objects that have their own value there. So
+/// the provisioners create the CSIDriver and the classes, and Helm keeps the roles.
+pub(super) fn as_shared_with_provisioners(objects: &mut Objects) {
+    objects.retain(|name, _| !name.starts_with("CSIDriver ") && !name.starts_with("StorageClass "));
+    for (name, object) in objects.iter_mut() {
+        if name.starts_with("ConfigMap ")
+            && let Some(Value::Object(files)) = object.get_mut("data")
+        {
+            files.remove("rbac.yaml");
+        }
+        let Some(Value::Object(metadata)) = object.get_mut("metadata") else { continue };
+        let Some(Value::Object(labels)) = metadata.get_mut("labels") else { continue };
+        if labels.get(MANAGED_BY).is_some_and(|manager| manager == PROVISIONERS) {
+            labels.remove(MANAGED_BY);
+            labels.remove(INSTANCE);
+        }
+        if labels.is_empty() {
+            metadata.remove("labels");
+        }
+    }
+}
+
+/// Returns the differences, one line each.
+pub(super) fn differences(expected: &Objects, found: &Objects) -> Vec<String> {
+    let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+    let mut differences = Vec::new();
+    for name in names {
+        match (expected.get(name), found.get(name)) {
+            (Some(expected), Some(found)) => compare(name, expected, found, &mut differences),
+            (Some(_), None) => differences.push(format!("{name} is missing")),
+            (None, _) => differences.push(format!("{name} is rendered and must not be")),
+        }
+    }
+    differences
+}
+
+fn compare(path: &str, expected: &Value, found: &Value, differences: &mut Vec<String>) {
+    match (expected, found) {
+        (Value::Object(expected), Value::Object(found)) => {
+            let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+            for name in names {
+                let path = format!("{path}.{name}");
+                match (expected.get(name), found.get(name)) {
+                    (Some(expected), Some(found)) => compare(&path, expected, found, differences),
+                    (Some(expected), None) => {
+                        differences.push(format!("{path} is missing, expected {expected}"));
+                    }
+                    (None, Some(found)) => {
+                        differences.push(format!("{path} is {found} and must not be there"));
+                    }
+                    (None, None) => {}
+                }
+            }
+        }
+        (Value::Array(expected), Value::Array(found)) if expected.len() == found.len() => {
+            for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
+                compare(&format!("{path}[{index}]"), expected, found, differences);
+            }
+        }
+        _ if expected != found => differences.push(format!("{path} is {found}, expected {expected}")),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Objects {
+        objects(&Manifests::from_text(text).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_order_of_variables_and_comments_in_a_config_map_are_no_difference() {
+        let expected = parsed(
+            "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {env: [{name: a}, {name: b}]}}\n---\n\
+             {kind: ConfigMap, apiVersion: v1, metadata: {name: c}, data: {f: \"# x\\na: 1\\n\"}}\n",
+        );
+        let found = parsed(
+            "{kind: ConfigMap, apiVersion: v1, metadata: {name: c}, data: {f: \"---\\n{a: 1}\"}}\n---\n\
+             {kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {env: [{name: b}, {name: a}]}}\n",
+        );
+        assert_eq!(differences(&expected, &found), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_difference_names_its_object_and_its_field() {
+        let expected = parsed(
+            "{kind: Role, apiVersion: v1, metadata: {name: r, namespace: n}, rules: [{verbs: [get]}], x: 1}\n---\n\
+             {kind: Service, apiVersion: v1, metadata: {name: s}}\n",
+        );
+        let found = parsed(
+            "{kind: Role, apiVersion: v1, metadata: {name: r, namespace: n}, rules: [{verbs: [list]}], y: 2}\n---\n\
+             {kind: Secret, apiVersion: v1, metadata: {name: t}}\n",
+        );
+        assert_eq!(
+            differences(&expected, &found),
+            [
+                "Role n/r.rules[0].verbs[0] is \"list\", expected \"get\"",
+                "Role n/r.x is missing, expected 1",
+                "Role n/r.y is 2 and must not be there",
+                "Secret /t is rendered and must not be",
+                "Service /s is missing",
+            ]
+        );
+    }
+
+    #[test]
+    fn two_objects_of_one_name_are_an_error() {
+        let text = "{kind: A, apiVersion: v1, metadata: {name: a}}\n---\n{kind: A, apiVersion: v1, metadata: {name: a}}";
+        let error = objects(&Manifests::from_text(text).unwrap()).unwrap_err().to_string();
+        assert_eq!(error, "A /a is rendered twice");
+    }
+
+    #[test]
+    fn helm_keeps_the_roles_and_the_provisioners_keep_the_class() {
+        let labels =
+            "labels: {app.kubernetes.io/managed-by: loopfs-provisioner, app.kubernetes.io/instance: d}";
+        let text = format!(
+            "{{kind: StorageClass, apiVersion: v1, metadata: {{name: s, {labels}}}}}\n---\n\
+             {{kind: Role, apiVersion: v1, metadata: {{name: r, {labels}}}}}\n---\n\
+             {{kind: ConfigMap, apiVersion: v1, metadata: {{name: c}}, data: {{rbac.yaml: 'a: 1', x.yaml: 'b: 1'}}}}\n"
+        );
+        let mut found = parsed(&text);
+        as_shared_with_provisioners(&mut found);
+        let expected = parsed(
+            "{kind: Role, apiVersion: v1, metadata: {name: r}}\n---\n\
+             {kind: ConfigMap, apiVersion: v1, metadata: {name: c}, data: {x.yaml: 'b: 1'}}\n",
+        );
+        assert_eq!(differences(&expected, &found), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,125 @@
+//! Helm, built from its Go module, and the chart of the checkout.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tempfile::TempDir;
+use testvm::go_build::{self, GoModule, VersionVariable};
+use testvm::process::Program;
+use testvm::session::Session;
+use testvm_cluster::KubernetesMinor;
+use testvm_cluster::manifests::Manifests;
+
+const HELM: GoModule = GoModule {
+    name: "helm",
+    versioned_by: "helm.sh/helm/v3",
+    version_variables: &[VersionVariable {
+        variable: "helm.sh/helm/v3/internal/version.version",
+        value: |version| version.to_string(),
+    }],
+    renamed: &[],
+    without_go: None,
+    overlay: None,
+};
+
+/// The name of the release. No name of an object depends on it.
+const RELEASE: &str = "loopfs";
+/// The namespace in which Helm records the release, which exists in every cluster.
+const RELEASE_NAMESPACE: &str = "kube-system";
+
+/// Helm with directories of its own, so that the settings of the user have no effect.
+pub(super) struct Helm {
+    program: PathBuf,
+    /// The directory of the chart in the checkout.
+    pub(super) chart: PathBuf,
+    minor: KubernetesMinor,
+    home: TempDir,
+}
+
+impl Helm {
+    /// Builds Helm, or takes it from the cache.
+    ///
+    /// # Errors
+    /// Go is missing, or the module cannot be fetched or built.
+    pub(super) async fn build(session: &Session, minor: KubernetesMinor) -> Result<Helm> {
+        Ok(Helm {
+            program: go_build::build(session, &HELM).await?.join("helm"),
+            chart: session.workspace.root().join("csi").join("chart"),
+            minor,
+            home: tempfile::tempdir().context("create a directory for Helm")?,
+        })
+    }
+
+    /// Renders a chart with these values.
+    ///
+    /// # Errors
+    /// Helm refuses the values or the chart.
+    pub(super) async fn render(&self, chart: &Path, values: &Value) -> Result<Manifests> {
+        let rendered = self.template(chart, values, self.minor.name()).run().await?.stdout;
+        Manifests::from_text(&rendered).with_context(|| format!("parse what Helm renders with {values}"))
+    }
+
+    /// Returns the message with which Helm refuses to render the chart with these values for a release of Kubernetes, or for the
+    /// release of the cluster.
+    ///
+    /// # Errors
+    /// Helm renders the chart.
+    pub(super) async fn refusal(&self, values: &Value, kubernetes: Option<&str>) -> Result<String> {
+        let kubernetes = kubernetes.unwrap_or(self.minor.name());
+        let finished = self.template(&self.chart, values, kubernetes).finish().await?;
+        anyhow::ensure!(!finished.status.success(), "Helm renders the chart with {values}");
+        Ok(finished.stderr)
+    }
+
+    /// Packages the chart, and returns the path of the archive in `directory`.
+    ///
+    /// # Errors
+    /// Helm fails, or writes no archive.
+    pub(super) async fn package(&self, directory: &Path) -> Result<PathBuf> {
+        self.helm(&["package"]).arg(&self.chart).arg("--destination").arg(directory).run().await?;
+        let mut entries = std::fs::read_dir(directory)
+            .with_context(|| format!("read {}", directory.display()))?
+            .collect::<std::io::Result<Vec<_>>>()?;
+        let archive = entries.pop().context("helm package wrote no archive")?;
+        anyhow::ensure!(entries.is_empty(), "helm package wrote more than one file");
+        Ok(archive.path())
+    }
+
+    /// Installs the chart on the cluster of a kubeconfig, or upgrades the release to these values.
+    ///
+    /// # Errors
+    /// Helm or the API server refuses the values.
+    pub(super) async fn install(&self, kubeconfig: &Path, values: &Value) -> Result<()> {
+        let program = self.helm(&["upgrade", "--install", RELEASE]).arg(&self.chart);
+        let program = program.args(["--namespace", RELEASE_NAMESPACE, "--reset-values", "--values", "-"]);
+        program.arg("--kubeconfig").arg(kubeconfig).input(values.to_string()).run().await.map(drop)
+    }
+
+    /// Uninstalls the release, and waits until its objects are deleted.
+    ///
+    /// # Errors
+    /// Helm fails, or the objects are not deleted within five minutes.
+    pub(super) async fn uninstall(&self, kubeconfig: &Path) -> Result<()> {
+        let program = self.helm(&["uninstall", RELEASE, "--namespace", RELEASE_NAMESPACE]);
+        let program = program.args(["--wait", "--timeout", "5m"]);
+        program.arg("--kubeconfig").arg(kubeconfig).run().await.map(drop)
+    }
+
+    fn template(&self, chart: &Path, values: &Value, kubernetes: &str) -> Program {
+        // A helm that was not built by its makefile knows no release of Kubernetes.
+        let program = self.helm(&["template", RELEASE]).arg(chart).args(["--kube-version", kubernetes]);
+        // JSON is YAML.
+        let program = program.args(["--namespace", RELEASE_NAMESPACE, "--values", "-"]);
+        program.input(values.to_string())
+    }
+
+    fn helm(&self, command: &[&str]) -> Program {
+        let program = Program::new(&self.program).args(command);
+        ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"]
+            .into_iter()
+            .fold(program, |program, variable| program.env(variable, self.home.path()))
+            .env_remove("HELM_NAMESPACE")
+            .env_remove("KUBECONFIG")
+    }
+}

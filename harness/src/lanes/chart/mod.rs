@@ -1,0 +1,229 @@
+//! The part of the apiserver lane that tests the Helm chart of the driver.
+//!
+//! The chart must render the objects of csi/deploy. For each option, a dry run shows whether the API server accepts the objects. The
+//! control plane has no nodes, so no pod runs.
+
+mod comparison;
+mod helm;
+mod options;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use testvm::report::Report;
+use testvm::session::Session;
+use testvm_cluster::waiting::until_established;
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
+
+use self::comparison::{Objects, as_shared_with_provisioners, differences, objects};
+use self::helm::Helm;
+use self::options::{Accepted, NAMESPACES, accepted, refused};
+use crate::test_env::manifests::{self, Manifests};
+
+/// The word that selects this part with `--only`.
+pub(super) const NAME: &str = "chart";
+
+const SUITE: &str = "apiserver: chart";
+
+/// The custom resource of the Prometheus operator that the chart can create.
+const POD_MONITORS: &str = include_str!("pod_monitors.yaml");
+/// The custom resources that objects of the chart need.
+const CUSTOM_RESOURCES: [&str; 4] = [
+    "podmonitors.monitoring.coreos.com",
+    "volumesnapshotclasses.snapshot.storage.k8s.io",
+    "volumesnapshotcontents.snapshot.storage.k8s.io",
+    "volumesnapshots.snapshot.storage.k8s.io",
+];
+/// The timeout until the API server serves them.
+const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A release of Kubernetes that is too old for the driver.
+const TOO_OLD: &str = "1.32";
+
+/// The things that all checks use.
+struct Fixture<'a> {
+    root: &'a Path,
+    helm: &'a Helm,
+    control_plane: &'a ControlPlane,
+}
+
+/// Runs all checks on a control plane of their own, which logs to `target/test/chart`.
+///
+/// # Errors
+/// Helm cannot be built, or the control plane does not start or stop. Failed checks are in the report.
+pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Result<Report> {
+    let helm = Helm::build(session, kubernetes.minor).await?;
+    let directory = tempfile::tempdir().context("create a directory for the control plane")?;
+    let spec = ClusterSpec {
+        dir: directory.path().to_owned(),
+        logs: session.workspace.reports("test").join("chart"),
+        durability: Durability::Unsafe,
+        profile: ClusterProfile::Default,
+    };
+    let control_plane = ControlPlane::alone(session, &spec, kubernetes).await?;
+    let step = session.progress.step("render the chart, and send its objects to the API server");
+    let fixture = Fixture { root: session.workspace.root(), helm: &helm, control_plane: &control_plane };
+    let mut report = Report::new();
+    fixture.run(&mut report).await;
+    if report.succeeded() {
+        step.done(report.summary());
+    } else {
+        step.failed(report.summary());
+    }
+    // Also after a failure the control plane is stopped in order, so that its logs are complete.
+    control_plane.stop().await?;
+    Ok(report)
+}
+
+impl Fixture<'_> {
+    async fn run(&self, report: &mut Report) {
+        case(report, "the chart renders the objects of csi/deploy", self.defaults()).await;
+        for (value, component) in [("nodeLoss", "node-loss"), ("snapshots", "snapshots")] {
+            let name = format!("the chart renders the objects of the component {component}");
+            case(report, &name, self.component(value, component)).await;
+        }
+        let name =
+            "with the component builtin-objects, the provisioners create the CSIDriver and the classes";
+        case(report, name, self.builtin_objects()).await;
+        case(report, "the chart renders snapshot-controller", self.snapshot_controller()).await;
+        case(report, "an archive of the chart renders the same objects", self.archive()).await;
+        let name = "a release is installed, upgraded and uninstalled, and leaves no object";
+        case(report, name, self.install_and_uninstall()).await;
+        case(report, "create namespaces and custom resources for the dry runs", self.prepare()).await;
+        for accepted in accepted() {
+            let name = format!("the API server accepts {}", accepted.name);
+            case(report, &name, self.accepts(&accepted)).await;
+        }
+        for (values, named) in refused() {
+            case(report, &format!("Helm refuses {values}"), self.refuses(&values, None, named)).await;
+        }
+        let name = format!("Helm refuses Kubernetes {TOO_OLD}");
+        case(report, &name, self.refuses(&json!({}), Some(TOO_OLD), "kubeVersion")).await;
+    }
+
+    async fn rendered(&self, values: &Value) -> Result<Manifests> {
+        self.helm.render(&self.helm.chart, values).await
+    }
+
+    async fn defaults(&self) -> Result<()> {
+        let directory = self.root.join("csi").join("deploy");
+        let expected = Manifests::render(self.control_plane.kubectl(), &directory).await?;
+        same(&objects(&expected)?, &self.rendered(&json!({})).await?)
+    }
+
+    async fn component(&self, value: &str, component: &str) -> Result<()> {
+        let expected = manifests::with_component(self.root, self.control_plane.kubectl(), component).await?;
+        same(&objects(&expected)?, &self.rendered(&json!({"components": {value: true}})).await?)
+    }
+
+    async fn builtin_objects(&self) -> Result<()> {
+        let kubectl = self.control_plane.kubectl();
+        let expected = manifests::with_component(self.root, kubectl, "builtin-objects").await?;
+        let mut expected = objects(&expected)?;
+        as_shared_with_provisioners(&mut expected);
+        same(&expected, &self.rendered(&json!({"components": {"builtinObjects": true}})).await?)
+    }
+
+    async fn snapshot_controller(&self) -> Result<()> {
+        let kubectl = self.control_plane.kubectl();
+        let mut expected = objects(&manifests::of_snapshot_controller(self.root, kubectl).await?)?;
+        // If Helm deleted the custom resources with a release, the snapshots of all drivers would be deleted.
+        expected.retain(|name, _| !name.starts_with("CustomResourceDefinition "));
+        let all = self.rendered(&json!({"components": {"snapshotController": true}})).await?;
+        same(&expected, &all.without(&self.rendered(&json!({})).await?))
+    }
+
+    async fn archive(&self) -> Result<()> {
+        let directory = tempfile::tempdir().context("create a directory for the archive")?;
+        let archive = self.helm.package(directory.path()).await?;
+        let values = json!({"components": {"nodeLoss": true, "snapshots": true, "snapshotController": true}});
+        let expected = objects(&self.rendered(&values).await?)?;
+        same(&expected, &self.helm.render(&archive, &values).await?)
+    }
+
+    /// The second values add and remove objects. Nothing but Helm creates objects here, because no provisioner runs.
+    async fn install_and_uninstall(&self) -> Result<()> {
+        let (client, kubeconfig) = (self.control_plane.client(), self.control_plane.kubeconfig());
+        let first = json!({});
+        let second = json!({
+            "components": {"nodeLoss": true, "builtinObjects": true, "snapshotController": true},
+            "monitoring": {"networkPolicy": {"enabled": true}},
+        });
+        let (before, after) = (self.rendered(&first).await?, self.rendered(&second).await?);
+        for (what, values, present, absent) in [
+            ("install the chart", &first, &before, after.without(&before)),
+            ("upgrade the release to more components", &second, &after, before.without(&after)),
+            ("upgrade the release to the defaults", &first, &before, after.without(&before)),
+        ] {
+            self.helm.install(&kubeconfig, values).await.context(what)?;
+            let existing = present.existing(client).await?;
+            anyhow::ensure!(
+                existing.len() == present.objects().len(),
+                "{what}: of {} objects only these exist: {existing:?}",
+                present.objects().len()
+            );
+            let existing = absent.existing(client).await?;
+            anyhow::ensure!(existing.is_empty(), "{what}: {existing:?} exist and must not");
+        }
+        self.helm.uninstall(&kubeconfig).await.context("uninstall the release")?;
+        for rendered in [before, after] {
+            let existing = rendered.existing(client).await?;
+            anyhow::ensure!(existing.is_empty(), "after the release was uninstalled, {existing:?} exist");
+        }
+        Ok(())
+    }
+
+    async fn prepare(&self) -> Result<()> {
+        let client = self.control_plane.client();
+        Manifests::from_text(POD_MONITORS)?.apply(client).await?;
+        for name in NAMESPACES {
+            let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+            Manifests::from_text(&namespace.to_string())?.apply(client).await?;
+        }
+        let directory = self.root.join("csi").join("deploy").join("snapshot-controller");
+        let files = ["volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"];
+        let files = files.map(|name| directory.join(format!("{name}.yaml")));
+        Manifests::read_files(&files)?.apply(client).await?;
+        until_established(client, &CUSTOM_RESOURCES, ESTABLISHED_TIMEOUT).await
+    }
+
+    async fn accepts(&self, accepted: &Accepted) -> Result<()> {
+        let rendered = self.rendered(&accepted.values).await?;
+        let text = serde_json::to_string(rendered.objects())?;
+        for present in accepted.present {
+            anyhow::ensure!(text.contains(present), "the objects do not contain {present}");
+        }
+        for absent in accepted.absent {
+            anyhow::ensure!(!text.contains(absent), "the objects contain {absent}");
+        }
+        let found = rendered.objects().iter();
+        let found =
+            found.filter(|object| object.types.as_ref().is_some_and(|types| types.kind == "DaemonSet"));
+        let mut found: Vec<String> = found.map(ResourceExt::name_any).collect();
+        found.sort();
+        anyhow::ensure!(found == accepted.daemon_sets, "the DaemonSets are {found:?}");
+        rendered.dry_run(self.control_plane.client()).await
+    }
+
+    async fn refuses(&self, values: &Value, kubernetes: Option<&str>, named: &str) -> Result<()> {
+        let message = self.helm.refusal(values, kubernetes).await?;
+        anyhow::ensure!(message.contains(named), "the message does not name {named}: {message}");
+        Ok(())
+    }
+}
+
+/// Adds a check and its result to the report.
+async fn case(report: &mut Report, name: &str, check: impl Future<Output = Result<()>>) {
+    let started = Instant::now();
+    let result = check.await;
+    report.record(SUITE, name, started.elapsed(), &result);
+}
+
+fn same(expected: &Objects, found: &Manifests) -> Result<()> {
+    let differences = differences(expected, &objects(found)?);
+    anyhow::ensure!(differences.is_empty(), "{}", differences.join("\n"));
+    Ok(())
+}

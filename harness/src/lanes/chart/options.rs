@@ -1,0 +1,280 @@
+//! The values with which the chart is rendered, and those that it must refuse.
+
+use serde_json::{Value, json};
+
+/// Values that the chart accepts.
+pub(super) struct Accepted {
+    pub(super) name: &'static str,
+    pub(super) values: Value,
+    /// Texts that the objects contain.
+    pub(super) present: &'static [&'static str],
+    /// Texts that the objects do not contain, such as a default that a value replaces.
+    pub(super) absent: &'static [&'static str],
+    /// The names of the DaemonSets.
+    pub(super) daemon_sets: &'static [&'static str],
+}
+
+/// The DaemonSets without pools.
+const ONE: &[&str] = &["loopfs"];
+
+const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// The namespaces of all accepted values, beside `kube-system`.
+pub(super) const NAMESPACES: [&str; 2] = ["loopfs-system", "node-storage"];
+
+/// Returns values for each option of the chart.
+pub(super) fn accepted() -> Vec<Accepted> {
+    let mut all = settings();
+    all.extend(components());
+    all.extend(pools());
+    all
+}
+
+fn accept(
+    name: &'static str,
+    values: Value,
+    present: &'static [&'static str],
+    absent: &'static [&'static str],
+) -> Accepted {
+    Accepted { name, values, present, absent, daemon_sets: ONE }
+}
+
+fn settings() -> Vec<Accepted> {
+    vec![
+        accept(
+            "another driver name, with all components",
+            json!({
+                "driverName": "node.storage.example.org",
+                "components": {"nodeLoss": true, "builtinObjects": true, "snapshots": true},
+            }),
+            &[
+                "params.provisioner == \\\"node.storage.example.org\\\"",
+                "topology.node.storage.example.org/node",
+                "/var/lib/kubelet/plugins/node.storage.example.org",
+            ],
+            &["csi.loopfs.dev"],
+        ),
+        accept(
+            "another namespace, with all components",
+            json!({
+                "namespace": {"name": "node-storage", "labels": {"example.org/team": "storage"}},
+                "components": {"nodeLoss": true, "builtinObjects": true, "snapshots": true},
+                "monitoring": {"podMonitor": {"enabled": true}, "networkPolicy": {"enabled": true}},
+            }),
+            &[
+                "system:serviceaccount:node-storage:loopfs-provisioner",
+                "\"example.org/team\":\"storage\"",
+                "\"pod-security.kubernetes.io/enforce\":\"privileged\"",
+            ],
+            &["loopfs-system"],
+        ),
+        accept(
+            "an existing namespace",
+            json!({"namespace": {"create": false}}),
+            &["\"namespace\":\"loopfs-system\""],
+            &["\"kind\":\"Namespace\""],
+        ),
+        accept(
+            "another data directory",
+            json!({"dataDir": "/srv/disks/loopfs"}),
+            &["--data-dir=/srv/disks/loopfs", "\"path\":\"/srv/disks\"", "\"mountPath\":\"/srv/disks\""],
+            &["/var/lib/loopfs"],
+        ),
+        accept(
+            "another directory of the kubelet, and the data directory below the default of it",
+            json!({"dataDir": "/var/lib/kubelet/loopfs/data", "kubeletDir": "/mnt/kubelet"}),
+            &[
+                "--kubelet-dir=/mnt/kubelet",
+                "\"path\":\"/mnt/kubelet/plugins/csi.loopfs.dev\"",
+                "\"path\":\"/var/lib/kubelet/loopfs\"",
+            ],
+            &["/var/lib/kubelet/p", "/var/lib/loopfs"],
+        ),
+        accept(
+            "other images, by digest",
+            json!({
+                "images": {
+                    "loopfs": {"repository": "registry.example.org:5000/loopfs", "tag": "", "digest": DIGEST},
+                    "csiSnapshotter": {"repository": "registry.example.org/csi-snapshotter"},
+                    "snapshotController": {"repository": "registry.example.org/snapshot-controller", "digest": DIGEST},
+                    "pullPolicy": "Always",
+                    "pullSecrets": ["registry"],
+                },
+                "components": {"snapshots": true, "snapshotController": true},
+            }),
+            &[
+                "\"registry.example.org:5000/loopfs@sha256:0123",
+                "\"registry.example.org/csi-snapshotter:v",
+                "\"imagePullSecrets\":[{\"name\":\"registry\"}]",
+            ],
+            &["docker.io", "registry.k8s.io", "IfNotPresent"],
+        ),
+        accept(
+            "other nodes, priority and resources",
+            json!({
+                "nodeSelector": {"example.org/disk": "true"},
+                "tolerations": [{"key": "example.org/storage", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}],
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "example.org/arch", "operator": "In", "values": ["a"]}]},
+                ]}}},
+                "priorityClassName": "system-cluster-critical",
+                "maxUnavailable": 2,
+                "resources": {"csi": {"limits": {"memory": "256Mi"}}},
+            }),
+            &[
+                "\"example.org/disk\":\"true\"",
+                "\"kubernetes.io/os\":\"linux\"",
+                "\"maxUnavailable\":2",
+                "\"limits\":{\"memory\":\"256Mi\"}",
+            ],
+            &["[{\"operator\":\"Exists\"}]", "system-node-critical", "podAntiAffinity"],
+        ),
+        accept(
+            "other classes",
+            json!({"storageClasses": {
+                "loopfs": null,
+                "thin": {"default": true, "parameters": {"provisioning": "thin", "bytesPerInode": "16384"}},
+                "kept": {"reclaimPolicy": "Retain", "volumeBindingMode": "Immediate", "allowVolumeExpansion": false,
+                    "mountOptions": ["nosuid", "nodev", "noexec"], "annotations": {"example.org/note": "x"},
+                    "allowedTopologies": [{"matchLabelExpressions": [
+                        {"key": "topology.csi.loopfs.dev/node", "values": ["node-a"]}]}]},
+            }}),
+            &[
+                "\"storageclass.kubernetes.io/is-default-class\":\"true\"",
+                "\"provisioning\":\"thin\"",
+                "\"reclaimPolicy\":\"Retain\"",
+                "\"noexec\"",
+                "\"values\":[\"node-a\"]",
+            ],
+            &[],
+        ),
+        accept(
+            "no class",
+            json!({"storageClasses": {"loopfs": null}}),
+            &["\"kind\":\"CSIDriver\""],
+            &["\"provisioner\":\"csi.loopfs.dev\""],
+        ),
+    ]
+}
+
+fn components() -> Vec<Accepted> {
+    vec![
+        accept(
+            "clean-up after deleted nodes",
+            json!({"components": {"nodeLoss": true}}),
+            &["\"value\":\"enforce\"", "\"lostnodes\""],
+            &["\"dry-run\"", "BUILTIN_OBJECTS"],
+        ),
+        accept(
+            "objects that the provisioners keep",
+            json!({"components": {"builtinObjects": true}}),
+            &["BUILTIN_OBJECTS", "\"dry-run\""],
+            &["\"kind\":\"CSIDriver\"", "\"provisioner\":\"csi.loopfs.dev\""],
+        ),
+        accept(
+            "snapshots, with the controller",
+            json!({"components": {"snapshots": true, "snapshotController": true}}),
+            &["--enable-distributed-snapshotting", "--node-deployment", "\"kind\":\"VolumeSnapshotClass\""],
+            &["CustomResourceDefinition"],
+        ),
+        accept(
+            "a PodMonitor",
+            json!({"monitoring": {"podMonitor": {"enabled": true, "labels": {"release": "prometheus"}, "interval": "30s"}}}),
+            &["\"kind\":\"PodMonitor\"", "\"interval\":\"30s\"", "\"release\":\"prometheus\""],
+            &["\"kind\":\"NetworkPolicy\""],
+        ),
+        accept(
+            "a NetworkPolicy for Prometheus",
+            json!({"monitoring": {"networkPolicy": {"enabled": true, "from": [
+                {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+            ]}}}),
+            &[
+                "\"kind\":\"NetworkPolicy\"",
+                "\"port\":\"csi-metrics\"",
+                "\"kubernetes.io/metadata.name\":\"monitoring\"",
+            ],
+            &["\"kind\":\"PodMonitor\"", "\"port\":\"csi-probes\",\"protocol\""],
+        ),
+    ]
+}
+
+fn pools() -> Vec<Accepted> {
+    vec![Accepted {
+        name: "two pools of nodes, with all components",
+        values: json!({
+            "pools": {
+                "fast": {
+                    "nodeSelector": {"example.org/disk": "nvme"},
+                    "resources": {"provisioner": {"limits": {"memory": "128Mi"}}},
+                    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"example.org/noisy": "true"}}},
+                    ]}},
+                },
+                "large": {
+                    "nodeSelector": {"example.org/disk": "hdd"},
+                    "tolerations": [],
+                    "priorityClassName": "system-cluster-critical",
+                    "maxUnavailable": "25%",
+                },
+            },
+            "components": {"nodeLoss": true, "snapshots": true},
+        }),
+        present: &[
+            "\"key\":\"app.kubernetes.io/component\",\"operator\":\"NotIn\",\"values\":[\"fast\"]",
+            "\"key\":\"app.kubernetes.io/component\",\"operator\":\"NotIn\",\"values\":[\"large\"]",
+            "\"example.org/noisy\":\"true\"",
+            "\"maxUnavailable\":\"25%\"",
+            "\"limits\":{\"memory\":\"128Mi\"}",
+        ],
+        absent: &[],
+        daemon_sets: &["loopfs-fast", "loopfs-large"],
+    }]
+}
+
+/// Values that the chart refuses, and the name of the value that the message must contain.
+pub(super) fn refused() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!({"drivername": "csi.example.org"}), "drivername"),
+        (json!({"driverName": "CSI.example.org"}), "driverName"),
+        (json!({"driverName": "null"}), "driverName"),
+        (json!({"driverName": format!("csi.{}.org", "a".repeat(60))}), "driverName"),
+        (json!({"kubeletDir": format!("/{}", "a".repeat(90))}), "kubeletDir"),
+        (json!({"namespace": "storage"}), "namespace"),
+        (json!({"namespace": {"name": "Storage"}}), "/namespace/name"),
+        (json!({"namespace": {"name": "on"}}), "/namespace/name"),
+        (json!({"namespace": {"create": "true"}}), "/namespace/create"),
+        // Helm records the release there.
+        (json!({"namespace": {"name": "kube-system"}}), "namespace.create"),
+        (json!({"dataDir": "loopfs/data"}), "dataDir"),
+        (json!({"dataDir": "/data"}), "dataDir"),
+        (json!({"dataDir": "/data/../etc"}), "dataDir"),
+        (json!({"kubeletDir": "/var/lib/my kubelet"}), "kubeletDir"),
+        (json!({"images": {"loopfs": {"tag": 1.2}}}), "/images/loopfs/tag"),
+        (json!({"images": {"loopfs": {"digest": "sha256:0123"}}}), "/images/loopfs/digest"),
+        (json!({"images": {"loopfs": {"repository": "loopfs:dev"}}}), "/images/loopfs/repository"),
+        (json!({"images": {"loopfs": {"tag": ""}}}), "neither a tag nor a digest"),
+        (json!({"images": {"pullPolicy": "Sometimes"}}), "/images/pullPolicy"),
+        (json!({"images": {"sidecar": {}}}), "sidecar"),
+        (json!({"nodeSelector": {"disk": true}}), "/nodeSelector/disk"),
+        (json!({"tolerations": [{"operator": "Any"}]}), "/tolerations/0/operator"),
+        (json!({"affinity": {"nodes": {}}}), "nodes"),
+        (json!({"priorityClassName": ""}), "priorityClassName"),
+        (json!({"maxUnavailable": 0}), "maxUnavailable"),
+        (json!({"maxUnavailable": "110%"}), "maxUnavailable"),
+        (json!({"resources": {"csi": {"limits": {"memory": "lots"}}}}), "/resources/csi/limits/memory"),
+        (json!({"resources": {"driver": {}}}), "driver"),
+        (json!({"pools": {"fast": {}}}), "nodeSelector"),
+        (json!({"pools": {"fast": {"nodeSelector": {}}}}), "/pools/fast/nodeSelector"),
+        (json!({"pools": {"Fast": {"nodeSelector": {"a": "b"}}}}), "Fast"),
+        (json!({"storageClasses": {"a": {"reclaimPolicy": "Keep"}}}), "/storageClasses/a/reclaimPolicy"),
+        (json!({"storageClasses": {"a": {"parameters": {"thin": "yes"}}}}), "thin"),
+        (
+            json!({"storageClasses": {"a": {"parameters": {"bytesPerInode": 4096}}}}),
+            "/storageClasses/a/parameters/bytesPerInode",
+        ),
+        (json!({"components": {"nodeLoss": "yes"}}), "/components/nodeLoss"),
+        (json!({"components": {"snapshot": true}}), "snapshot"),
+        (json!({"monitoring": {"podMonitor": {"interval": 30}}}), "/monitoring/podMonitor/interval"),
+        (json!({"monitoring": {"networkPolicy": {"from": [{"pods": {}}]}}}), "pods"),
+    ]
+}
