@@ -1,0 +1,138 @@
+//! Compares the Helm chart with the other places that have the same facts. The lane apiserver renders and installs the chart.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+fn csi() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("csi")
+}
+
+fn read(path: &str) -> String {
+    let path = csi().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+}
+
+fn yaml(path: &str) -> Value {
+    serde_norway::from_str(&read(path)).unwrap()
+}
+
+fn schema() -> Value {
+    serde_json::from_str(&read("chart/values.schema.json")).unwrap()
+}
+
+/// Returns the schema that a reference names, or the given one.
+fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    let name = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+    name.map_or(schema, |name| root.pointer(name).unwrap_or_else(|| panic!("no schema {name}")))
+}
+
+fn keys(value: &Value) -> BTreeSet<String> {
+    value.as_object().into_iter().flat_map(|fields| fields.keys().cloned()).collect()
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_workspace() {
+    let chart = yaml("chart/Chart.yaml");
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+/// Compares the keys of a map of values with the properties that the schema allows there, and does so for each map in it. Maps with
+/// keys of the user's choice have no properties.
+fn compare(path: &str, root: &Value, schema: &Value, values: &Value, compared: &mut usize) {
+    let schema = resolved(root, schema);
+    let Some(properties) = schema.get("properties") else { return };
+    assert_eq!(schema["additionalProperties"], false, "{path}: the schema accepts unknown keys");
+    for (key, value) in values.as_object().unwrap_or_else(|| panic!("{path} is no map")) {
+        let property = properties.get(key).unwrap_or_else(|| panic!("the schema does not know {path}{key}"));
+        *compared += 1;
+        compare(&format!("{path}{key}."), root, property, value, compared);
+    }
+}
+
+#[test]
+fn the_schema_knows_each_value_and_refuses_unknown_ones() {
+    let (schema, values) = (schema(), yaml("chart/values.yaml"));
+    let mut compared = 0;
+    compare("", &schema, &schema, &values, &mut compared);
+    // The values have more keys. Fewer would mean that the search is broken.
+    assert!(compared > 30, "only {compared} values were compared");
+    let mut known = keys(&schema["properties"]);
+    // Helm adds this one.
+    assert!(known.remove("global"));
+    assert_eq!(known, keys(&values));
+}
+
+/// Every schema of an object either names its properties and no others, or gives a schema for all of them. Objects of Kubernetes that
+/// the API server checks are the exception.
+#[test]
+fn no_object_of_the_schema_accepts_unknown_keys() {
+    const CHECKED_BY_THE_API_SERVER: [&str; 7] = [
+        "nodeAffinity",
+        "podAffinity",
+        "podAntiAffinity",
+        "podSelector",
+        "namespaceSelector",
+        "ipBlock",
+        "global",
+    ];
+    fn check(name: &str, schema: &Value, checked: &mut usize) {
+        if schema["type"] == "object" && !CHECKED_BY_THE_API_SERVER.contains(&name) {
+            *checked += 1;
+            let others = &schema["additionalProperties"];
+            assert!(*others == false || others.is_object(), "{name}: unknown keys are accepted");
+        }
+        for group in ["properties", "definitions"] {
+            for (name, property) in schema[group].as_object().into_iter().flatten() {
+                check(name, property, checked);
+            }
+        }
+        if schema["items"].is_object() {
+            check(name, &schema["items"], checked);
+        }
+    }
+    let mut checked = 0;
+    check("", &schema(), &mut checked);
+    assert!(checked > 15, "only {checked} objects were checked");
+}
+
+/// A comment is above a value, or above the first value in it.
+#[test]
+fn each_value_of_the_first_level_has_a_comment_or_values_with_comments() {
+    let text = read("chart/values.yaml");
+    let lines: Vec<&str> = text.lines().collect();
+    for (index, line) in lines.iter().enumerate() {
+        if line.starts_with(|first: char| first.is_ascii_lowercase()) {
+            let above = index.checked_sub(1).map_or("", |above| lines[above]);
+            let below = lines.get(index + 1).copied().unwrap_or_default();
+            assert!(above.starts_with('#') || below.trim_start().starts_with('#'), "{line} has no comment");
+        }
+    }
+}
+
+/// Returns the names of the parameters that `storageclass.yaml` lists in its comments.
+fn listed_parameters() -> BTreeSet<String> {
+    let text = read("deploy/storageclass.yaml");
+    let parameters = text.lines().skip_while(|line| *line != "# parameters:").skip(1);
+    let names = parameters.filter_map(|line| line.strip_prefix("#   ")?.split_once(": "));
+    names
+        .filter(|(name, _)| name.chars().all(char::is_alphanumeric))
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
+#[test]
+fn the_schema_knows_the_parameters_that_the_class_lists() {
+    let schema = schema();
+    let parameters = &schema["definitions"]["storageClass"]["properties"]["parameters"]["properties"];
+    assert_eq!(keys(parameters), listed_parameters());
+}
+
+#[test]
+fn the_link_of_the_chart_leads_to_the_manifests() {
+    let chart = fs::canonicalize(csi().join("chart").join("deploy")).unwrap();
+    assert_eq!(chart, fs::canonicalize(csi().join("deploy")).unwrap());
+}
