@@ -3,6 +3,8 @@
 //!
 //! - [`session`]: the project under test, its directories, and the cancellation of a run.
 //! - [`images`]: what a machine boots. [`packages`], [`go_build`] and [`rust_build`] provide the programs.
+//! - [`release_build`]: static programs for other architectures, the same from every checkout. [`cargo_tool`] installs
+//!   programs of crates.
 //! - [`vm`]: a machine as data, and as a process with one owner. [`test_machine`] runs test binaries in one.
 //! - [`report`] and [`progress`]: the results for users and CI, and the steps while they run.
 //! - [`cache`] and [`process`]: artifacts that are built once, and child processes that end with their owner.
@@ -61,11 +63,13 @@
 //! ```
 
 pub mod cache;
+pub mod cargo_tool;
 pub mod go_build;
 pub mod images;
 pub mod packages;
 pub mod process;
 pub mod progress;
+pub mod release_build;
 pub mod report;
 pub mod rust_build;
 pub mod session;

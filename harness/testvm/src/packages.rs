@@ -33,6 +33,12 @@ pub const XZ: Tool = tool("xz", "xz-utils");
 pub const SETPRIV: Tool = tool("setpriv", "util-linux");
 /// Checks and tests rules of Prometheus. Under systemd, the installation of its package starts a Prometheus server.
 pub const PROMTOOL: Tool = tool("promtool", "prometheus");
+/// Compiles and links C for aarch64.
+const GCC_AARCH64: Tool = tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu");
+/// The static C library for aarch64, which the compiler only recommends.
+const LIBC_AARCH64: Tool = tool("/usr/aarch64-linux-gnu/lib/libc.a", "libc6-dev-arm64-cross");
+/// Runs programs of aarch64.
+const QEMU_AARCH64: Tool = tool("qemu-aarch64", "qemu-user");
 /// Debian's keys, which another distribution may lack.
 const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring");
 /// newuidmap maps the subordinate ids of an ordinary user. With it, building a root file system with several
@@ -47,6 +53,11 @@ pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKE2FS
 pub fn is_installed(tool: Tool) -> bool {
     find(OsStr::new(tool.program)).is_some()
 }
+/// The tools that link and start programs of aarch64 on a machine of another architecture.
+pub const AARCH64: &[Tool] = &[GCC_AARCH64, LIBC_AARCH64, QEMU_AARCH64];
+
+/// The tools that fetch packages for [`images`](crate::images).
+pub const FETCH: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, SETPRIV];
 
 /// Checks that every tool is installed, and installs missing ones if possible.
 ///

@@ -20,6 +20,46 @@ pub enum Profile {
     Release,
 }
 
+/// A Rust compiler.
+#[derive(Clone, Debug)]
+pub struct Toolchain {
+    /// The program, or `None` for the one that cargo finds.
+    rustc: Option<PathBuf>,
+    version: String,
+}
+
+impl Toolchain {
+    /// Returns the compiler that cargo finds in `workspace`.
+    ///
+    /// # Errors
+    /// rustc does not run.
+    pub async fn installed(workspace: &Path) -> Result<Toolchain> {
+        let version = rustc(workspace, &["--version"]).await?.trim().to_owned();
+        Ok(Toolchain { rustc: None, version })
+    }
+
+    /// Returns the compiler with this path.
+    ///
+    /// # Errors
+    /// The program does not run.
+    pub async fn of(workspace: &Path, rustc: PathBuf) -> Result<Toolchain> {
+        let printed = Program::new(&rustc).arg("--version").current_dir(workspace).run().await?;
+        Ok(Toolchain { rustc: Some(rustc), version: printed.stdout.trim().to_owned() })
+    }
+
+    /// Returns the program, or `None` for the one that cargo finds.
+    #[must_use]
+    pub fn rustc(&self) -> Option<&Path> {
+        self.rustc.as_deref()
+    }
+
+    /// Returns what the compiler prints as its version.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+}
+
 /// Builds the test binary `tests/<test>` of a package.
 ///
 /// # Errors
@@ -72,7 +112,7 @@ pub async fn unit_tests(
         .run()
         .await?;
     step.done("");
-    Built(artifacts(&finished.stdout)).program(package)
+    Built::parse(&finished.stdout).program(package)
 }
 
 /// Builds tests and the programs of the package, which cargo builds first.
@@ -133,6 +173,11 @@ pub async fn programs_of(
 pub struct Built(Vec<Artifact>);
 
 impl Built {
+    /// Reads the messages of cargo with `--message-format json-render-diagnostics`.
+    pub(crate) fn parse(messages: &str) -> Built {
+        Built(artifacts(messages))
+    }
+
     /// Returns the path of the program of this name.
     ///
     /// # Errors
@@ -181,7 +226,7 @@ async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<
         .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
         .run()
         .await?;
-    Ok(Built(artifacts(&finished.stdout)))
+    Ok(Built::parse(&finished.stdout))
 }
 
 /// Returns cargo in the workspace, without the variables that the outer cargo set for the package of
@@ -189,7 +234,12 @@ async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<
 #[must_use]
 pub fn program(workspace: &Path) -> Program {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut program = Program::new(cargo).current_dir(workspace);
+    in_workspace(Program::new(cargo), workspace)
+}
+
+/// Has a program that runs cargo work in the workspace, without the variables of the outer cargo.
+pub(crate) fn in_workspace(program: Program, workspace: &Path) -> Program {
+    let mut program = program.current_dir(workspace);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == "CARGO_BIN_NAME" {
@@ -225,7 +275,8 @@ async fn host_triple(workspace: &Path) -> Result<String> {
         .context("rustc -vV names no host")
 }
 
-async fn rustc(workspace: &Path, args: &[&str]) -> Result<String> {
+/// Returns the output of rustc with these arguments.
+pub(crate) async fn rustc(workspace: &Path, args: &[&str]) -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     Ok(Program::new(rustc).args(args.iter().copied()).current_dir(workspace).run().await?.stdout)
 }

@@ -12,6 +12,13 @@ use crate::progress::Notes;
 /// Debian's own keys, which verify packages of suites other than the host's.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// The labels of Debian's archives, as apt shows them.
+const MAIN_ARCHIVE: &str = "Debian";
+const SECURITY_ARCHIVE: &str = "Debian-Security";
+
+/// The end of the names of suites that come from the security archive.
+const SECURITY: &str = "-security";
+
 /// A run of `mmdebstrap` for `suite`. [`Bootstrap::run`] adds the target.
 pub(super) struct Bootstrap {
     program: Program,
@@ -65,9 +72,20 @@ pub(super) async fn extract(
     place: impl Fn(&Path) -> Option<PathBuf>,
     notes: Notes,
 ) -> Result<()> {
+    extract_with(Bootstrap::new(suite, "extract", &[package.to_owned()]).await?, directory, place, notes)
+        .await
+}
+
+/// Unpacks the packages of `bootstrap`, which has the variant `extract`, like [`extract`].
+pub(super) async fn extract_with(
+    bootstrap: Bootstrap,
+    directory: &Path,
+    place: impl Fn(&Path) -> Option<PathBuf>,
+    notes: Notes,
+) -> Result<()> {
     let tar = directory.join("packages.tar");
     let note = move |line: &str| notes.note(line.to_owned());
-    Bootstrap::new(suite, "extract", &[package.to_owned()]).await?.run(&tar, note).await?;
+    bootstrap.run(&tar, note).await?;
     let file = File::open(&tar).with_context(|| format!("open {}", tar.display()))?;
     let mut archive = tar::Archive::new(BufReader::new(file));
     for entry in archive.entries()? {
@@ -85,19 +103,29 @@ pub(super) async fn extract(
 /// Returns lines for sources.list, or none if apt here has no Debian mirror: mmdebstrap then uses its
 /// default.
 async fn sources(suite: &str) -> Result<Vec<String>> {
-    let Some(mirror) = mirror().await? else { return Ok(Vec::new()) };
-    let base = base_suite(suite);
+    let Some(main) = mirror(MAIN_ARCHIVE).await? else { return Ok(Vec::new()) };
     let signed = if Path::new(KEYRING).exists() { format!("[signed-by={KEYRING}] ") } else { String::new() };
-    Ok(base.into_iter().chain([suite]).map(|suite| format!("deb {signed}{mirror} {suite} main")).collect())
+    let line = |mirror: &str, suite: &str| format!("deb {signed}{mirror} {suite} main");
+    let mut lines: Vec<String> = base_suite(suite).map(|base| line(&main, base)).into_iter().collect();
+    if suite.ends_with(SECURITY) {
+        let security = mirror(SECURITY_ARCHIVE).await?;
+        let security = security.with_context(|| {
+            format!("apt here has no mirror of Debian's security updates, which {suite} comes from; add one")
+        })?;
+        lines.push(line(&security, suite));
+    } else {
+        lines.push(line(&main, suite));
+    }
+    Ok(lines)
 }
 
 /// Returns the release that a suite extends, or `None`. Such a suite has only the packages that differ.
 fn base_suite(suite: &str) -> Option<&str> {
-    suite.strip_suffix("-backports")
+    suite.strip_suffix("-backports").or_else(|| suite.strip_suffix(SECURITY))
 }
 
-/// Returns the mirror of Debian's main archive that apt is configured with.
-async fn mirror() -> Result<Option<String>> {
+/// Returns the mirror of an archive of Debian that apt is configured with.
+async fn mirror(archive: &str) -> Result<Option<String>> {
     if find("apt-get".as_ref()).is_none() {
         return Ok(None);
     }
@@ -106,13 +134,13 @@ async fn mirror() -> Result<Option<String>> {
         .run()
         .await?
         .stdout;
-    Ok(debian_mirror(&listing))
+    Ok(debian_mirror(&listing, archive))
 }
 
-fn debian_mirror(listing: &str) -> Option<String> {
+fn debian_mirror(listing: &str, archive: &str) -> Option<String> {
     listing.lines().find_map(|line| {
         let mut fields = line.split('|');
-        let matches = fields.next() == Some("Debian") && fields.next() == Some("Debian");
+        let matches = fields.next() == Some("Debian") && fields.next() == Some(archive);
         let uri = fields.next().filter(|uri| !uri.is_empty())?;
         matches.then(|| uri.to_owned())
     })
@@ -150,15 +178,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debian_mirror_returns_the_mirror_of_the_main_archive() {
+    fn debian_mirror_returns_the_mirror_of_the_archive() {
         let listing = "\
 Vendor|Vendor Tools|http://vendor.invalid/apt/
 Debian|Debian-Security|http://mirror.invalid/debian-security/
 ||http://unread.invalid/
 Debian|Debian|http://mirror.invalid/debian/
 Debian|Debian|http://mirror.invalid/debian/";
-        assert_eq!(debian_mirror(listing).as_deref(), Some("http://mirror.invalid/debian/"));
-        assert_eq!(debian_mirror("||\n"), None);
+        let mirror = |archive: &str| debian_mirror(listing, archive);
+        assert_eq!(mirror(MAIN_ARCHIVE).as_deref(), Some("http://mirror.invalid/debian/"));
+        assert_eq!(mirror(SECURITY_ARCHIVE).as_deref(), Some("http://mirror.invalid/debian-security/"));
+        assert_eq!(debian_mirror("||\n", MAIN_ARCHIVE), None);
+    }
+
+    #[test]
+    fn suites_of_updates_and_backports_extend_their_release() {
+        assert_eq!(base_suite("bookworm-security"), Some("bookworm"));
+        assert_eq!(base_suite("trixie-backports"), Some("trixie"));
+        assert_eq!(base_suite("trixie"), None);
     }
 
     #[test]

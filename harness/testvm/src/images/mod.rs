@@ -11,6 +11,7 @@ pub mod kind;
 pub mod node;
 pub mod oci;
 pub mod qemu;
+pub mod rust_toolchain;
 pub mod shell;
 pub mod write_log;
 

@@ -1,7 +1,10 @@
-//! Container images of programs, as OCI archives with one layer, no base image and nothing downloaded.
+//! Container images of programs, as OCI archives with one layer, no base image and nothing downloaded: of one platform for
+//! nodes, and of several for a registry ([`index`]).
 //!
 //! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files produce the same
 //! bytes, so a different image has a different digest.
+
+pub mod index;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -43,6 +46,14 @@ pub enum Entry {
     Link { path: String, target: String },
     /// A directory. Directories above other entries need none.
     Directory { path: String, mode: u32 },
+}
+
+impl Entry {
+    fn path(&self) -> &str {
+        match self {
+            Entry::Program { path, .. } | Entry::Link { path, .. } | Entry::Directory { path, .. } => path,
+        }
+    }
 }
 
 /// Writes an archive of an image with `files`: pairs of an absolute path in the image and a program of the
