@@ -8,7 +8,7 @@ use testvm::report::Report;
 use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{bench, e2e, lanes, project, up};
+use crate::{bench, e2e, image, lanes, project, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -35,7 +35,8 @@ Examples:
   cargo harness bench csi             statistics of volumes with few files and with many, beside du
   cargo harness bench clone           clones and snapshots of images of any size, clones of directory trees
   cargo harness bench node            losetup -j of util-linux and of loopfs; pods that start beside 500 block volumes
-  cargo harness up                    a cluster to play with; `cargo harness down` removes it";
+  cargo harness up                    a cluster to play with; `cargo harness down` removes it
+  cargo harness image                 the driver's image for amd64 and arm64, as an archive for a registry";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -51,6 +52,8 @@ enum Command {
     Up(up::UpArgs),
     /// Stop the cluster that `up` or `e2e --keep` left running.
     Down(up::DownArgs),
+    /// Write the driver's image for each platform, as an archive for a registry.
+    Image(image::ImageArgs),
 }
 
 /// The time for an orderly end after Ctrl-C.
@@ -103,6 +106,10 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Up(args) => up::up(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
+        Command::Image(args) => {
+            let _lock = session.exclusive("image").await?;
+            session.until_cancelled(image::image(session, args)).await.map(|()| ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -114,7 +114,7 @@ async fn export(root: &Path, commit: &str, paths: &[&str], directory: &Path) -> 
 }
 
 /// Returns git for the repository of `root`, also in a hook, whose environment names another one.
-fn git(root: &Path) -> Program {
+pub(crate) fn git(root: &Path) -> Program {
     let git = Program::new("git").current_dir(root);
     ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].into_iter().fold(git, Program::env_remove)
 }

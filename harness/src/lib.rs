@@ -11,6 +11,7 @@ mod builds;
 pub mod e2e;
 mod earlier;
 mod fake_nodes;
+pub mod image;
 pub mod lanes;
 mod node_options;
 mod nodes;

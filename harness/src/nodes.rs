@@ -165,13 +165,18 @@ pub(crate) fn driver_image(driver: DriverPrograms, tool: PathBuf) -> ContainerIm
     ContainerImage {
         archive: "loopfs.tar",
         reference: DRIVER,
-        // With the tool, `loopfs doctor` can run where the driver runs.
-        files: vec![
-            ("/loopfs-csi", driver.csi),
-            ("/loopfs-provisioner", driver.provisioner),
-            ("/loopfs", tool),
-        ],
+        files: driver_files(driver.csi, driver.provisioner, tool),
     }
+}
+
+/// Returns the path of each program in the image of the driver, and its path on the host. The image runs the first.
+pub(crate) fn driver_files(
+    csi: PathBuf,
+    provisioner: PathBuf,
+    tool: PathBuf,
+) -> Vec<(&'static str, PathBuf)> {
+    // With the tool, `loopfs doctor` can run where the driver runs.
+    vec![("/loopfs-csi", csi), ("/loopfs-provisioner", provisioner), ("/loopfs", tool)]
 }
 
 /// Returns the image of the earlier version of the driver.

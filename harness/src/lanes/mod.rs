@@ -7,6 +7,7 @@ mod conformance;
 mod docker;
 mod ginkgo;
 mod go_tests;
+mod image;
 mod kernel;
 mod libtest;
 mod node;
@@ -117,6 +118,9 @@ enum Lane {
     /// Another driver, local-path-provisioner, on a cluster of the harness. It is built from its Go module. The checks of the
     /// capacity must fail for it. Runs only if --lane selects it.
     SecondDriver,
+    /// The image for a registry, built from two copies of this checkout. Both must give the same bytes, and the programs must
+    /// start on each platform. Runs only if --lane selects it.
+    Image,
 }
 
 /// The lanes that run programs of Kubernetes of the selected release. The lane versions runs all releases.
@@ -130,7 +134,7 @@ const WITH_KUBERNETES: [Lane; 7] = [
     Lane::SecondDriver,
 ];
 
-const ALL: [Lane; 12] = [
+const ALL: [Lane; 13] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
@@ -143,6 +147,7 @@ const ALL: [Lane; 12] = [
     Lane::Kind,
     Lane::Upgrade,
     Lane::SecondDriver,
+    Lane::Image,
 ];
 
 /// Runs the selected lanes, and reports each as cases of suites with its name.
@@ -174,6 +179,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
                 conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
             }
             Lane::SecondDriver => second_driver::run(session, &args.e2e.kubernetes().source()).await,
+            Lane::Image => image::run(session).await,
         };
         let cases = result.unwrap_or_else(|error| {
             let outcome = Outcome::Failed(format!("{error:#}"));
@@ -230,13 +236,17 @@ impl Lane {
             Lane::Upgrade => "upgrade",
             Lane::Conformance => "conformance",
             Lane::SecondDriver => "second-driver",
+            Lane::Image => "image",
         }
     }
 
     /// Returns `true` if the lane runs in CI. The others take long, or changes of loopfs do not affect their result. They run
     /// only if --lane selects them.
     fn runs_in_ci(self) -> bool {
-        !matches!(self, Lane::Node | Lane::Versions | Lane::Kind | Lane::Upgrade | Lane::SecondDriver)
+        !matches!(
+            self,
+            Lane::Node | Lane::Versions | Lane::Kind | Lane::Upgrade | Lane::SecondDriver | Lane::Image
+        )
     }
 }
 
