@@ -8,7 +8,7 @@ use testvm::report::Report;
 use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{bench, e2e, image, lanes, project, up};
+use crate::{bench, e2e, image, lanes, project, release, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -54,6 +54,8 @@ enum Command {
     Down(up::DownArgs),
     /// Write the driver's image for each platform, as an archive for a registry.
     Image(image::ImageArgs),
+    /// Write the files of a release: the image, the manifests, checksums and notes.
+    Release(release::ReleaseArgs),
 }
 
 /// The time for an orderly end after Ctrl-C.
@@ -109,6 +111,10 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         Command::Image(args) => {
             let _lock = session.exclusive("image").await?;
             session.until_cancelled(image::image(session, args)).await.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Release(args) => {
+            let _lock = session.exclusive("image").await?;
+            session.until_cancelled(release::release(session, args)).await.map(|()| ExitCode::SUCCESS)
         }
     }
 }

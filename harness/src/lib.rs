@@ -16,5 +16,6 @@ pub mod lanes;
 mod node_options;
 mod nodes;
 mod project;
+pub mod release;
 mod test_env;
 pub mod up;

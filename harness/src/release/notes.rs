@@ -1,0 +1,79 @@
+//! The notes of a release: the changes of its version, and how to install its image.
+
+use testvm::images::oci::index::Digests;
+
+/// Returns the section of a changelog for `version`, without its heading, or `None` if there is none or it is empty.
+pub(super) fn section<'a>(changelog: &'a str, version: &str) -> Option<&'a str> {
+    let heading = format!("## [{version}]");
+    let mut start = None;
+    let mut offset = 0;
+    for line in changelog.split_inclusive('\n') {
+        match start {
+            None if line.starts_with(&heading) => start = Some(offset + line.len()),
+            Some(start) if line.starts_with("## ") => return text(&changelog[start..offset]),
+            _ => {}
+        }
+        offset += line.len();
+    }
+    start.and_then(|start| text(&changelog[start..]))
+}
+
+fn text(section: &str) -> Option<&str> {
+    Some(section.trim()).filter(|section| !section.is_empty())
+}
+
+/// Returns the notes of a release. `repository` is the name of the image in the manifests.
+pub(super) fn notes(version: &str, changes: &str, repository: &str, digests: &Digests) -> String {
+    let platforms: String = digests
+        .platforms
+        .iter()
+        .map(|platform| format!("| linux/{} | `{}` |\n", platform.architecture, platform.digest))
+        .collect();
+    let index = &digests.index;
+    format!(
+        "# loopfs {version}\n\n{changes}\n\n## Image\n\n\
+         The archive has one index for all platforms. A registry serves it under the same digest.\n\n\
+         | platform | digest |\n|---|---|\n| all | `{index}` |\n{platforms}\n\
+         The manifests name the image `{repository}`, which no registry serves. Push the archive to your registry, and have\n\
+         kustomize replace the name:\n\n\
+         ```yaml\n\
+         images:\n  - name: {repository}\n    newName: REGISTRY/loopfs\n    digest: {index}\n\
+         ```\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use testvm::images::oci::index::PlatformDigest;
+
+    use super::*;
+
+    const CHANGELOG: &str = "# Changelog\n\n## [Unreleased]\n\n## [1.1.0] - 2030-01-02\n\n### Added\n\n- A thing.\n\n\
+                             ## [1.0.0]\n\n- The first version.\n";
+
+    #[rstest]
+    #[case("1.1.0", Some("### Added\n\n- A thing."))]
+    #[case("1.0.0", Some("- The first version."))]
+    #[case("Unreleased", None)]
+    #[case("1.1", None)]
+    #[case("2.0.0", None)]
+    fn a_section_ends_at_the_next_version(#[case] version: &str, #[case] expected: Option<&str>) {
+        assert_eq!(section(CHANGELOG, version), expected);
+    }
+
+    #[test]
+    fn the_notes_have_the_changes_and_the_digests() {
+        let platform = PlatformDigest { architecture: "arm64".into(), digest: "sha256:b".into(), size: 1 };
+        let digests = Digests { index: "sha256:a".into(), platforms: vec![platform] };
+        let text = notes("1.0.0", "- The first version.", "example/loopfs", &digests);
+        for part in [
+            "# loopfs 1.0.0\n",
+            "- The first version.\n",
+            "| linux/arm64 | `sha256:b` |\n",
+            "digest: sha256:a\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
