@@ -4,6 +4,7 @@ mod apiserver;
 mod chart;
 mod clusters;
 mod conformance;
+mod dependencies;
 mod docker;
 mod ginkgo;
 mod go_tests;
@@ -86,7 +87,7 @@ impl TestArgs {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 enum Lane {
-    /// Format, lints, unit tests, dependency rules, documentation: no root, no virtual machine.
+    /// Format, lints, unit tests, dependencies, documentation: no root, no virtual machine.
     Unit,
     /// The provisioner and the Helm chart against a real API server, controller manager and scheduler, without a kubelet; no
     /// root, no virtual machine.

@@ -10,6 +10,7 @@ use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 
+use super::dependencies;
 use super::go_tests;
 use super::libtest::Run;
 
@@ -109,6 +110,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         Err(error) => report.record::<()>(SUITE, &name, Duration::ZERO, &Err(error)),
     }
 
+    dependencies::check(session, SUITE, &mut report).await;
     let (result, time) = timed(session, "tests", TESTS).await;
     match result {
         Ok(finished) => {

@@ -1,0 +1,315 @@
+//! Checks of the dependencies, for the unit lane: their licences and sources, known vulnerabilities, the Rust version that they
+//! need, and that crates can be published with them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use testvm::cargo_tool::CargoTool;
+use testvm::process::{Finished, Program};
+use testvm::report::{Outcome, Report};
+use testvm::rust_build;
+use testvm::session::Session;
+
+/// Reads deny.toml.
+const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
+/// The check that needs only the registry.
+const POLICY: [&str; 3] = ["bans", "licenses", "sources"];
+const ADVISORIES: &str = "advisories of dependencies";
+/// What cargo-deny prints if it cannot fetch the database of advisories.
+const NO_DATABASE: &str = "failed to fetch advisory database";
+/// The limit for fetching that database. A network that drops packets would otherwise block the lane.
+const ADVISORIES_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The part of `cargo metadata` that the checks need.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_members: BTreeSet<String>,
+    resolve: Resolve,
+}
+
+#[derive(Debug, Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    version: String,
+    rust_version: Option<String>,
+    /// The registries to which the crate may be published: `None` for all, and an empty list for none.
+    publish: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DependencyKind {
+    /// `dev`, `build`, or `None` for a normal dependency.
+    kind: Option<String>,
+}
+
+/// Runs the checks.
+pub(super) async fn check(session: &Session, suite: &str, report: &mut Report) {
+    deny(session, suite, report).await;
+    let started = Instant::now();
+    let metadata = metadata(session).await;
+    let checked = metadata.as_ref().map_err(|error| anyhow::anyhow!("{error:#}")).and_then(|metadata| {
+        let newer = newer_dependencies(metadata);
+        anyhow::ensure!(newer.is_empty(), "raise rust-version, or lower a dependency:\n{}", newer.join("\n"));
+        Ok(())
+    });
+    report.record(suite, "rust-version of each crate", started.elapsed(), &checked);
+    let Ok(metadata) = metadata else { return };
+    for (version, packages) in members_by_rust_version(&metadata) {
+        build_with(session, suite, report, &version, &packages).await;
+    }
+    for package in published(&metadata) {
+        let name = format!("package of {package}");
+        // In a checkout with changes, too. Cargo compiles the package as those who depend on it do.
+        let args = ["package", "--package", package, "--allow-dirty"];
+        let cargo = rust_build::program(session.workspace.root()).args(args);
+        let (result, time) = run(session, &name, cargo).await;
+        report.record(suite, &name, time, &result.and_then(must_succeed));
+    }
+}
+
+/// Runs cargo-deny: what it can check without the database of advisories, and that.
+async fn deny(session: &Session, suite: &str, report: &mut Report) {
+    const NAME: &str = "licences, bans and sources of dependencies";
+    let root = session.workspace.root();
+    let program = match session.until_cancelled(CARGO_DENY.prepare(session)).await {
+        Ok(program) => program,
+        Err(error) => return report.record::<()>(suite, NAME, Duration::ZERO, &Err(error)),
+    };
+    let deny = || Program::new(&program).current_dir(root).args(["--locked", "check"]);
+    let (result, time) = run(session, NAME, deny().args(POLICY)).await;
+    report.record(suite, NAME, time, &result.and_then(must_succeed));
+
+    // Git must not ask for a password.
+    let advisories = deny().arg("advisories").env("GIT_TERMINAL_PROMPT", "0");
+    let started = Instant::now();
+    let checked = tokio::time::timeout(ADVISORIES_TIMEOUT, run(session, ADVISORIES, advisories)).await;
+    let outcome = match checked {
+        Ok((Ok(finished), _)) => advisories_outcome(&finished),
+        Ok((Err(error), _)) => Outcome::Failed(format!("{error:#}")),
+        Err(_) => Outcome::Skipped(format!(
+            "the database of advisories was not fetched within {ADVISORIES_TIMEOUT:?}; run `cargo deny check advisories` \
+             where its Git repository can be reached"
+        )),
+    };
+    report.push(suite, ADVISORIES, outcome, started.elapsed());
+}
+
+/// Returns the outcome of the check of advisories. Its database is a Git repository that no package registry has, so a
+/// machine may be unable to fetch it.
+fn advisories_outcome(finished: &Finished) -> Outcome {
+    if finished.status.success() {
+        Outcome::Passed
+    } else if finished.stderr.contains(NO_DATABASE) {
+        Outcome::Skipped(
+            "the Git repository of the database of advisories cannot be reached from here; run `cargo deny check \
+             advisories` where it can"
+                .to_owned(),
+        )
+    } else {
+        Outcome::Failed(finished.failure())
+    }
+}
+
+/// Compiles crates with the oldest Rust that they promise to support, if rustup has it.
+async fn build_with(session: &Session, suite: &str, report: &mut Report, version: &str, packages: &[&str]) {
+    let name = format!("build with Rust {version}");
+    let root = session.workspace.root();
+    let rustup = || Program::new("rustup").current_dir(root).args(["run", version]);
+    let installed = rustup().args(["rustc", "--version"]).finish().await;
+    if !installed.is_ok_and(|finished| finished.status.success()) {
+        let reason = format!("it is not installed: rustup toolchain install {version}");
+        report.push(suite, &name, Outcome::Skipped(reason), Duration::ZERO);
+        return;
+    }
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    // The variables of the outer cargo name another toolchain.
+    let check = rustup()
+        .args(["cargo", "check", "--locked"])
+        .args(packages)
+        .env_remove("CARGO")
+        .env_remove("RUSTC")
+        .env_remove("RUSTUP_TOOLCHAIN");
+    let (result, time) = run(session, &name, check).await;
+    report.record(suite, &name, time, &result.and_then(must_succeed));
+}
+
+async fn metadata(session: &Session) -> Result<Metadata> {
+    let cargo = rust_build::program(session.workspace.root());
+    let printed = cargo.args(["metadata", "--format-version", "1", "--locked"]).run().await?.stdout;
+    serde_json::from_str(&printed).context("parse the output of cargo metadata")
+}
+
+async fn run(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {
+    let step = session.progress.step(format!("unit: {name}"));
+    let notes = step.notes();
+    let program = program.on_stderr_line(move |line| notes.note(line.trim().to_owned()));
+    let started = Instant::now();
+    let result = session.until_cancelled(program.finish()).await;
+    match &result {
+        Ok(finished) if finished.status.success() => step.done(""),
+        Ok(finished) => step.failed(finished.status.to_string()),
+        Err(_) => drop(step),
+    }
+    (result, started.elapsed())
+}
+
+fn must_succeed(finished: Finished) -> Result<()> {
+    anyhow::ensure!(finished.status.success(), "{}", finished.failure());
+    Ok(())
+}
+
+/// Returns a line for each dependency that needs a newer Rust than the crate of the workspace that uses it. Dependencies of
+/// tests do not count: who uses a crate does not compile them.
+fn newer_dependencies(metadata: &Metadata) -> Vec<String> {
+    let packages: BTreeMap<&str, &Package> =
+        metadata.packages.iter().map(|package| (package.id.as_str(), package)).collect();
+    let nodes: BTreeMap<&str, &Node> =
+        metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
+    let mut lines = Vec::new();
+    for member in &metadata.workspace_members {
+        let Some(package) = packages.get(member.as_str()) else { continue };
+        let promised = package.rust_version.as_deref().unwrap_or_default();
+        let Some(oldest) = parse(promised) else {
+            lines.push(format!("{} has no rust-version", package.name));
+            continue;
+        };
+        for id in reachable(member, &nodes) {
+            let Some(dependency) = packages.get(id) else { continue };
+            let needed = dependency.rust_version.as_deref();
+            if let Some(needed) = needed.filter(|needed| parse(needed) > Some(oldest)) {
+                lines.push(format!(
+                    "{} has rust-version {promised}, and its dependency {} {} needs {needed}",
+                    package.name, dependency.name, dependency.version
+                ));
+            }
+        }
+    }
+    lines
+}
+
+/// Returns the packages that are compiled for a package, without itself.
+fn reachable<'a>(from: &'a str, nodes: &BTreeMap<&'a str, &'a Node>) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![from];
+    while let Some(id) = open.pop() {
+        let Some(node) = nodes.get(id) else { continue };
+        for dependency in &node.deps {
+            let is_compiled = dependency.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"));
+            if is_compiled && seen.insert(dependency.pkg.as_str()) {
+                open.push(dependency.pkg.as_str());
+            }
+        }
+    }
+    seen
+}
+
+/// Returns the crates of the workspace by the Rust version that they promise to support.
+fn members_by_rust_version(metadata: &Metadata) -> BTreeMap<String, Vec<&str>> {
+    let mut versions: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for package in members(metadata) {
+        if let Some(version) = &package.rust_version {
+            versions.entry(version.clone()).or_default().push(package.name.as_str());
+        }
+    }
+    versions
+}
+
+/// Returns the crates of the workspace that may be published.
+fn published(metadata: &Metadata) -> Vec<&str> {
+    let members = members(metadata);
+    members.filter(|package| package.publish.is_none()).map(|package| package.name.as_str()).collect()
+}
+
+fn members(metadata: &Metadata) -> impl Iterator<Item = &Package> {
+    metadata.packages.iter().filter(|package| metadata.workspace_members.contains(&package.id))
+}
+
+/// Returns the numbers of a version such as `1.88` or `1.88.0`.
+fn parse(version: &str) -> Option<[u32; 3]> {
+    let mut numbers = version.split('.').map(str::parse);
+    let mut next = || numbers.next().unwrap_or(Ok(0)).ok();
+    Some([next()?, next()?, next()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METADATA: &str = r#"{
+        "packages": [
+            {"id": "a", "name": "library", "version": "0.1.0", "rust_version": "1.88", "publish": null},
+            {"id": "b", "name": "driver", "version": "0.1.0", "rust_version": "1.89", "publish": []},
+            {"id": "c", "name": "client", "version": "5.0.0", "rust_version": "1.89.0", "publish": null},
+            {"id": "d", "name": "checker", "version": "2.0.0", "rust_version": "1.91", "publish": null},
+            {"id": "e", "name": "old", "version": "1.0.0", "rust_version": null, "publish": null}
+        ],
+        "workspace_members": ["a", "b"],
+        "resolve": {"nodes": [
+            {"id": "a", "deps": [{"pkg": "e", "dep_kinds": [{"kind": null}]}]},
+            {"id": "b", "deps": [
+                {"pkg": "a", "dep_kinds": [{"kind": null}]},
+                {"pkg": "c", "dep_kinds": [{"kind": "build"}]},
+                {"pkg": "d", "dep_kinds": [{"kind": "dev"}]}
+            ]},
+            {"id": "e", "deps": []}
+        ]}
+    }"#;
+
+    fn metadata() -> Metadata {
+        serde_json::from_str(METADATA).unwrap()
+    }
+
+    #[test]
+    fn dependencies_of_tests_may_need_a_newer_rust_and_others_may_not() {
+        let mut metadata = metadata();
+        assert_eq!(newer_dependencies(&metadata), Vec::<String>::new());
+        metadata.packages[4].rust_version = Some("1.90".into());
+        let lines = newer_dependencies(&metadata);
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].starts_with("library") && lines[0].contains("old 1.0.0 needs 1.90"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_crate_without_a_rust_version_is_named() {
+        let mut metadata = metadata();
+        metadata.packages[0].rust_version = None;
+        assert_eq!(newer_dependencies(&metadata), ["library has no rust-version"]);
+    }
+
+    #[test]
+    fn crates_are_grouped_by_rust_version_and_those_for_a_registry_are_found() {
+        let metadata = metadata();
+        let expected =
+            [("1.88", "library"), ("1.89", "driver")].map(|(version, name)| (version.to_owned(), vec![name]));
+        assert_eq!(members_by_rust_version(&metadata), BTreeMap::from(expected));
+        assert_eq!(published(&metadata), ["library"]);
+    }
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert_eq!(parse("1.88"), parse("1.88.0"));
+        assert!(parse("1.100") > parse("1.89.3"));
+        assert_eq!(parse("nightly"), None);
+    }
+}
