@@ -89,8 +89,8 @@ impl TestArgs {
 enum Lane {
     /// Format, lints, unit tests, dependencies, documentation: no root, no virtual machine.
     Unit,
-    /// The provisioner and the Helm chart against a real API server, controller manager and scheduler, without a kubelet; no
-    /// root, no virtual machine.
+    /// The provisioner and the Helm chart against a real API server, controller manager and scheduler, without kubelet, root or
+    /// virtual machine.
     Apiserver,
     /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU. Also power
     /// cuts, after which the tests look for lost data and leaks.

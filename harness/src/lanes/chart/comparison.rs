@@ -17,7 +17,7 @@ const PROVISIONERS: &str = "loopfs-provisioner";
 /// The label that these objects have in addition.
 const INSTANCE: &str = "app.kubernetes.io/instance";
 
-/// Returns the objects in a form in which only differences of meaning are left: the variables of containers are sorted, and the files
+/// Returns the objects in a form in which only differences of meaning are left: containers and their variables are sorted, and the files
 /// of a ConfigMap are parsed.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub(super) fn objects(manifests: &Manifests) -> Result<Objects> {
                 *text = parsed.with_context(|| format!("parse {file} in {name}"))?;
             }
         }
-        sort_variables(&mut value);
+        sort_named(&mut value);
         anyhow::ensure!(!objects.contains_key(&name), "{name} is rendered twice");
         objects.insert(name, value);
     }
@@ -55,20 +55,19 @@ fn documents(text: &str) -> Result<Value> {
     Ok(Value::Array(documents))
 }
 
-/// Sorts the variables of all containers. Their order has a meaning only if one refers to another, and none does.
-fn sort_variables(value: &mut Value) {
+/// Sorts the containers of pods, which kustomize reorders with a patch, and their variables. The order of the variables has a meaning
+/// only if one refers to another, and none does.
+fn sort_named(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields.iter_mut() {
-                if name == "env"
-                    && let Value::Array(variables) = field
-                {
-                    variables.sort_by_key(|variable| variable["name"].to_string());
+                if let ("containers" | "env", Value::Array(items)) = (name.as_str(), &mut *field) {
+                    items.sort_by_key(|item| item["name"].to_string());
                 }
-                sort_variables(field);
+                sort_named(field);
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(sort_variables),
+        Value::Array(items) => items.iter_mut().for_each(sort_named),
         _ => {}
     }
 }

@@ -28,11 +28,12 @@ pub(super) const NAME: &str = "chart";
 
 const SUITE: &str = "apiserver: chart";
 
-/// The custom resource of the Prometheus operator that the chart can create.
-const POD_MONITORS: &str = include_str!("pod_monitors.yaml");
+/// The custom resources of the Prometheus operator that the chart can create.
+const PROMETHEUS_OPERATOR: &str = include_str!("prometheus_operator.yaml");
 /// The custom resources that objects of the chart need.
-const CUSTOM_RESOURCES: [&str; 4] = [
+const CUSTOM_RESOURCES: [&str; 5] = [
     "podmonitors.monitoring.coreos.com",
+    "prometheusrules.monitoring.coreos.com",
     "volumesnapshotclasses.snapshot.storage.k8s.io",
     "volumesnapshotcontents.snapshot.storage.k8s.io",
     "volumesnapshots.snapshot.storage.k8s.io",
@@ -81,9 +82,17 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
 impl Fixture<'_> {
     async fn run(&self, report: &mut Report) {
         case(report, "the chart renders the objects of csi/deploy", self.defaults()).await;
-        for (value, component) in [("nodeLoss", "node-loss"), ("snapshots", "snapshots")] {
+        let enabled = json!({"enabled": true});
+        for (component, values) in [
+            ("node-loss", json!({"components": {"nodeLoss": true}})),
+            ("snapshots", json!({"components": {"snapshots": true}})),
+            (
+                "monitoring",
+                json!({"monitoring": {"podMonitor": enabled, "prometheusRule": enabled, "networkPolicy": enabled}}),
+            ),
+        ] {
             let name = format!("the chart renders the objects of the component {component}");
-            case(report, &name, self.component(value, component)).await;
+            case(report, &name, self.component(component, &values)).await;
         }
         let name =
             "with the component builtin-objects, the provisioners create the CSIDriver and the classes";
@@ -114,9 +123,9 @@ impl Fixture<'_> {
         same(&objects(&expected)?, &self.rendered(&json!({})).await?)
     }
 
-    async fn component(&self, value: &str, component: &str) -> Result<()> {
+    async fn component(&self, component: &str, values: &Value) -> Result<()> {
         let expected = manifests::with_component(self.root, self.control_plane.kubectl(), component).await?;
-        same(&objects(&expected)?, &self.rendered(&json!({"components": {value: true}})).await?)
+        same(&objects(&expected)?, &self.rendered(values).await?)
     }
 
     async fn builtin_objects(&self) -> Result<()> {
@@ -178,7 +187,7 @@ impl Fixture<'_> {
 
     async fn prepare(&self) -> Result<()> {
         let client = self.control_plane.client();
-        Manifests::from_text(POD_MONITORS)?.apply(client).await?;
+        Manifests::from_text(PROMETHEUS_OPERATOR)?.apply(client).await?;
         for name in NAMESPACES {
             let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
             Manifests::from_text(&namespace.to_string())?.apply(client).await?;

@@ -59,7 +59,7 @@ fn settings() -> Vec<Accepted> {
             json!({
                 "namespace": {"name": "node-storage", "labels": {"example.org/team": "storage"}},
                 "components": {"nodeLoss": true, "builtinObjects": true, "snapshots": true},
-                "monitoring": {"podMonitor": {"enabled": true}, "networkPolicy": {"enabled": true}},
+                "monitoring": {"podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}, "networkPolicy": {"enabled": true}},
             }),
             &[
                 "system:serviceaccount:node-storage:loopfs-provisioner",
@@ -179,9 +179,15 @@ fn components() -> Vec<Accepted> {
         ),
         accept(
             "a PodMonitor",
-            json!({"monitoring": {"podMonitor": {"enabled": true, "labels": {"release": "prometheus"}, "interval": "30s"}}}),
-            &["\"kind\":\"PodMonitor\"", "\"interval\":\"30s\"", "\"release\":\"prometheus\""],
-            &["\"kind\":\"NetworkPolicy\""],
+            json!({"monitoring": {"podMonitor": {"enabled": true, "labels": {"release": "prometheus"}, "interval": "1m"}}}),
+            &["\"kind\":\"PodMonitor\"", "\"scrapeTimeout\":\"1m\"", "\"release\":\"prometheus\""],
+            &["\"kind\":\"NetworkPolicy\"", "\"interval\":\"30s\""],
+        ),
+        accept(
+            "the alert rules",
+            json!({"monitoring": {"prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}}}}),
+            &["\"kind\":\"PrometheusRule\"", "{{ $labels.node }}", "\"release\":\"prometheus\""],
+            &["\"kind\":\"PodMonitor\""],
         ),
         accept(
             "a NetworkPolicy for Prometheus",
