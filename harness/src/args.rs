@@ -31,6 +31,8 @@ Examples:
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
   cargo harness e2e flow clones       two of its stories; `cargo harness list` prints all
   cargo harness e2e --keep            the same, and leaves the cluster up to look around in
+  cargo harness bench --list          what each benchmark measures, what it needs and how long it takes
+  cargo harness bench --quick         short runs of all benchmarks, and one report in target/bench/report.html
   cargo harness bench loop            loop devices and project ids beside what other programs do
   cargo harness bench csi             statistics of volumes with few files and with many, beside du
   cargo harness bench clone           clones and snapshots of images of any size, clones of directory trees
@@ -46,7 +48,7 @@ enum Command {
     Test(lanes::TestArgs),
     /// Run the end-to-end scenarios on a cluster of the harness, or on any cluster with --kubeconfig.
     E2e(e2e::CommandArgs),
-    /// Run a benchmark and compare its results with the thresholds.
+    /// Run a benchmark or all, compare the results with the thresholds, and optionally with an earlier run.
     Bench(bench::Args),
     /// Start a cluster with the driver installed, and leave it running.
     Up(up::UpArgs),

@@ -11,16 +11,15 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::{Cluster, Node};
 
 use super::batch::{Batch, DeletionTimes};
-use super::cluster::{self, CLASS};
+use super::cluster::{self, CLASS, SharedCluster};
 use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
 use super::threshold::{self, Threshold};
-use crate::node_options::NodeOptions;
 use crate::nodes::DATA_DIR;
 
 /// Like the StorageClass of the manifests, but with many inodes for little space.
@@ -73,7 +72,7 @@ struct Setup<'a> {
     scale: Scale,
 }
 
-pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedCluster) -> Result<Outcome> {
     let scale = if args.quick { QUICK } else { FULL };
     let measure = async |setup: Setup<'_>| {
         let what = if setup.disk.is_some() { "volumes with files" } else { "volumes in memory" };
@@ -82,10 +81,9 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
         step.done("");
         Ok(samples.rows(setup.scale.files()))
     };
-    let on_disk =
-        cluster::measured(session, args, "deletion", NodeOptions::default(), &[], async |cluster, node| {
-            measure(Setup { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
-        });
+    let on_disk = shared.measured(session, args, "deletion", &[], async |cluster: &Cluster, node: &Node| {
+        measure(Setup { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
+    });
     let on_disk = session.until_cancelled(on_disk).await?;
     let without_files = Scale { files_each: 0, ..scale };
     let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {

@@ -38,7 +38,8 @@ pub(super) async fn measured(
         },
     );
     let rows = rows.await?;
-    Ok(Environment { place: "this machine, volumes in memory".to_owned(), machine: machine()?, rows })
+    let machine = machine()?.with_kubernetes(kubernetes.minor.name());
+    Ok(Environment { place: "this machine, volumes in memory".to_owned(), machine, rows })
 }
 
 async fn beside_provisioner(

@@ -1,10 +1,13 @@
 //! Measurements in rows, and the machines they come from.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+
+/// The largest number of samples that a row keeps: enough to compare two runs. The programs in `loopfs/benches` and
+/// `csi/benches` print as many.
+const MAX_SAMPLES: usize = 200;
 
 /// One measurement: the value of `name` for a count `n` that it may depend on.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -15,12 +18,16 @@ pub(super) struct Row {
     pub(super) median: f64,
     pub(super) p99: f64,
     pub(super) runs: u64,
+    /// Values of single runs, in the order of the runs: all, or some that are evenly spread if there are too many.
+    pub(super) samples: Vec<f64>,
 }
 
 impl Row {
     /// Returns the median and the 99th percentile (nearest rank) of values, or `None` if there are none.
     pub(super) fn of(name: &str, n: u64, unit: &str, values: impl IntoIterator<Item = f64>) -> Option<Row> {
         let mut values: Vec<f64> = values.into_iter().collect();
+        let stride = values.len().div_ceil(MAX_SAMPLES).max(1);
+        let samples = values.iter().copied().step_by(stride).collect();
         values.sort_by(f64::total_cmp);
         let last = values.len().checked_sub(1)?;
         let middle = values.len() / 2;
@@ -37,6 +44,7 @@ impl Row {
             median,
             p99: values[rank.saturating_sub(1).min(last)],
             runs: values.len() as u64,
+            samples,
         })
     }
 }
@@ -54,6 +62,9 @@ pub(super) struct Machine {
     pub(super) kernel: String,
     /// The file system of the files or quotas.
     pub(super) file_system: String,
+    /// The release of Kubernetes, if a cluster is measured.
+    #[serde(default)]
+    pub(super) kubernetes: Option<String>,
 }
 
 impl Machine {
@@ -69,7 +80,13 @@ impl Machine {
             cpus,
             kernel: kernel.trim().to_owned(),
             file_system: file_system.to_owned(),
+            kubernetes: None,
         }
+    }
+
+    /// Adds the release of Kubernetes.
+    pub(super) fn with_kubernetes(self, release: &str) -> Machine {
+        Machine { kubernetes: Some(release.to_owned()), ..self }
     }
 }
 
@@ -132,28 +149,6 @@ impl Measurements {
         counts.sort_unstable();
         counts
     }
-
-    /// Writes a list: the header, then the rows.
-    pub(super) fn write(&self, path: &Path, bench: &str) -> Result<()> {
-        let machines = self.parts.iter().map(|part| {
-            let mut names: Vec<&str> = part.rows.iter().map(|row| row.name.as_str()).collect();
-            names.dedup();
-            names.sort_unstable();
-            names.dedup();
-            let Machine { cpu, cpus, kernel, file_system } = &part.machine;
-            serde_json::json!({
-                "place": part.place, "cpu": cpu, "cpus": cpus, "kernel": kernel, "file_system": file_system,
-                "rows": names,
-            })
-        });
-        let header = serde_json::json!({ "bench": bench, "machines": machines.collect::<Vec<_>>() });
-        let mut lines = vec![header.to_string()];
-        for row in self.rows() {
-            lines.push(serde_json::to_string(row)?);
-        }
-        let text = format!("[\n{}\n]\n", lines.join(",\n"));
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
-    }
 }
 
 #[cfg(test)]
@@ -172,8 +167,8 @@ mod tests {
 
     const OUTPUT: &str = r#"10 devices: run 0
 {"cpu":"a \"fast\" one","cpus":2,"kernel":"6.12.1","file_system":"xfs"}
-{"name":"find_device","n":10,"unit":"us","median":1.5,"p99":3.0,"runs":7}
-{"name":"find_device","n":4,"unit":"us","median":1.25,"p99":3.0,"runs":7}
+{"name":"find_device","n":10,"unit":"us","median":1.5,"p99":3.0,"runs":7,"samples":[1.5,3.0]}
+{"name":"find_device","n":4,"unit":"us","median":1.25,"p99":3.0,"runs":7,"samples":[1.5,3.0]}
 "#;
 
     #[test]
@@ -203,21 +198,18 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_one_list_with_the_machine_first() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("loop.json");
-        let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
-        all.write(&path, "loop").unwrap();
-        let list: Vec<serde_json::Value> =
-            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-        assert_eq!(list[0]["machines"][0]["kernel"], "6.12.1");
-        assert_eq!(serde_json::from_value::<Row>(list[2].clone()).unwrap(), *all.rows().nth(1).unwrap());
-        assert_eq!(list.len(), 3);
+    fn a_row_keeps_all_samples_or_some_that_are_evenly_spread() {
+        let kept = |count: u32| Row::of("x", 1, "s", (0..count).map(f64::from)).unwrap().samples;
+        assert_eq!(kept(3), [0.0, 1.0, 2.0]);
+        let spread = kept(1000);
+        assert_eq!((spread.len(), spread[0], spread[199]), (MAX_SAMPLES, 0.0, 995.0));
+        assert_eq!(kept(201).len(), 101);
     }
 
     #[test]
     fn a_program_that_printed_nothing_or_nonsense_is_an_error() {
         assert!(Environment::parse("here", "error: no\n").is_err());
         assert!(Environment::parse("here", &OUTPUT.replace("\"n\":4", "\"n\":-4")).is_err());
+        assert!(Environment::parse("here", &OUTPUT.replace(",\"samples\":[1.5,3.0]", "")).is_err());
     }
 }

@@ -1,22 +1,31 @@
-//! Benchmarks. Separate programs measure; this module prints tables, draws plots and checks thresholds.
+//! Benchmarks. Separate programs measure; this module prints tables, draws plots, checks thresholds and compares runs.
 //!
-//! Each benchmark writes `NAME.json` below `target/bench`, and `NAME.svg` if it has a plot.
+//! A run writes `report.json` and `report.html` below `target/bench`. The first has the rows of all its benchmarks with their
+//! samples ([`results`]), the second is for readers ([`report`]).
 
 mod batch;
+mod catalogue;
 mod clones;
 mod cluster;
+mod comparison;
 mod deletion;
 mod growth;
 mod guest;
 mod here;
+mod html;
 mod in_memory;
 mod loop_devices;
+mod mann_whitney;
 mod measurement;
 mod node;
+mod node_process;
 mod outcome;
 mod plot;
 mod provision;
+mod report;
+mod results;
 mod run;
+mod source;
 mod table;
 mod threshold;
 mod volume_stats;

@@ -12,14 +12,28 @@ use super::threshold::Threshold;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
+    /// The benchmark to run. Without a name, all of them run, one after the other. One that fails does not stop the others.
     #[arg(value_name = "NAME")]
-    pub(super) bench: Bench,
+    pub(super) bench: Option<Bench>,
+    /// List the benchmarks, with what each measures, what it needs and how long it takes.
+    #[arg(long)]
+    pub(super) list: bool,
     /// A short run: fewer devices, ids, files, bytes and repetitions. Its thresholds are not those of a full run.
     #[arg(long)]
     pub(super) quick: bool,
     /// Fail if a threshold is not met.
     #[arg(long)]
     pub(super) check: bool,
+    /// Compare with an earlier run, of which this is the report.json, and fail if a row is significantly worse. Several
+    /// files are combined, for rows with few samples.
+    #[arg(long, value_name = "FILE")]
+    pub(super) compare: Vec<PathBuf>,
+    /// With --compare: compare the run of this report.json, rather than measure. Several files are combined.
+    #[arg(long, value_name = "FILE", requires = "compare", conflicts_with = "bench")]
+    pub(super) results: Vec<PathBuf>,
+    /// With --compare: a row is worse if its median is more than this many times as bad.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.1, value_parser = factor)]
+    pub(super) factor: f64,
     /// The kernel of vm-images/kernels/kernels.toml for measurements in a virtual machine.
     #[arg(long, value_name = "NAME")]
     pub(super) kernel: Option<String>,
@@ -47,6 +61,7 @@ pub(super) enum NodePart {
     Stats,
 }
 
+/// A benchmark. The order is that of a run of all: first those without a cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub(super) enum Bench {
     /// Attaching, finding, detaching and removing loop devices; allocating project ids.
@@ -75,12 +90,16 @@ impl Args {
         let of_node = [("--part", self.part.is_some()), ("--volumes", self.volumes.is_some())];
         for (option, is_given) in of_node {
             anyhow::ensure!(
-                !is_given || self.bench == Bench::Node,
-                "{option} with the benchmark {}: only the benchmark node has it; leave {option} out",
-                self.bench.name()
+                !is_given || self.bench == Some(Bench::Node),
+                "{option}: only the benchmark node has it; name that benchmark, or leave {option} out"
             );
         }
         Ok(())
+    }
+
+    /// Returns the benchmarks of the run, in its order.
+    pub(super) fn benches(&self) -> Vec<Bench> {
+        self.bench.map_or_else(|| Bench::value_variants().to_vec(), |only| vec![only])
     }
 
     /// Returns the arguments of a measuring program: these, and `--quick` for a short run.
@@ -115,9 +134,64 @@ impl Outcome {
     }
 }
 
+/// Parses a factor above 1, as the value of an option.
+fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse::<f64>().map_err(|error| format!("{error}"))?;
+    if factor.is_finite() && factor > 1.0 { Ok(factor) } else { Err("must be a number above 1".to_owned()) }
+}
+
 /// Creates and returns the directory of the benchmarks' files.
 pub(super) fn directory(session: &Session) -> Result<PathBuf> {
     let directory = session.workspace.reports("bench");
     std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args> {
+        let args = CommandLine::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()))?.args;
+        args.check().map(|()| args)
+    }
+
+    #[test]
+    fn without_a_name_all_benchmarks_run_and_those_without_a_cluster_are_first() {
+        let all = parse("").unwrap().benches();
+        assert_eq!(
+            (all.len(), all[0], *all.last().unwrap()),
+            (Bench::value_variants().len(), Bench::Loop, Bench::Node)
+        );
+        assert_eq!(parse("growth").unwrap().benches(), [Bench::Growth]);
+    }
+
+    #[test]
+    fn options_of_a_benchmark_need_its_name() {
+        assert!(parse("node --part losetup --volumes 5").is_ok());
+        for line in ["--part losetup", "loop --volumes 5"] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains("only the benchmark node"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_comparison_has_files_and_a_factor_above_one() {
+        let args = parse("loop --compare a.json --compare b.json").unwrap();
+        assert_eq!((args.compare.len(), args.factor), (2, 1.1));
+        assert_eq!(parse("--compare a.json --results c.json --factor 2").unwrap().factor, 2.0);
+        for line in
+            ["--results c.json", "loop --compare a.json --results c.json", "--factor 1", "--factor nan"]
+        {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
 }

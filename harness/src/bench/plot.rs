@@ -2,7 +2,6 @@
 //! factor is a distance.
 
 use std::ops::Range;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 use plotters::coord::Shift;
@@ -35,13 +34,12 @@ const MAX_LABELS: usize = 12;
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 0x72, 0xb2), RGBColor(0xd5, 0x5e, 0), RGBColor(0, 0x9e, 0x73), RGBColor(0xcc, 0x79, 0xa7)];
 
-/// Writes all plots of a run into one file, except those without measurements.
-pub(super) fn write(path: &Path, all: &Measurements, plots: &[Plot]) -> Result<()> {
-    std::fs::write(path, svg(all, plots)?).with_context(|| format!("write {}", path.display()))
-}
-
-fn svg(all: &Measurements, plots: &[Plot]) -> Result<String> {
+/// Returns a drawing of all plots, except those without measurements. Returns `None` if no plot has any.
+pub(super) fn svg(all: &Measurements, plots: &[Plot]) -> Result<Option<String>> {
     let drawn: Vec<&Plot> = plots.iter().filter(|plot| !rows(all, plot.names).is_empty()).collect();
+    if drawn.is_empty() {
+        return Ok(None);
+    }
     let lines = drawn.len().div_ceil(2);
     let size = (2 * SIZE.0, u32::try_from(lines)? * SIZE.1);
     let mut text = String::new();
@@ -52,7 +50,7 @@ fn svg(all: &Measurements, plots: &[Plot]) -> Result<String> {
     }
     root.present()?;
     drop(root);
-    Ok(text)
+    Ok(Some(text))
 }
 
 /// Returns the rows with these names in ascending order of the count.
@@ -128,18 +126,19 @@ mod tests {
     use super::*;
 
     const OUTPUT: &str = r#"{"cpu":"x","cpus":2,"kernel":"6.12.1","file_system":"xfs"}
-{"name":"a","n":10,"unit":"us","median":10.0,"p99":3.0,"runs":7}
-{"name":"a","n":1000,"unit":"us","median":1000.0,"p99":3.0,"runs":7}
+{"name":"a","n":10,"unit":"us","median":10.0,"p99":3.0,"runs":7,"samples":[]}
+{"name":"a","n":1000,"unit":"us","median":1000.0,"p99":3.0,"runs":7,"samples":[]}
 "#;
 
     #[test]
     fn a_plot_ends_at_its_last_measurement_and_empty_plots_are_omitted() {
         let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
         let plots = [Plot::new("drawn", "n", &["a", "missing"]), Plot::new("empty", "n", &["missing"])];
-        let text = svg(&all, &plots).unwrap();
+        let text = svg(&all, &plots).unwrap().unwrap();
         assert!(text.contains(" points=\"70,269 389,35 \""), "{text}");
         assert!(text.contains("\na 1 ms\n</text>") && !text.contains("missing"), "{text}");
         assert!(text.contains("\ndrawn\n") && !text.contains("empty"), "{text}");
+        assert_eq!(svg(&all, &plots[1..]).unwrap(), None);
     }
 
     #[test]

@@ -12,8 +12,13 @@ pub(super) fn measurements(all: &Measurements) -> String {
 fn part(part: &Environment) -> String {
     let machine = &part.machine;
     let mut text = format!(
-        "{}: Linux {}, {} x {}, {}\n",
-        part.place, machine.kernel, machine.cpus, machine.cpu, machine.file_system
+        "{}: Linux {}, {} x {}, {}{}\n",
+        part.place,
+        machine.kernel,
+        machine.cpus,
+        machine.cpu,
+        machine.file_system,
+        machine.kubernetes.as_ref().map(|release| format!(", Kubernetes {release}")).unwrap_or_default()
     );
     let width = part.rows.iter().map(|row| row.name.len()).fold(20, usize::max);
     _ = writeln!(text, "  {:<width$} {:>8} {:>12} {:>12} {:>6}  unit", "name", "n", "median", "p99", "runs");
@@ -79,7 +84,7 @@ mod tests {
     }
 
     fn threshold(is_met: Option<bool>) -> Threshold {
-        Threshold { text: String::new(), is_met, values: String::new(), cause: None }
+        Threshold { text: String::new(), is_met, values: String::new(), cause: None, ratio: None }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Thresholds for the results of a benchmark, and whether the measurements meet them.
 
+use serde::{Deserialize, Serialize};
+
 use super::measurement::Measurements;
 
 /// A threshold, compared with the measurements.
@@ -12,6 +14,41 @@ pub(super) struct Threshold {
     pub(super) values: String,
     /// The known cause if the threshold is not met. The last line of the run has it.
     pub(super) cause: Option<&'static str>,
+    /// The ratio that decided it, if it compares two rows.
+    pub(super) ratio: Option<Ratio>,
+}
+
+/// The ratio of a row to its peer in the same run.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct Ratio {
+    pub(super) row: RowName,
+    pub(super) peer: RowName,
+    pub(super) statistic: Statistic,
+    /// The value of the row divided by that of its peer.
+    pub(super) value: f64,
+}
+
+/// The name of a row and its count `n`.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(super) struct RowName {
+    pub(super) name: String,
+    pub(super) n: u64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Statistic {
+    Median,
+    P99,
+}
+
+impl Statistic {
+    fn of(self, all: &Measurements, name: &str, n: u64) -> Option<f64> {
+        match self {
+            Statistic::Median => all.median(name, n),
+            Statistic::P99 => all.p99(name, n),
+        }
+    }
 }
 
 impl Threshold {
@@ -27,7 +64,7 @@ pub(super) type RowKey<'a> = (&'a str, u64);
 
 /// Requires that `ours` takes at most `factor` times as long as `other`.
 pub(super) fn at_most(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
-    compare(all, Measurements::median, text, ours, other, up_to(factor))
+    compare(all, Statistic::Median, text, ours, other, up_to(factor))
 }
 
 /// Requires that the 99th percentile of `ours` is at most `factor` times that of `other`.
@@ -38,7 +75,7 @@ pub(super) fn p99_at_most(
     factor: f64,
     other: RowKey,
 ) -> Threshold {
-    compare(all, Measurements::p99, text, ours, other, up_to(factor))
+    compare(all, Statistic::P99, text, ours, other, up_to(factor))
 }
 
 fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
@@ -47,7 +84,7 @@ fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
 
 /// Requires that `ours` is at least `factor` times as fast as `other`.
 pub(super) fn faster(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
-    compare(all, Measurements::median, text, ours, other, |ratio| {
+    compare(all, Statistic::Median, text, ours, other, |ratio| {
         let gain = 1.0 / ratio;
         (gain >= factor, format!("{gain:.1} times as fast; the threshold is at least {factor}"))
     })
@@ -61,7 +98,7 @@ pub(super) fn at_least(
     factor: f64,
     little: RowKey,
 ) -> Threshold {
-    compare(all, Measurements::median, text, much, little, |ratio| {
+    compare(all, Statistic::Median, text, much, little, |ratio| {
         (ratio >= factor, format!("{ratio:.1} times; the threshold is at least {factor}"))
     })
 }
@@ -75,7 +112,7 @@ pub(super) fn no_more(all: &Measurements, text: &str, ours: RowKey, bound: f64) 
         }
         None => (None, format!("{name} was not measured with {n}")),
     };
-    Threshold { text: text.to_owned(), is_met, values, cause: None }
+    Threshold { text: text.to_owned(), is_met, values, cause: None, ratio: None }
 }
 
 /// Requires that `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
@@ -92,13 +129,14 @@ pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> T
             is_met: None,
             values: format!("{name} was not measured"),
             cause: None,
+            ratio: None,
         },
     }
 }
 
 fn compare(
     all: &Measurements,
-    statistic: fn(&Measurements, &str, u64) -> Option<f64>,
+    statistic: Statistic,
     text: &str,
     ours: RowKey,
     other: RowKey,
@@ -106,16 +144,25 @@ fn compare(
 ) -> Threshold {
     let text = text.to_owned();
     let value =
-        |(name, n): RowKey| statistic(all, name, n).ok_or(format!("{name} was not measured with {n}"));
+        |(name, n): RowKey| statistic.of(all, name, n).ok_or(format!("{name} was not measured with {n}"));
     match (value(ours), value(other)) {
         (Ok(our_value), Ok(other_value)) => {
-            let (is_met, verdict) = judge(our_value / other_value);
+            let quotient = our_value / other_value;
+            let (is_met, verdict) = judge(quotient);
+            let named = |(name, n): RowKey| RowName { name: name.to_owned(), n };
+            // A peer of zero has no ratio, and JSON has no infinity.
+            let ratio = quotient.is_finite().then(|| Ratio {
+                row: named(ours),
+                peer: named(other),
+                statistic,
+                value: quotient,
+            });
             let text_of = |(name, n): RowKey, value: f64| format!("{name}({n}) {value:.1}");
             let values = format!("{}, {}: {verdict}", text_of(ours, our_value), text_of(other, other_value));
-            Threshold { text, is_met: Some(is_met), values, cause: None }
+            Threshold { text, is_met: Some(is_met), values, cause: None, ratio }
         }
         (Err(missing), _) | (_, Err(missing)) => {
-            Threshold { text, is_met: None, values: missing, cause: None }
+            Threshold { text, is_met: None, values: missing, cause: None, ratio: None }
         }
     }
 }
@@ -133,6 +180,7 @@ mod tests {
             median,
             p99: median,
             runs: 1,
+            samples: vec![median],
         };
         Measurements::of(rows.iter().map(row).collect())
     }
@@ -155,6 +203,16 @@ mod tests {
         all.parts[0].rows[1].p99 = 20.0;
         assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).is_met, Some(true));
         assert_eq!(p99_at_most(&all, "", ("busy", 10), 1.9, ("idle", 10)).is_met, Some(false));
+    }
+
+    #[test]
+    fn a_comparison_has_its_ratio_unless_the_peer_is_zero() {
+        let all = measurements(&[("ours", 10, 30.0), ("peer", 20, 15.0), ("nothing", 10, 0.0)]);
+        let ratio = faster(&all, "", ("ours", 10), 1.0, ("peer", 20)).ratio.unwrap();
+        assert_eq!((ratio.row.name.as_str(), ratio.peer.name.as_str(), ratio.peer.n), ("ours", "peer", 20));
+        assert_eq!((ratio.statistic, ratio.value), (Statistic::Median, 2.0));
+        assert_eq!(at_most(&all, "", ("ours", 10), 1.0, ("nothing", 10)).ratio, None);
+        assert_eq!(no_more(&all, "", ("ours", 10), 1.0).ratio, None);
     }
 
     #[test]

@@ -7,14 +7,13 @@ use testvm::progress::Step;
 use testvm::session::Session;
 use testvm_cluster::{Cluster, Node};
 
-use super::super::cluster::{self, NAMESPACE};
+use super::super::cluster::{NAMESPACE, SharedCluster};
 use super::super::measurement::{Environment, Measurements, Row, milliseconds};
 use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::kubelet;
 use super::resizes::Provisioner;
 use super::watched::{GROW_TIMEOUT, GROWN, SIZE, Watched};
-use crate::node_options::NodeOptions;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::users::{self, User};
@@ -41,9 +40,13 @@ struct Samples {
     kubelet: Vec<f64>,
 }
 
-pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+pub(in crate::bench) async fn run(
+    session: &Session,
+    args: &Args,
+    shared: &mut SharedCluster,
+) -> Result<Outcome> {
     let runs = if args.quick { 5 } else { 20 };
-    let part = session.until_cancelled(prepare_and_run(session, args, runs)).await?;
+    let part = session.until_cancelled(prepare_and_run(session, args, shared, runs)).await?;
     Ok(Outcome::new(vec![part], |all| thresholds(all, volumes(runs)), &[]))
 }
 
@@ -52,13 +55,18 @@ fn volumes(runs: usize) -> u64 {
     2 * runs as u64
 }
 
-async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<Environment> {
+async fn prepare_and_run(
+    session: &Session,
+    args: &Args,
+    shared: &mut SharedCluster,
+    runs: usize,
+) -> Result<Environment> {
     let measure = async |cluster: &Cluster, node: &Node| {
         let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
         env.timeouts.start = START_TIMEOUT;
         measure(session, &env, node, runs).await
     };
-    cluster::measured(session, args, "growth", NodeOptions::default(), &[], measure).await
+    shared.measured(session, args, "growth", &[], measure).await
 }
 
 async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize) -> Result<Vec<Row>> {

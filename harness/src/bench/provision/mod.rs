@@ -7,7 +7,7 @@
 mod audit_log;
 mod contender;
 mod memory;
-mod peer;
+pub(super) mod peer;
 mod run;
 
 pub(super) use self::run::run;

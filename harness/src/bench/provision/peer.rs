@@ -13,9 +13,11 @@ use testvm::go_build::{self, GoModule};
 use testvm::session::Session;
 use testvm_cluster::Subject;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::{Cluster, Node, TOOLS_DIR};
+use testvm_cluster::{Cluster, Node};
 
+use super::super::node_process::NodeProcess;
 use super::contender::Contender;
+use crate::builds;
 use crate::nodes::DATA_DIR;
 
 const SIDECARS: GoModule = GoModule {
@@ -28,11 +30,11 @@ const SIDECARS: GoModule = GoModule {
 };
 
 /// The names of the peer's programs in the node's directory of tools.
-pub(super) const PROVISIONER: &str = "csi-provisioner";
-pub(super) const RESIZER: &str = "csi-resizer";
-pub(super) const DRIVER: &str = "loopfs-csi";
+pub(in crate::bench) const PROVISIONER: &str = "csi-provisioner";
+pub(in crate::bench) const RESIZER: &str = "csi-resizer";
+pub(in crate::bench) const DRIVER: &str = "loopfs-csi";
 
-pub(super) const DESCRIPTION: &str =
+pub(in crate::bench) const DESCRIPTION: &str =
     "external-provisioner 5.3 and external-resizer 1.14 with the CSI controller of loopfs-csi";
 
 /// The paths of the programs on the node.
@@ -43,14 +45,14 @@ const CLASS: &str = "peer";
 /// The peer's user name at the API server.
 const USER: &str = "sidecars";
 /// The peer's own directory on the node.
-const DIR: &str = "/run/peer";
+pub(in crate::bench) const DIR: &str = "/run/peer";
 
 /// The timeout of a command on an emulated processor.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The rate limit of each sidecar's requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Limits {
+pub(in crate::bench) enum Limits {
     /// Five requests a second, in bursts of ten.
     Default,
     /// More requests than a sidecar ever sends.
@@ -58,32 +60,27 @@ pub(super) enum Limits {
 }
 
 /// The peer with its running CSI controller.
-pub(super) struct Peer<'a> {
+pub(in crate::bench) struct Peer<'a> {
     client: &'a Client,
     node: &'a Node,
-    driver: Running<'a>,
+    driver: NodeProcess<'a>,
 }
 
 /// The running sidecars.
-pub(super) struct Sidecars<'a>([Running<'a>; 2]);
+pub(in crate::bench) struct Sidecars<'a>([NodeProcess<'a>; 2]);
 
-/// A process of the peer.
-struct Running<'a> {
-    node: &'a Node,
-    name: &'static str,
-    pid: String,
-}
-
-/// Builds the sidecars or takes them from the cache, and returns the name and path of each.
-pub(super) async fn build(session: &Session) -> Result<[(String, PathBuf); 2]> {
+/// Builds the peer's programs or takes them from the cache, and returns the name and path of each.
+pub(in crate::bench) async fn tools(session: &Session) -> Result<Vec<(String, PathBuf)>> {
     let directory = go_build::build(session, &SIDECARS).await?;
-    Ok([PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name))))
+    let sidecars = [PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name)));
+    let driver = builds::driver_programs(session).await?.csi;
+    Ok(sidecars.into_iter().chain([(DRIVER.to_owned(), driver)]).collect())
 }
 
 impl<'a> Peer<'a> {
     /// Creates the peer's StorageClass, grants the peer the administrator's rights and starts its CSI
     /// controller.
-    pub(super) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<Peer<'a>> {
+    pub(in crate::bench) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<Peer<'a>> {
         let client = cluster.client();
         let class: StorageClass = serde_json::from_value(json!({
             "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
@@ -96,7 +93,7 @@ impl<'a> Peer<'a> {
         let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
         let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/kubeconfig");
         node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIMEOUT).await?;
-        let driver = start(node, DRIVER, &driver_args(node.name())).await?;
+        let driver = NodeProcess::start(node, DIR, DRIVER, &driver_args(node.name())).await?;
         Ok(Peer { client, node, driver })
     }
 
@@ -105,14 +102,14 @@ impl<'a> Peer<'a> {
     }
 
     /// Starts the sidecars as they are deployed beside the driver of a node.
-    pub(super) async fn start(&self, limits: Limits) -> Result<Sidecars<'a>> {
-        let provisioner = start(self.node, PROVISIONER, &provisioner_args(limits)).await?;
-        let resizer = start(self.node, RESIZER, &sidecar_args(limits)).await?;
+    pub(in crate::bench) async fn start(&self, limits: Limits) -> Result<Sidecars<'a>> {
+        let provisioner = NodeProcess::start(self.node, DIR, PROVISIONER, &provisioner_args(limits)).await?;
+        let resizer = NodeProcess::start(self.node, DIR, RESIZER, &sidecar_args(limits)).await?;
         Ok(Sidecars([provisioner, resizer]))
     }
 
     /// Copies the logs of its processes to `directory`, for the user.
-    pub(super) async fn save_logs(&self, directory: &Path) -> Result<()> {
+    pub(in crate::bench) async fn save_logs(&self, directory: &Path) -> Result<()> {
         for name in [PROVISIONER, RESIZER, DRIVER] {
             let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIMEOUT).await?;
             let path = directory.join(format!("peer-{name}.log"));
@@ -122,8 +119,8 @@ impl<'a> Peer<'a> {
     }
 
     /// Stops its CSI controller and deletes its StorageClass.
-    pub(super) async fn remove(self) -> Result<()> {
-        self.driver.stop().await?;
+    pub(in crate::bench) async fn remove(self) -> Result<()> {
+        self.driver.kill().await?;
         let classes: Api<StorageClass> = Api::all(self.client.clone());
         let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
         deleted.map_err(api_error).with_context(|| format!("delete storage class {CLASS}")).map(drop)
@@ -131,40 +128,12 @@ impl<'a> Peer<'a> {
 }
 
 impl Sidecars<'_> {
-    pub(super) async fn stop(self) -> Result<()> {
+    pub(in crate::bench) async fn stop(self) -> Result<()> {
         for sidecar in self.0 {
-            sidecar.stop().await?;
+            sidecar.kill().await?;
         }
         Ok(())
     }
-}
-
-impl Running<'_> {
-    /// Kills the process, because its work need not be finished.
-    async fn stop(self) -> Result<()> {
-        let script = "kill -KILL \"$1\" && tail --pid=\"$1\" -f /dev/null";
-        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid], COMMAND_TIMEOUT).await;
-        ended
-            .with_context(|| format!("{} does not run on the node: see peer-{}.log", self.name, self.name))
-            .map(drop)
-    }
-}
-
-/// Starts a program of the node's tools in the background.
-async fn start<'a>(node: &'a Node, name: &'static str, args: &[String]) -> Result<Running<'a>> {
-    // The program runs in a session of its own, because the process group of a command is killed after the
-    // command has ended. The command ends after the program has redirected its output to its log, at which
-    // point it has left the group.
-    let script = format!(
-        "cd {DIR} || exit; export NODE_NAME=\"$1\"; shift; \
-         pid=$(setsid sh -c 'echo $$; exec \"$@\" </dev/null >>{name}.log 2>&1' sh \"$@\" &); echo \"$pid\""
-    );
-    let program = format!("{TOOLS_DIR}/{name}");
-    let mut argv = vec!["sh", "-c", &script, "sh", node.name(), &program];
-    argv.extend(args.iter().map(String::as_str));
-    let pid =
-        node.output(&argv, COMMAND_TIMEOUT).await.with_context(|| format!("start {name} on the node"))?;
-    Ok(Running { node, name, pid: pid.trim().to_owned() })
 }
 
 fn driver_args(node: &str) -> Vec<String> {
@@ -196,6 +165,8 @@ fn sidecar_args(limits: Limits) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use testvm_cluster::TOOLS_DIR;
+
     use super::*;
 
     #[test]

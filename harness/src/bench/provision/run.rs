@@ -9,7 +9,7 @@ use testvm::session::Session;
 use testvm_cluster::{Cluster, Node};
 
 use super::super::batch::Batch;
-use super::super::cluster::{self, CLASS};
+use super::super::cluster::{CLASS, SharedCluster};
 use super::super::measurement::{Environment, Measurements, Row};
 use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
@@ -17,8 +17,6 @@ use super::audit_log::AuditLog;
 use super::contender::Contender;
 use super::memory;
 use super::peer::{self, Limits, Peer};
-use crate::builds;
-use crate::node_options::NodeOptions;
 
 /// The user name of the driver's pods at the API server.
 const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
@@ -56,19 +54,25 @@ struct Samples {
     unthrottled: Vec<Sample>,
 }
 
-pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+pub(in crate::bench) async fn run(
+    session: &Session,
+    args: &Args,
+    shared: &mut SharedCluster,
+) -> Result<Outcome> {
     let scale = if args.quick { Scale { claims: 50, rounds: 2 } } else { Scale { claims: 500, rounds: 1 } };
-    let part = session.until_cancelled(prepare_and_run(session, args, scale)).await?;
+    let part = session.until_cancelled(prepare_and_run(session, args, shared, scale)).await?;
     Ok(Outcome::new(vec![part], |all| thresholds(all, scale.claims), &[]))
 }
 
-async fn prepare_and_run(session: &Session, args: &Args, scale: Scale) -> Result<Environment> {
-    let [provisioner, resizer] = peer::build(session).await?;
-    let driver = builds::driver_programs(session).await?.csi;
-    let tools = [provisioner, resizer, (peer::DRIVER.to_owned(), driver)];
+async fn prepare_and_run(
+    session: &Session,
+    args: &Args,
+    shared: &mut SharedCluster,
+    scale: Scale,
+) -> Result<Environment> {
+    let tools = peer::tools(session).await?;
     let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, scale).await;
-    let mut part =
-        cluster::measured(session, args, "provision", NodeOptions::default(), &tools, measure).await?;
+    let mut part = shared.measured(session, args, "provision", &tools, measure).await?;
     part.place = format!("{}; peer: {}", part.place, peer::DESCRIPTION);
     Ok(part)
 }
