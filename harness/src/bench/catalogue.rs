@@ -23,6 +23,7 @@ fn entry(bench: Bench) -> Entry {
         Bench::Loop => (LOOP_DEVICES, "some minutes"),
         Bench::Csi => (MACHINE, "some minutes"),
         Bench::Clone => ("a virtual machine (QEMU) and 8 GiB of disk space", "some minutes"),
+        Bench::Rpc => (MACHINE, "some minutes"),
         Bench::Provision => (CLUSTER, "up to half an hour"),
         Bench::Growth => (CLUSTER, "up to half an hour"),
         Bench::Deletion => {

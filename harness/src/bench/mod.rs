@@ -24,6 +24,7 @@ mod plot;
 mod provision;
 mod report;
 mod results;
+mod rpc;
 mod run;
 mod source;
 mod table;

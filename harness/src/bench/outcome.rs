@@ -70,6 +70,8 @@ pub(super) enum Bench {
     Csi,
     /// Cloning and snapshotting images, and cloning directory trees.
     Clone,
+    /// The node's calls of the Container Storage Interface with ten volumes on the node and with a thousand.
+    Rpc,
     /// Many concurrent claims on a real cluster, compared with external-provisioner.
     Provision,
     /// Expansion of claims in use on a real cluster: the time until the pod sees it, compared with the kubelet alone.

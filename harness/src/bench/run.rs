@@ -14,7 +14,8 @@ use super::plot::Plot;
 use super::results::Results;
 use super::threshold::Threshold;
 use super::{
-    catalogue, clones, deletion, growth, loop_devices, node, provision, report, source, table, volume_stats,
+    catalogue, clones, deletion, growth, loop_devices, node, provision, report, rpc, source, table,
+    volume_stats,
 };
 
 /// The results of a run, and what they do not have.
@@ -126,6 +127,7 @@ async fn run_one(
         Bench::Loop => loop_devices::run(session, args).await,
         Bench::Csi => volume_stats::run(session, args).await,
         Bench::Clone => clones::run(session, args).await,
+        Bench::Rpc => rpc::run(session, args).await,
         Bench::Provision => provision::run(session, args, shared).await,
         Bench::Growth => growth::run(session, args, shared).await,
         Bench::Deletion => deletion::run(session, args, shared).await,
