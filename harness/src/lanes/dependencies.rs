@@ -12,6 +12,8 @@ use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 
+use super::checks::{self, must_succeed};
+
 /// Reads deny.toml.
 const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
 /// The check that needs only the registry.
@@ -83,7 +85,7 @@ pub(super) async fn check(session: &Session, suite: &str, report: &mut Report) {
         // In a checkout with changes, too. Cargo compiles the package as those who depend on it do.
         let args = ["package", "--package", package, "--allow-dirty"];
         let cargo = rust_build::program(session.workspace.root()).args(args);
-        let (result, time) = run(session, &name, cargo).await;
+        let (result, time) = checks::run(session, &name, cargo).await;
         report.record(suite, &name, time, &result.and_then(must_succeed));
     }
 }
@@ -97,13 +99,14 @@ async fn deny(session: &Session, suite: &str, report: &mut Report) {
         Err(error) => return report.record::<()>(suite, NAME, Duration::ZERO, &Err(error)),
     };
     let deny = || Program::new(&program).current_dir(root).args(["--locked", "check"]);
-    let (result, time) = run(session, NAME, deny().args(POLICY)).await;
+    let (result, time) = checks::run(session, NAME, deny().args(POLICY)).await;
     report.record(suite, NAME, time, &result.and_then(must_succeed));
 
     // Git must not ask for a password.
     let advisories = deny().arg("advisories").env("GIT_TERMINAL_PROMPT", "0");
     let started = Instant::now();
-    let checked = tokio::time::timeout(ADVISORIES_TIMEOUT, run(session, ADVISORIES, advisories)).await;
+    let checked =
+        tokio::time::timeout(ADVISORIES_TIMEOUT, checks::run(session, ADVISORIES, advisories)).await;
     let outcome = match checked {
         Ok((Ok(finished), _)) => advisories_outcome(&finished),
         Ok((Err(error), _)) => Outcome::Failed(format!("{error:#}")),
@@ -150,7 +153,7 @@ async fn build_with(session: &Session, suite: &str, report: &mut Report, version
         .env_remove("CARGO")
         .env_remove("RUSTC")
         .env_remove("RUSTUP_TOOLCHAIN");
-    let (result, time) = run(session, &name, check).await;
+    let (result, time) = checks::run(session, &name, check).await;
     report.record(suite, &name, time, &result.and_then(must_succeed));
 }
 
@@ -158,25 +161,6 @@ async fn metadata(session: &Session) -> Result<Metadata> {
     let cargo = rust_build::program(session.workspace.root());
     let printed = cargo.args(["metadata", "--format-version", "1", "--locked"]).run().await?.stdout;
     serde_json::from_str(&printed).context("parse the output of cargo metadata")
-}
-
-async fn run(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {
-    let step = session.progress.step(format!("unit: {name}"));
-    let notes = step.notes();
-    let program = program.on_stderr_line(move |line| notes.note(line.trim().to_owned()));
-    let started = Instant::now();
-    let result = session.until_cancelled(program.finish()).await;
-    match &result {
-        Ok(finished) if finished.status.success() => step.done(""),
-        Ok(finished) => step.failed(finished.status.to_string()),
-        Err(_) => drop(step),
-    }
-    (result, started.elapsed())
-}
-
-fn must_succeed(finished: Finished) -> Result<()> {
-    anyhow::ensure!(finished.status.success(), "{}", finished.failure());
-    Ok(())
 }
 
 /// Returns a line for each dependency that needs a newer Rust than the crate of the workspace that uses it. Dependencies of

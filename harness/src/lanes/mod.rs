@@ -2,6 +2,7 @@
 
 mod apiserver;
 mod chart;
+mod checks;
 mod clusters;
 mod conformance;
 mod dependencies;

@@ -1,7 +1,7 @@
 //! The unit lane: checks that any machine with cargo can run, in seconds and without root.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use testvm::packages;
@@ -10,6 +10,7 @@ use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 
+use super::checks::{self, must_succeed};
 use super::dependencies;
 use super::go_tests;
 use super::libtest::Run;
@@ -134,17 +135,18 @@ async fn go(session: &Session, report: &mut Report) {
         return;
     }
     let (result, time) =
-        run_step(session, "format of Go", go_tests::command(session, "gofmt").args(["-l", "."])).await;
+        checks::run(session, "format of Go", go_tests::command(session, "gofmt").args(["-l", "."])).await;
     let result = result.and_then(must_succeed).and_then(|Finished { stdout, .. }| {
         anyhow::ensure!(stdout.is_empty(), "gofmt -w would change these files:\n{stdout}");
         Ok(())
     });
     report.record(SUITE, "format of Go", time, &result);
     let vet = ["vet", "-tags", go_tests::KERNEL_TESTS, "./..."];
-    let (result, time) = run_step(session, "lints of Go", go_tests::command(session, "go").args(vet)).await;
+    let (result, time) =
+        checks::run(session, "lints of Go", go_tests::command(session, "go").args(vet)).await;
     report.record(SUITE, "lints of Go", time, &result.and_then(must_succeed));
     let tests = go_tests::command(session, "go").args(["test", "-v", "./..."]);
-    match run_step(session, TESTS, tests).await.0 {
+    match checks::run(session, TESTS, tests).await.0 {
         Ok(finished) => {
             let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
             go_tests::report(report, TESTS, &finished.stdout, ended, true);
@@ -164,7 +166,7 @@ async fn alert_rules(session: &Session, report: &mut Report) {
     for (name, args) in RULE_CHECKS {
         let directory = session.workspace.root().join(MONITORING);
         let promtool = Program::new("promtool").current_dir(directory).args(args.iter().copied());
-        let (result, time) = run_step(session, name, promtool).await;
+        let (result, time) = checks::run(session, name, promtool).await;
         report.record(SUITE, name, time, &result.and_then(must_succeed));
     }
 }
@@ -187,26 +189,7 @@ async fn ensure_promtool(session: &Session) -> Result<(), String> {
 
 async fn timed(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {
     let program = rust_build::program(session.workspace.root()).args(args.iter().copied());
-    run_step(session, name, program).await
-}
-
-async fn run_step(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {
-    let step = session.progress.step(format!("unit: {name}"));
-    let notes = step.notes();
-    let program = program.on_stderr_line(move |line| notes.note(line.trim().to_owned()));
-    let started = Instant::now();
-    let result = session.until_cancelled(program.finish()).await;
-    match &result {
-        Ok(finished) if finished.status.success() => step.done(""),
-        Ok(finished) => step.failed(finished.status.to_string()),
-        Err(_) => drop(step),
-    }
-    (result, started.elapsed())
-}
-
-fn must_succeed(finished: Finished) -> Result<Finished> {
-    anyhow::ensure!(finished.status.success(), "{}", finished.failure());
-    Ok(finished)
+    checks::run(session, name, program).await
 }
 
 /// Checks that `tree`, the dependencies of `package`, has none of the crates `upper`. It has one crate per line:

@@ -1,0 +1,28 @@
+//! Programs that check the sources and must succeed, each with a line of the progress.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use testvm::process::{Finished, Program};
+use testvm::session::Session;
+
+/// Runs a program of the unit lane, and returns how it ended and its duration.
+pub(super) async fn run(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {
+    let step = session.progress.step(format!("unit: {name}"));
+    let notes = step.notes();
+    let program = program.on_stderr_line(move |line| notes.note(line.trim().to_owned()));
+    let started = Instant::now();
+    let result = session.until_cancelled(program.finish()).await;
+    match &result {
+        Ok(finished) if finished.status.success() => step.done(""),
+        Ok(finished) => step.failed(finished.status.to_string()),
+        Err(_) => drop(step),
+    }
+    (result, started.elapsed())
+}
+
+/// Returns an error with the output of the program if it failed.
+pub(super) fn must_succeed(finished: Finished) -> Result<Finished> {
+    anyhow::ensure!(finished.status.success(), "{}", finished.failure());
+    Ok(finished)
+}
