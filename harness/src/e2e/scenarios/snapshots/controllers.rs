@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::Api;
 use testvm_cluster::Cluster;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::until_none_complains;
+use testvm_cluster::waiting::until_established;
 use testvm_cluster::workload;
 
 use crate::e2e::scenario::{Scenario, StepResult};
@@ -89,25 +87,7 @@ pub(super) async fn remove(
 }
 
 async fn runs(env: &TestEnv<'_>) -> Result<()> {
-    let definitions: Api<CustomResourceDefinition> = Api::all(env.client.clone());
-    let kind = "CustomResourceDefinition";
-    let established = until_none_complains(
-        definitions,
-        kind,
-        &CUSTOM_RESOURCES,
-        env.timeouts.start,
-        |definition: &CustomResourceDefinition| {
-            let status = definition.status.as_ref();
-            let conditions = status.and_then(|status| status.conditions.as_ref());
-            let established = conditions.is_some_and(|conditions| {
-                conditions
-                    .iter()
-                    .any(|condition| condition.type_ == "Established" && condition.status == "True")
-            });
-            (!established).then(|| format!("is not established: {conditions:?}"))
-        },
-    );
-    established.await?;
+    until_established(&env.client, &CUSTOM_RESOURCES, env.timeouts.start).await?;
     workload::until_available(&env.client, NAMESPACE, CONTROLLER, env.timeouts.start).await
 }
 
