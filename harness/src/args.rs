@@ -76,7 +76,7 @@ pub fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         let session = project::session()?;
-        unwind_on_signal(&session, run(&session, cli.command)).await
+        unwind_on_signal(&session, Box::pin(run(&session, cli.command))).await
     });
     // A blocking thread that still waits must not delay the exit of a finished run.
     runtime.shutdown_timeout(Duration::from_secs(5));

@@ -33,8 +33,8 @@ impl Parts {
         plan: impl Future<Output = Result<NodePlan>>,
         kubernetes: &KubernetesSource,
     ) -> Result<Parts> {
-        let programs = Programs::ensure(session, variant.kubelet, kubernetes);
-        let node = NodeParts::prepare(session, variant, plan);
+        let programs = Box::pin(Programs::ensure(session, variant.kubelet, kubernetes));
+        let node = Box::pin(NodeParts::prepare(session, variant, plan));
         let (programs, node) = tokio::try_join!(programs, node)?;
         let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
         Ok(Parts { programs, node, tools_disk })

@@ -117,7 +117,7 @@ impl Batch {
         });
         let all_deleted = async { tokio::try_join!(deleting, claims_deleted, volumes_deleted) };
         let (requested_at, claims, volumes) =
-            all_deleted.await.with_context(|| format!("delete batch {}", self.name))?;
+            Box::pin(all_deleted).await.with_context(|| format!("delete batch {}", self.name))?;
         Ok(deletion_times(requested_at, &claims, &volumes))
     }
 

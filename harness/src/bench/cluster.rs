@@ -88,14 +88,17 @@ impl SharedCluster {
             anyhow::bail!("the shared cluster has no {name}; run this benchmark alone");
         }
         let clean = match self.running.take() {
-            Some(cluster) => cluster.reset(session).await?,
+            Some(cluster) => Box::pin(cluster.reset(session)).await?,
             None => None,
         };
         let cluster = match clean {
             Some(cluster) => cluster,
-            None => BenchCluster::start(session, args, name, NodeOptions::default(), all_tools).await?,
+            None => {
+                let started = BenchCluster::start(session, args, name, NodeOptions::default(), all_tools);
+                Box::pin(started).await?
+            }
         };
-        let measured = cluster.measure(measure).await;
+        let measured = Box::pin(cluster.measure(measure)).await;
         match measured {
             Ok(part) => {
                 self.running = Some(cluster);
@@ -130,7 +133,7 @@ pub(super) async fn measured(
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
 ) -> Result<Environment> {
     let cluster = BenchCluster::start(session, args, name, options, tools).await?;
-    let measured = cluster.measure(measure).await;
+    let measured = Box::pin(cluster.measure(measure)).await;
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
     let stopped = cluster.stop().await;
     let part = measured?;
@@ -149,7 +152,7 @@ impl BenchCluster {
         let options = options.with_kernel(args.kernel.clone());
         let kubernetes = KubernetesSource::default();
         let additions = Additions { tools: tools.to_vec(), ..Additions::default() };
-        let parts = nodes::parts(session, &kubernetes, &options, Debugging::Off, additions).await?;
+        let parts = Box::pin(nodes::parts(session, &kubernetes, &options, Debugging::Off, additions)).await?;
         let place = format!("node in a virtual machine ({})", parts.accelerator());
         let directory = tempfile::tempdir().context("create a temporary directory")?;
         let logs = session.workspace.reports("bench").join(name);

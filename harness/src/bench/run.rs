@@ -48,7 +48,7 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
         return Ok(exit_code(!comparison.has_worse()));
     }
 
-    let measured = measure(session, args).await?;
+    let measured = Box::pin(measure(session, args)).await?;
     let comparison = old.map(|old| Comparison::of(&old, &measured.results, args.factor));
     let plots_of = |bench: &str| measured.plots.get(bench).copied().unwrap_or_default();
     let page = report::page(&measured.results, plots_of, comparison.as_ref())?;

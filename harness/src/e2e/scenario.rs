@@ -41,28 +41,32 @@ impl<'a> Scenario<'a> {
     }
 
     /// Runs one step and adds it to the report. A step that fails or is stopped by Ctrl-C ends the scenario.
-    pub(super) async fn step<T>(
+    pub(super) fn step<T>(
         &mut self,
         title: &str,
         work: impl Future<Output = Result<T>>,
-    ) -> StepResult<T> {
-        let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.name)));
-        let started = Instant::now();
-        let result = self.session.until_cancelled(work).await;
-        self.report.record(self.name, title, started.elapsed(), &result);
-        match result {
-            Ok(value) => {
-                if let Some(step) = shown {
-                    step.done("");
+    ) -> impl Future<Output = StepResult<T>> {
+        // Called before the future below is made, which therefore has no place for `work`, only for its address.
+        let work = self.session.until_cancelled(work);
+        async move {
+            let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.name)));
+            let started = Instant::now();
+            let result = work.await;
+            self.report.record(self.name, title, started.elapsed(), &result);
+            match result {
+                Ok(value) => {
+                    if let Some(step) = shown {
+                        step.done("");
+                    }
+                    Ok(value)
                 }
-                Ok(value)
-            }
-            Err(error) => {
-                if let Some(step) = shown {
-                    step.failed(format!("{error:#}"));
+                Err(error) => {
+                    if let Some(step) = shown {
+                        step.failed(format!("{error:#}"));
+                    }
+                    self.report.push(self.name, "remaining steps", Outcome::NotRun, Duration::ZERO);
+                    Err(ScenarioFailed)
                 }
-                self.report.push(self.name, "remaining steps", Outcome::NotRun, Duration::ZERO);
-                Err(ScenarioFailed)
             }
         }
     }

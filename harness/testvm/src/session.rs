@@ -79,10 +79,17 @@ impl Session {
     ///
     /// # Errors
     /// The error of `work`, or that the run was stopped.
-    pub async fn until_cancelled<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match self.cancel.run_until_cancelled(work).await {
-            Some(result) => result,
-            None => anyhow::bail!("stopped before it ended"),
+    pub fn until_cancelled<T>(
+        &self,
+        work: impl Future<Output = Result<T>>,
+    ) -> impl Future<Output = Result<T>> {
+        // On the heap: `work` may be a whole run, which would be part of the future of every caller.
+        let work = Box::pin(work);
+        async move {
+            match self.cancel.run_until_cancelled(work).await {
+                Some(result) => result,
+                None => anyhow::bail!("stopped before it ended"),
+            }
         }
     }
 }

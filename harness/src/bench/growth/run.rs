@@ -66,7 +66,7 @@ async fn prepare_and_run(
         env.timeouts.start = START_TIMEOUT;
         measure(session, &env, node, runs).await
     };
-    shared.measured(session, args, "growth", &[], measure).await
+    Box::pin(shared.measured(session, args, "growth", &[], measure)).await
 }
 
 async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize) -> Result<Vec<Row>> {

@@ -72,7 +72,7 @@ async fn prepare_and_run(
 ) -> Result<Environment> {
     let tools = peer::tools(session).await?;
     let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, scale).await;
-    let mut part = shared.measured(session, args, "provision", &tools, measure).await?;
+    let mut part = Box::pin(shared.measured(session, args, "provision", &tools, measure)).await?;
     part.place = format!("{}; peer: {}", part.place, peer::DESCRIPTION);
     Ok(part)
 }

@@ -53,7 +53,7 @@ async fn create(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
         })
         .await
     };
-    kill_while_frozen(env, node, requested).await?;
+    Box::pin(kill_while_frozen(env, node, requested)).await?;
     let content = snapshots::ready(env, SNAPSHOT).await?;
     let handle = snapshots::text(&content, "/status/snapshotHandle")?;
     let taken = snapshots_added_since(node, before).await?;
@@ -70,7 +70,7 @@ async fn delete(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
         })
         .await
     };
-    kill_while_frozen(env, node, requested).await?;
+    Box::pin(kill_while_frozen(env, node, requested)).await?;
     snapshots::snapshot_gone(env, SNAPSHOT).await?;
     snapshots::content_gone(env, &content).await?;
     let left = snapshots_added_since(node, before).await?;
