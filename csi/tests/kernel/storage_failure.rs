@@ -192,7 +192,7 @@ fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() 
         }
         drop(failure);
     });
-    store.sync_publication(&id("new"), &[]).unwrap();
+    store.sync_publication(&id("new"), &[] as &[loopfs::mount::table::Mount]).unwrap();
     drop(store);
     driver.wait_until_ready();
     for volume in volumes.into_iter().chain(["new"]) {

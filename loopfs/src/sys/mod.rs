@@ -25,6 +25,7 @@ pub(crate) mod loop_dev;
 #[path = "loop_model.rs"]
 pub(crate) mod loop_dev;
 pub(crate) mod mount;
+pub(crate) mod mount_ids;
 #[cfg(feature = "preflight")]
 pub(crate) mod probe;
 pub(crate) mod quotactl;

@@ -21,6 +21,7 @@
 //!
 //! `docs/decisions/0014-in-use-detection.md` gives the reasons.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -74,7 +75,7 @@ impl VolumeStore {
     ///
     /// # Errors
     /// Those of flock(2) and unlink(2).
-    pub fn sync_publication(&self, id: &VolumeId, mounts: &[Mount]) -> Result<()> {
+    pub fn sync_publication(&self, id: &VolumeId, mounts: &[impl Borrow<Mount>]) -> Result<()> {
         let Some(records) = self.records()? else { return Ok(()) };
         match self.published_at(id, mounts)? {
             Some(place) => records.write(id.as_str(), &self.layout.boot, place),
@@ -87,12 +88,12 @@ impl VolumeStore {
     ///
     /// # Errors
     /// Those of flock(2), getdents(2) and unlink(2).
-    pub fn sync_publications(&self, mounts: &[Mount]) -> Result<()> {
+    pub fn sync_publications(&self, mounts: &[impl Borrow<Mount>]) -> Result<()> {
         let (Some(records), Some(publications)) = (self.records()?, &self.layout.publications) else {
             return Ok(());
         };
         let device = self.device()?;
-        let ours = mounts.iter().filter(|mount| mount.device == device);
+        let ours = mounts.iter().map(Borrow::borrow).filter(|mount| mount.device == device);
         let shown: HashMap<&str, &Path> =
             ours.filter_map(|mount| Some((published_volume(mount)?, mount.mount_point.as_path()))).collect();
         for name in layout::names(publications, ".loopfs/publications")? {
@@ -107,10 +108,10 @@ impl VolumeStore {
     }
 
     /// Returns the mount point of a mount of this volume, if `mounts` has one.
-    fn published_at<'a>(&self, id: &VolumeId, mounts: &'a [Mount]) -> Result<Option<&'a Path>> {
+    fn published_at<'a>(&self, id: &VolumeId, mounts: &'a [impl Borrow<Mount>]) -> Result<Option<&'a Path>> {
         let device = self.device()?;
         let shows = |mount: &&Mount| mount.device == device && published_volume(mount) == Some(id.as_str());
-        Ok(mounts.iter().find(shows).map(|mount| mount.mount_point.as_path()))
+        Ok(mounts.iter().map(Borrow::borrow).find(shows).map(|mount| mount.mount_point.as_path()))
     }
 
     /// Checks that a volume is not in use, and prevents further use until the returned value is dropped.

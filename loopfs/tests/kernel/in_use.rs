@@ -124,7 +124,7 @@ fn a_restarted_process_restores_the_publication_records() {
     remove(&store, &not);
     assert!(unmount(target.path()).unwrap());
     assert!(refusal(&store, &shown).contains(target.path().to_str().unwrap()), "the publication is recorded");
-    store.sync_publications(&[]).unwrap();
+    store.sync_publications(&[] as &[mountinfo::Mount]).unwrap();
     remove(&store, &shown);
     leaks.check();
 }
@@ -137,7 +137,7 @@ fn publication_records_from_before_a_reboot_are_ignored() {
     let record = xfs().join(".loopfs/users").join(id.as_str());
     std::os::unix::fs::symlink("5f0c2e9a-0000-4000-8000-000000000000 /pods/a", &record).unwrap();
     remove(&store, &id);
-    store.sync_publication(&id, &[]).unwrap();
+    store.sync_publication(&id, &[] as &[mountinfo::Mount]).unwrap();
     assert!(std::fs::symlink_metadata(record).is_err());
     leaks.check();
 }

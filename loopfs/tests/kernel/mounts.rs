@@ -1,11 +1,17 @@
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use loopfs::ErrorKind;
 use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
-use loopfs::mount::{AccessTime, MountFlags, bind_mount, table as mountinfo, unmount};
+use loopfs::mount::{
+    AccessTime, KnownMount, MountCache, MountFlags, bind_mount, is_mount_point, table as mountinfo, unmount,
+};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::mount::{MntFlags, umount2};
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use crate::environment::{Leaks, directory, image, scratch, xfs};
 
@@ -116,4 +122,117 @@ fn a_store_whose_file_system_was_mounted_again_fails_verification_until_it_is_op
     open().verify().unwrap();
     assert!(unmount(&data).unwrap());
     leaks.check();
+}
+
+/// The mount points below the directory of a cache.
+fn mount_points(cache: &mut MountCache) -> BTreeSet<PathBuf> {
+    cache.read().unwrap().iter().map(|mount| mount.mount_point.clone()).collect()
+}
+
+#[test]
+fn the_cache_has_exactly_the_mounts_below_its_directory() {
+    let leaks = Leaks::watch();
+    let (source, base) = (directory(), scratch());
+    let opened = File::open(source.path()).unwrap();
+    let places = ["a", "b", "c"].map(|name| base.path().join(name));
+    for place in &places {
+        fs::create_dir(place).unwrap();
+    }
+    let mut cache = MountCache::below(base.path().to_owned());
+    assert!(mount_points(&mut cache).is_empty());
+    for count in 1..=places.len() {
+        bind_mount(&opened, &places[count - 1], MountFlags::default()).unwrap();
+        assert_eq!(mount_points(&mut cache), BTreeSet::from_iter(places[..count].iter().cloned()));
+    }
+    unmount(&places[1]).unwrap();
+    let left = BTreeSet::from([places[0].clone(), places[2].clone()]);
+    assert_eq!(mount_points(&mut cache), left);
+    // A mount of the same file system outside of the directory.
+    let outside = scratch();
+    bind_mount(&opened, outside.path(), MountFlags::default()).unwrap();
+    assert_eq!(mount_points(&mut cache), left);
+    for place in [outside.path(), &places[0], &places[2]] {
+        unmount(place).unwrap();
+    }
+    assert!(mount_points(&mut cache).is_empty());
+    leaks.check();
+}
+
+/// `mount --bind` of util-linux 2.39 and `bind_mount` create a mount and then attach it. Its id is that of the creation.
+#[test]
+fn a_mount_that_is_attached_after_later_ones_is_in_the_cache() {
+    let leaks = Leaks::watch();
+    let (source, base) = (directory(), scratch());
+    let opened = File::open(source.path()).unwrap();
+    let (first, second) = (base.path().join("first"), base.path().join("second"));
+    fs::create_dir(&first).unwrap();
+    fs::create_dir(&second).unwrap();
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_EMPTY_PATH;
+    let created_first = open_tree(&opened, c"", flags).unwrap();
+    let mut cache = MountCache::below(base.path().to_owned());
+    bind_mount(&opened, &second, MountFlags::default()).unwrap();
+    assert_eq!(mount_points(&mut cache), BTreeSet::from([second.clone()]));
+    move_mount(created_first, c"", CWD, &first, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).unwrap();
+    assert_eq!(mount_points(&mut cache), BTreeSet::from([first.clone(), second.clone()]));
+    unmount(&first).unwrap();
+    unmount(&second).unwrap();
+    leaks.check();
+}
+
+#[test]
+fn the_cache_has_the_fields_of_the_table() {
+    let leaks = Leaks::watch();
+    let (source, base) = (directory(), scratch());
+    // Names that the table escapes.
+    let target = base.path().join("a b\\c\nd");
+    fs::create_dir(&target).unwrap();
+    fs::create_dir(source.path().join("with space")).unwrap();
+    let opened = File::open(source.path().join("with space")).unwrap();
+    let flags = MountFlags { read_only: true, nodev: true, ..MountFlags::default() };
+    bind_mount(&opened, &target, flags).unwrap();
+    let mounts = mountinfo::read().unwrap();
+    let in_table = mountinfo::at(&mounts, &target).unwrap();
+    let cached = MountCache::below(base.path().to_owned()).read().unwrap();
+    let [in_cache] = &cached[..] else { panic!("{cached:?}") };
+    assert_eq!((in_cache.id, in_cache.parent), (in_table.id, in_table.parent));
+    assert_eq!((in_cache.device, &in_cache.root), (in_table.device, &in_table.root));
+    assert_eq!((&in_cache.mount_point, &in_cache.fs_type), (&target, &in_table.fs_type));
+    for option in ["ro", "rw", "nosuid", "nodev", "noexec", "noatime", "relatime", "nodiratime"] {
+        assert_eq!(in_cache.has_option(option), in_table.has_option(option), "{option}");
+    }
+    unmount(&target).unwrap();
+    leaks.check();
+}
+
+#[test]
+fn the_root_of_a_covered_mount_is_not_that_of_the_mount_above_it() {
+    let leaks = Leaks::watch();
+    let (source, target) = (directory(), scratch());
+    let (file, other) = (source.path().join("file"), source.path().join("other"));
+    fs::create_dir(&file).unwrap();
+    fs::create_dir(&other).unwrap();
+    let mut cache = MountCache::below(target.path().to_owned());
+    bind_mount(File::open(&file).unwrap(), target.path(), MountFlags::default()).unwrap();
+    let lower = cache.read().unwrap().remove(0);
+    bind_mount(File::open(&other).unwrap(), target.path(), MountFlags::default()).unwrap();
+    let with_root = |mounts: Vec<KnownMount>| mounts.iter().filter_map(KnownMount::root_file).count();
+    assert_eq!(lower.root_file(), None);
+    assert_eq!(with_root(cache.read().unwrap()), 1);
+    assert!(unmount(target.path()).unwrap());
+    leaks.check();
+}
+
+#[test]
+fn a_directory_entry_is_a_mount_point_while_something_is_mounted_there() {
+    let (source, base) = (directory(), scratch());
+    fs::create_dir(base.path().join("target")).unwrap();
+    std::os::unix::fs::symlink("target", base.path().join("link")).unwrap();
+    let parent = File::open(base.path()).unwrap();
+    let is = |name: &str| is_mount_point(&parent, name.as_ref()).unwrap();
+    assert!(!is("target") && !is("absent"));
+    let target = base.path().join("target");
+    bind_mount(File::open(source.path()).unwrap(), &target, MountFlags::default()).unwrap();
+    assert!(is("target") && !is("link"));
+    unmount(&target).unwrap();
+    assert!(!is("target"));
 }
