@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use loopfs::ErrorKind;
-use loopfs::mount::{Isolation, MountFlags, table as mountinfo};
+use loopfs::mount::{Isolation, KnownMount, MountCache, MountFlags, is_mount_point, table as mountinfo};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
@@ -25,13 +26,15 @@ pub(crate) struct PublishRoot {
     directory: OwnedFd,
     /// The path without symbolic links, as in `/proc/self/mountinfo`.
     path: PathBuf,
+    mounts: Mutex<MountCache>,
 }
 
 impl PublishRoot {
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         let path = path.canonicalize()?;
         let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(Self { directory, path })
+        let mounts = Mutex::new(MountCache::below(path.clone()));
+        Ok(Self { directory, path, mounts })
     }
 
     /// Returns an error if volumes that are published below this directory would not appear on the node. Then every publish
@@ -94,10 +97,9 @@ impl PublishRoot {
     }
 
     /// Returns the mounts below this directory.
-    pub(crate) fn mounts(&self) -> Result<Vec<mountinfo::Mount>> {
-        let mut mounts = mountinfo::read()?;
-        mounts.retain(|mount| mount.mount_point.starts_with(&self.path));
-        Ok(mounts)
+    pub(crate) fn mounts(&self) -> Result<Vec<KnownMount>> {
+        // A panic while it was locked leaves a cache that has too few mounts, and the next read adds them.
+        Ok(self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()?)
     }
 }
 
@@ -128,6 +130,10 @@ impl Target {
 
     /// Returns the topmost mount at the path.
     pub(crate) fn mount(&self) -> Result<Option<mountinfo::Mount>> {
+        // A file system that has shut down does not answer. The table has its mount.
+        if let Ok(false) = is_mount_point(&self.parent, &self.name) {
+            return Ok(None);
+        }
         Ok(mountinfo::at(&mountinfo::read()?, &self.path).cloned())
     }
 

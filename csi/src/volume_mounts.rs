@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use loopfs::loop_device::{BackingFile, LoopDevice};
+use loopfs::mount::KnownMount;
 use loopfs::mount::table::{self, Mount};
 use loopfs::project_quota::ProjectQuota;
 use loopfs::volume_store::VolumeId;
@@ -45,7 +46,7 @@ pub fn mount_points(data_dir: &Path, volume: &VolumeId) -> anyhow::Result<Option
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("open {}", entry.display())),
     };
-    let mounts = table::read()?;
+    let mounts: Vec<_> = table::read()?.into_iter().map(KnownMount::from).collect();
     let directories = mounts.iter().filter(|mount| is_directory_of(mount, volume, file.device));
     let nodes = loop_node::mounted(&mounts).context("stat /dev")?;
     let mut points: Vec<_> = directories.map(|mount| mount.mount_point.clone()).collect();

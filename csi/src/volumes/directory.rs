@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use loopfs::DeviceNumber;
 use loopfs::loop_device::BackingFile;
-use loopfs::mount::{AccessTime, MountFlags, table as mountinfo};
+use loopfs::mount::{AccessTime, KnownMount, MountFlags, table as mountinfo};
 use loopfs::volume_store::Volume;
 use nix::sys::stat::{FileStat, major, minor, stat};
 
@@ -57,11 +57,7 @@ impl Directory {
     }
 
     /// Returns a mount point of the directory among `mounts`, other than `except`.
-    pub(crate) fn published_at(
-        &self,
-        mounts: &[mountinfo::Mount],
-        except: Option<&Target>,
-    ) -> Option<PathBuf> {
+    pub(crate) fn published_at(&self, mounts: &[KnownMount], except: Option<&Target>) -> Option<PathBuf> {
         let mut candidates = mounts.iter().filter(|mount| {
             // The fields of the mount table are compared first: a stat(2) on a mount of another program could hang if
             // its server does not respond.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use loopfs::loop_device::{BackingFile, LoopDevice, Status};
-use loopfs::mount::table as mountinfo;
+use loopfs::mount::KnownMount;
 use loopfs::volume_store::VolumeId;
 
 use super::mounted_devices::MountedDevices;
@@ -17,14 +17,14 @@ const MAX_LABEL_LEN: usize = 62;
 /// The mounts below the kubelet directory, and the loop devices that are mounted there.
 #[derive(Debug, Default)]
 pub(crate) struct PublishedMounts {
-    pub(crate) mounts: Vec<mountinfo::Mount>,
+    pub(crate) mounts: Vec<KnownMount>,
     pub(crate) mounted: MountedDevices,
     devices: HashMap<String, Vec<Status>>,
 }
 
 impl PublishedMounts {
     /// Reads the status of each mounted device.
-    pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Result<Self> {
+    pub(crate) fn read(mounts: Vec<KnownMount>) -> Result<Self> {
         let mut devices: HashMap<String, Vec<Status>> = HashMap::new();
         let mounted = MountedDevices::among(&mounts)?;
         for number in mounted.numbers() {

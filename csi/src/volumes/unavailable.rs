@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use loopfs::mount::table as mountinfo;
+use loopfs::mount::{KnownMount, table as mountinfo};
 use loopfs::volume_store::{AbnormalReason, Condition, InodeStats, VolumeId, VolumeStats};
 use loopfs::{Bytes, DeviceNumber, Inodes};
 use nix::errno::Errno;
@@ -18,8 +18,8 @@ use crate::loop_node::{is_loop_device, number_of};
 use crate::target::Target;
 
 /// Returns the published volumes in the order of their ids.
-pub(super) fn published(mounts: &[mountinfo::Mount], reason: &str) -> Result<Vec<VolumeInfo>> {
-    let directories = mounts.iter().filter_map(volume_of_mount);
+pub(super) fn published(mounts: &[KnownMount], reason: &str) -> Result<Vec<VolumeInfo>> {
+    let directories = mounts.iter().filter_map(|mount| volume_of_mount(mount));
     let devices = MountedDevices::among(mounts)?;
     let images = devices.numbers().filter_map(volume_of_device);
     let volumes: BTreeSet<VolumeId> = directories.chain(images).collect();

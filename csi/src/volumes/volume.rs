@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use loopfs::loop_device::LoopControl;
-use loopfs::mount::table as mountinfo;
+use loopfs::mount::KnownMount;
 use loopfs::volume_store::{
     AbnormalReason, Condition, OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeStats,
 };
@@ -86,7 +86,7 @@ pub(super) fn stats_including_devices(volume: &Volume, loops: &LoopControl) -> R
 pub(super) fn published_at(
     volume: &Volume,
     loops: &LoopControl,
-    mounts: &[mountinfo::Mount],
+    mounts: &[KnownMount],
     mounted: &MountedDevices,
 ) -> Result<Option<PathBuf>> {
     match volume.kind() {
