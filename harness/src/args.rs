@@ -104,10 +104,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             let _lock = session.exclusive(args.lock(session)).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
         }
-        Command::Bench(args) => {
-            let _lock = session.exclusive("bench").await?;
-            bench::run(session, &args).await
-        }
+        Command::Bench(args) => bench::run(session, &args).await,
         Command::Up(args) => up::up(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Image(args) => {

@@ -48,6 +48,8 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
         return Ok(exit_code(!comparison.has_worse()));
     }
 
+    // Two runs would disturb each other, and write the same files.
+    let _lock = session.exclusive("bench").await?;
     let measured = Box::pin(measure(session, args)).await?;
     let comparison = old.map(|old| Comparison::of(&old, &measured.results, args.factor));
     let plots_of = |bench: &str| measured.plots.get(bench).copied().unwrap_or_default();
