@@ -155,7 +155,12 @@ pub(crate) fn images(
             // With the tool, a pod can change project ids, as the owner of a directory can.
             files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool.clone())],
         },
-        ContainerImage { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
+        // The documents run `df` in pods without a shell, as any image of a distribution allows.
+        ContainerImage {
+            archive: "shell.tar",
+            reference: SHELL,
+            files: vec![("/bin/sh", busybox.clone()), ("/bin/df", busybox)],
+        },
         driver_image(driver, tool),
     ]
 }

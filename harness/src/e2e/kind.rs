@@ -16,7 +16,7 @@ use testvm_cluster::{ContainerImage, KubernetesSource};
 
 use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{Scenario, StepResult};
-use super::state_dump;
+use super::{console, documents, state_dump};
 use crate::builds;
 use crate::node_options::NodeOptions;
 use crate::nodes;
@@ -30,6 +30,8 @@ const README: &str = "csi/deploy/README.md";
 const HEADING: &str = "## Run on kind";
 /// The directories of the checkout that the commands read.
 const CHECKED_OUT: [&str; 2] = ["csi/deploy", "csi/examples"];
+/// The path in the checkout of the tool `loopfs`.
+pub(super) const TOOL: &str = "target/release/loopfs";
 /// The time that kind takes for a cluster, emulated and on a host that also builds.
 const CREATION_TIMEOUT: Duration = Duration::from_secs(1800);
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
@@ -53,6 +55,14 @@ const TIMEOUTS: Timeouts = Timeouts {
     end: Duration::from_secs(600),
 };
 
+/// What a run does on the cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stories<'a> {
+    pub(super) selection: Selection<'a>,
+    /// Whether the commands of the documents follow. They need the machine for themselves, and remove the cluster.
+    pub(super) documents: bool,
+}
+
 /// Boots the machine, pastes the commands, runs the selected scenarios, and stops the machine. The logs are in `reports`.
 ///
 /// # Errors
@@ -61,7 +71,7 @@ pub(super) async fn run(
     session: &Session,
     manifests: Manifests,
     namespace: &str,
-    selection: Selection<'_>,
+    stories: Stories<'_>,
     kubernetes: &KubernetesSource,
     reports: &Path,
 ) -> Result<Report> {
@@ -72,7 +82,10 @@ pub(super) async fn run(
     let machine = boot(session, &mut report, kubernetes, &directory, &logs).await;
     let mut tested = Ok(());
     if let Ok(machine) = machine {
-        tested = test(session, &mut report, &machine, manifests, namespace, selection, reports).await;
+        tested = test(session, &mut report, &machine, manifests, namespace, stories, reports).await;
+        if stories.documents && report.succeeded() {
+            documents::run(session, &mut report, &machine).await;
+        }
         if !report.succeeded() {
             let stored = session.until_cancelled(machine.store_logs(&logs)).await;
             if let Err(error) = stored {
@@ -107,7 +120,7 @@ async fn test(
     machine: &KindMachine,
     manifests: Manifests,
     namespace: &str,
-    selection: Selection<'_>,
+    stories: Stories<'_>,
     reports: &Path,
 ) -> Result<()> {
     let Ok(client) = create_cluster(session, report, machine).await else { return Ok(()) };
@@ -117,7 +130,7 @@ async fn test(
     if let Ok(before) = driver_is_ready(session, report, machine).await {
         let nodes = NodeOptions::default();
         let after_failure = AfterFailure::GoOn(reports);
-        let plan = Plan { nodes: &nodes, selection, fault: None, after_failure };
+        let plan = Plan { nodes: &nodes, selection: stories.selection, fault: None, after_failure };
         runner::run_all(session, report, &env, plan).await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
     }
@@ -130,7 +143,7 @@ async fn create_cluster(session: &Session, report: &mut Report, machine: &KindMa
     let commands = async {
         let path = session.workspace.root().join(README);
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let commands = commands(&text).with_context(|| format!("the commands of {README}"))?;
+        let commands = console::below(&text, HEADING).with_context(|| format!("the commands of {README}"))?;
         machine.shell(&commands, CREATION_TIMEOUT).await
     };
     scenario.step("paste the commands of the README", commands).await?;
@@ -197,8 +210,10 @@ async fn plan(session: &Session) -> Result<KindPlan> {
     };
     let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
     let (init, pause) = (guest.init.clone(), guest.pause.clone());
+    let mut files = checked_out(session.workspace.root())?;
+    files.push((TOOL.to_owned(), tool.clone()));
     let images: Vec<ContainerImage> = nodes::images(guest, driver, tool, busybox);
-    Ok(KindPlan { init, pause, images, files: checked_out(session.workspace.root())? })
+    Ok(KindPlan { init, pause, images, files })
 }
 
 /// Returns the files of the checkout that users apply: the path from its root, and the path here.
@@ -220,22 +235,6 @@ fn checked_out(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     }
     files.sort();
     Ok(files)
-}
-
-/// Returns the commands of the first console block after the heading, without their prompts: `#` for root and `$` for any
-/// user.
-fn commands(readme: &str) -> Result<String> {
-    let (_, section) =
-        readme.split_once(HEADING).with_context(|| format!("there is no heading {HEADING:?}"))?;
-    let (_, block) = section.split_once("```console\n").context("there is no console block")?;
-    let (block, _) = block.split_once("```").context("the console block does not end")?;
-    let line = |line: &str| match line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {
-        Some(command) => Ok(command.to_owned()),
-        None => anyhow::bail!("{line:?} begins with no prompt"),
-    };
-    let commands = block.lines().map(line).collect::<Result<Vec<_>>>()?;
-    anyhow::ensure!(!commands.is_empty(), "the console block is empty");
-    Ok(commands.join("\n"))
 }
 
 #[cfg(test)]
@@ -291,28 +290,15 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_of_the_section_lose_their_prompts() {
-        let readme = "## Other\n```console\n$ no\n```\n## Run on kind\nText.\n\n```console\n# mount\n$ kind create\n```\n";
-        assert_eq!(commands(readme).unwrap(), "mount\nkind create");
-    }
-
-    #[test]
     fn only_lines_that_were_not_there_before_are_left() {
         assert_eq!(added_since("d volumes\n", "d volumes\nf volumes/v\n"), ["f volumes/v"]);
         assert!(added_since("d volumes\nf gone\n", "d volumes\n").is_empty());
     }
 
     #[test]
-    fn a_line_without_a_prompt_is_an_error() {
-        let error = commands("## Run on kind\n```console\n$ a\nb\n```\n").unwrap_err().to_string();
-        assert_eq!(error, "\"b\" begins with no prompt");
-        assert!(commands("# Title\n").is_err());
-    }
-
-    #[test]
     fn the_section_of_the_readme_creates_a_cluster_and_installs_the_driver() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let commands = commands(&std::fs::read_to_string(root.join(README)).unwrap()).unwrap();
+        let commands = console::below(&std::fs::read_to_string(root.join(README)).unwrap(), HEADING).unwrap();
         for command in [
             "kind create cluster --config csi/examples/kind.yaml",
             "kind load image-archive",

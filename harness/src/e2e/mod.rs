@@ -5,7 +5,9 @@
 //! harness's own, and are reported as skipped on other clusters.
 
 mod catalogue;
+mod console;
 mod doctor;
+mod documents;
 mod faults;
 mod kind;
 mod own_cluster;

@@ -229,10 +229,11 @@ pub(crate) async fn run_on_kind(
     reports: &Path,
 ) -> Result<Report> {
     let default = [scenarios::flow::NAME.to_owned()];
-    let only = if only.is_empty() { &default } else { only };
-    let selection = Selection::new(only, KubeletRoot::default());
+    let documents = only.is_empty();
+    let only = if documents { &default } else { only };
+    let stories = kind::Stories { selection: Selection::new(only, KubeletRoot::default()), documents };
     let kubernetes = kubernetes.source_for_kind();
-    kind::run(session, manifests::of_driver(session)?, NAMESPACE, selection, &kubernetes, reports).await
+    kind::run(session, manifests::of_driver(session)?, NAMESPACE, stories, &kubernetes, reports).await
 }
 
 /// Replaces an earlier version of the driver by this one and back, on a cluster of its own with volumes in use. The logs

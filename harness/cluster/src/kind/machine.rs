@@ -22,6 +22,9 @@ const PROGRAMS: &str = "/opt/kind";
 /// The directory of the machine that has the files of [`KindPlan`](super::KindPlan), as a checkout of the project does.
 pub const CHECKOUT: &str = "/opt/kind/checkout";
 const PAYLOAD_DISK: &str = "payload";
+/// The serial number of an empty disk, for commands that format one.
+pub const SPARE_DISK: &str = "spare";
+const SPARE_DISK_BYTES: u64 = 1 << 30;
 /// The port of the machine that is forwarded to the API server.
 const API_PORT: u16 = 6443;
 /// The address of the machine in QEMU's network.
@@ -74,10 +77,14 @@ impl KindMachine {
         let IpAddr::V4(address) = api_server.ip() else { anyhow::bail!("QEMU forwards IPv4 only") };
         let payload = directory.join("payload.ext4");
         disk::payload(&payload, &payload_files(session, parts, directory)?).await?;
+        let spare = directory.join("spare");
+        let created = fs::File::create(&spare).and_then(|file| file.set_len(SPARE_DISK_BYTES));
+        created.with_context(|| format!("create {}", spare.display()))?;
         let devices = Devices {
             disks: vec![
                 Disk { name: DOCKER_DISK.into(), image: parts.docker_disk.clone(), mode: DiskMode::Scratch },
                 Disk { name: PAYLOAD_DISK.into(), image: payload, mode: DiskMode::ReadOnly },
+                Disk { name: SPARE_DISK.into(), image: spare, mode: DiskMode::Scratch },
             ],
             mounts: vec![Mount {
                 source: Source::Disk(PAYLOAD_DISK.into()),

@@ -7,5 +7,5 @@ mod machine;
 mod node_image;
 mod parts;
 
-pub use self::machine::{CHECKOUT, KindMachine};
+pub use self::machine::{CHECKOUT, KindMachine, SPARE_DISK};
 pub use self::parts::{KindParts, KindPlan};
