@@ -5,6 +5,7 @@ mod data_dir;
 mod devices;
 mod doctor;
 mod losetup;
+mod manual;
 mod node_identity;
 mod output;
 mod project;
@@ -76,6 +77,7 @@ enum Command {
     DataDir(data_dir::DataDirCommand),
     NodeIdentity(node_identity::NodeIdentity),
     Doctor(doctor::Doctor),
+    Manual(manual::Manual),
     /// Set up loop devices with the options and output of losetup(8)
     #[command(disable_help_flag = true)]
     Losetup {
@@ -130,6 +132,7 @@ fn run(command: &Command) -> anyhow::Result<Output> {
         Command::DataDir(command) => command.run(),
         Command::NodeIdentity(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Manual(command) => command.run(Args::command()),
         Command::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
     }
 }
