@@ -8,7 +8,7 @@ use testvm::report::Report;
 use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{bench, e2e, image, lanes, project, release, up};
+use crate::{bench, deb, e2e, image, lanes, project, release, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -38,7 +38,8 @@ Examples:
   cargo harness bench clone           clones and snapshots of images of any size, clones of directory trees
   cargo harness bench node            losetup -j of util-linux and of loopfs; pods that start beside 500 block volumes
   cargo harness up                    a cluster to play with; `cargo harness down` removes it
-  cargo harness image                 the driver's image for amd64 and arm64, as an archive for a registry";
+  cargo harness image                 the driver's image for amd64 and arm64, as an archive for a registry
+  cargo harness deb                   Debian packages, for nodes that run the driver as services of systemd";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -56,7 +57,9 @@ enum Command {
     Down(up::DownArgs),
     /// Write the driver's image for each platform, as an archive for a registry.
     Image(image::ImageArgs),
-    /// Write the files of a release: the image, the manifests, checksums and notes.
+    /// Write a Debian package of the driver for each platform.
+    Deb(deb::DebArgs),
+    /// Write the files of a release: the image, the packages, the manifests, checksums and notes.
     Release(release::ReleaseArgs),
 }
 
@@ -110,6 +113,10 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         Command::Image(args) => {
             let _lock = session.exclusive("image").await?;
             session.until_cancelled(image::image(session, args)).await.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Deb(args) => {
+            let _lock = session.exclusive("image").await?;
+            session.until_cancelled(deb::deb(session, args)).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Release(args) => {
             let _lock = session.exclusive("image").await?;

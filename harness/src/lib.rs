@@ -8,6 +8,7 @@
 pub mod args;
 pub mod bench;
 mod builds;
+pub mod deb;
 pub mod e2e;
 mod earlier;
 mod fake_nodes;

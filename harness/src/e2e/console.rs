@@ -1,9 +1,100 @@
-//! The blocks of commands in the documents, as a reader pastes them.
+//! The blocks of commands in the documents, pasted on a machine with kind as a reader pastes them.
+//! `harness/book/tests/book/commands.toml` has all blocks of the documents, with what runs them.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::session::Session;
+use testvm_cluster::kind::KindMachine;
+
+use super::scenario::{Scenario, StepResult};
 
 /// The fence of a block of commands.
 const FENCE: &str = "```console";
+/// The path in the checkout of the tool `loopfs`.
+pub(super) const TOOL: &str = "target/release/loopfs";
+/// The container that is the node of kind's cluster.
+pub(super) const NODE: &str = "kind-control-plane";
+/// The time for one block. An emulated node pulls no image, but it starts pods.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(900);
+
+/// A block of commands.
+pub(super) struct Block {
+    pub(super) document: &'static str,
+    /// Its first line, by which it is found.
+    pub(super) begins: &'static str,
+    pub(super) place: Place,
+    /// Commands that bring about what the document supposes, run on the machine.
+    pub(super) before: &'static str,
+    /// What the reader has to fill in, and what the test does.
+    pub(super) filled_in: &'static [(&'static str, &'static str)],
+    /// What the output must contain.
+    pub(super) shows: &'static [&'static str],
+}
+
+/// Where a reader runs the commands.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    /// The checkout on the machine with kubectl and kind, which also stands for a node before Kubernetes is installed.
+    Checkout,
+    /// The home directory of root on that machine.
+    Home,
+    /// The home directory of root on the node of the cluster.
+    Node,
+}
+
+impl Block {
+    /// Returns a block that is pasted in the checkout as it is.
+    pub(super) const fn new(document: &'static str, begins: &'static str) -> Block {
+        Block { document, begins, place: Place::Checkout, before: "true", filled_in: &[], shows: &[] }
+    }
+
+    async fn paste(&self, session: &Session, machine: &KindMachine) -> Result<()> {
+        let path = session.workspace.root().join(self.document);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        machine.shell(self.before, TIMEOUT).await.context("before the block")?;
+        let output = machine.shell(&self.script(&text)?, TIMEOUT).await?;
+        for expected in self.shows {
+            anyhow::ensure!(output.contains(expected), "the output has no {expected:?}:\n{output}");
+        }
+        Ok(())
+    }
+
+    /// Returns the commands as the reader runs them.
+    fn script(&self, document: &str) -> Result<String> {
+        let mut commands = beginning_with(document, self.begins)?;
+        for (placeholder, value) in self.filled_in {
+            anyhow::ensure!(commands.contains(placeholder), "{}: no {placeholder:?} to fill in", self.begins);
+            commands = commands.replace(placeholder, value);
+        }
+        Ok(match self.place {
+            Place::Checkout => commands,
+            Place::Home => format!("cd /root\n{commands}"),
+            Place::Node => on_node(&commands),
+        })
+    }
+}
+
+/// Returns commands of the machine that run these on the node. The first that fails ends them.
+pub(super) fn on_node(commands: &str) -> String {
+    format!(
+        "docker exec --interactive --workdir /root {NODE} sh -e <<'END-OF-BLOCK'\n{commands}\nEND-OF-BLOCK"
+    )
+}
+
+/// Pastes blocks in their order, each as a step.
+pub(super) async fn paste_all(
+    scenario: &mut Scenario<'_>,
+    machine: &KindMachine,
+    blocks: &[Block],
+) -> StepResult {
+    for block in blocks {
+        let title = format!("{}: {}", block.document, block.begins);
+        let pasted = block.paste(scenario.session(), machine);
+        scenario.step(&title, pasted).await?;
+    }
+    Ok(())
+}
 
 /// Returns the commands of the first block below a heading.
 pub(super) fn below(document: &str, heading: &str) -> Result<String> {
@@ -14,7 +105,7 @@ pub(super) fn below(document: &str, heading: &str) -> Result<String> {
 }
 
 /// Returns the commands of the block that begins with this line.
-pub(super) fn beginning_with(document: &str, first: &str) -> Result<String> {
+fn beginning_with(document: &str, first: &str) -> Result<String> {
     let block = blocks(document).into_iter().find(|block| block.first().is_some_and(|line| *line == first));
     commands(&block.with_context(|| format!("no block of commands begins with {first:?}"))?)
 }
@@ -47,8 +138,36 @@ fn commands(block: &[&str]) -> Result<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// Checks that each block is in its document, and that nothing is left to fill in.
+    pub(in crate::e2e) fn check(blocks: &[Block]) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for block in blocks {
+            let document = std::fs::read_to_string(root.join(block.document)).unwrap();
+            let script = block.script(&document).unwrap();
+            assert!(
+                !["...", "THE-", "API-SERVER", " NODE"].iter().any(|left| script.contains(left)),
+                "{script}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_value_without_its_placeholder_is_an_error() {
+        let block = Block { filled_in: &[("NAME", "value")], ..Block::new("page", "$ a") };
+        assert_eq!(
+            block.script("```console\n$ a NAME\n```\n").unwrap_err().to_string(),
+            "no block of commands begins with \"$ a\""
+        );
+        let block = Block { filled_in: &[("NAME", "value")], ..Block::new("page", "$ a NAME") };
+        assert_eq!(block.script("```console\n$ a NAME\n```\n").unwrap(), "a value");
+        let block = Block { filled_in: &[("OTHER", "value")], ..Block::new("page", "$ a NAME") };
+        assert!(block.script("```console\n$ a NAME\n```\n").is_err());
+    }
 
     const DOCUMENT: &str = "## Other\n```console\n$ no\n```\n## Run on kind\nText.\n\n```console\n# mount\n$ kind create\n```\n\
                             1. List:\n\n   ```console\n   # if true; then\n       echo\n     fi\n   ```\n";

@@ -16,12 +16,12 @@ use testvm_cluster::{ContainerImage, KubernetesSource};
 
 use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{Scenario, StepResult};
-use super::{console, documents, state_dump};
-use crate::builds;
+use super::{console, documents, host_service, state_dump};
+use crate::image::{self, TARGETS};
 use crate::node_options::NodeOptions;
-use crate::nodes;
 use crate::test_env::environment::{TestEnv, Timeouts};
 use crate::test_env::manifests::Manifests;
+use crate::{builds, deb, nodes};
 
 /// The name of the suite in the report.
 const SUITE: &str = "kind";
@@ -30,8 +30,6 @@ const README: &str = "csi/deploy/README.md";
 const HEADING: &str = "## Run on kind";
 /// The directories of the checkout that the commands read.
 const CHECKED_OUT: [&str; 2] = ["csi/deploy", "csi/examples"];
-/// The path in the checkout of the tool `loopfs`.
-pub(super) const TOOL: &str = "target/release/loopfs";
 /// The time that kind takes for a cluster, emulated and on a host that also builds.
 const CREATION_TIMEOUT: Duration = Duration::from_secs(1800);
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
@@ -79,13 +77,10 @@ pub(super) async fn run(
     let directory = session.workspace.target().join("kind-machine");
     let logs = reports.join("logs").join("kind");
     let mut report = Report::new();
-    let machine = boot(session, &mut report, kubernetes, &directory, &logs).await;
+    let machine = boot(session, &mut report, kubernetes, stories.documents, &directory, &logs).await;
     let mut tested = Ok(());
     if let Ok(machine) = machine {
         tested = test(session, &mut report, &machine, manifests, namespace, stories, reports).await;
-        if stories.documents && report.succeeded() {
-            documents::run(session, &mut report, &machine).await;
-        }
         if !report.succeeded() {
             let stored = session.until_cancelled(machine.store_logs(&logs)).await;
             if let Err(error) = stored {
@@ -103,11 +98,12 @@ async fn boot(
     session: &Session,
     report: &mut Report,
     kubernetes: &KubernetesSource,
+    documents: bool,
     directory: &Path,
     logs: &Path,
 ) -> StepResult<KindMachine> {
     let mut scenario = Scenario::begin(session, report, SUITE);
-    let parts = KindParts::build(session, plan(session), kubernetes);
+    let parts = KindParts::build(session, plan(session, documents), kubernetes);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     let booted = KindMachine::boot(session, &parts, directory, logs);
     scenario.step("boot a machine with Docker and kind", booted).await
@@ -133,9 +129,30 @@ async fn test(
         let plan = Plan { nodes: &nodes, selection: stories.selection, fault: None, after_failure };
         runner::run_all(session, report, &env, plan).await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
+        if stories.documents && report.succeeded() {
+            // The report has the reason of a failure.
+            drop(paste_documents(session, report, machine, &env, &before).await);
+        }
     }
-    state_dump::write(&env, reports).await;
+    if !report.succeeded() || !stories.documents {
+        state_dump::write(&env, reports).await;
+    }
     Ok(())
+}
+
+/// Pastes the commands of the documents, runs the flow on the driver as services of the node, and removes the cluster.
+async fn paste_documents(
+    session: &Session,
+    report: &mut Report,
+    machine: &KindMachine,
+    env: &TestEnv<'_>,
+    before: &str,
+) -> StepResult {
+    documents::run(session, report, machine).await?;
+    host_service::run(session, report, machine, env).await?;
+    check_leaks(session, report, nothing_left(machine, before)).await;
+    host_service::remove(session, report, machine).await?;
+    documents::remove_cluster(session, report, machine).await
 }
 
 async fn create_cluster(session: &Session, report: &mut Report, machine: &KindMachine) -> StepResult<Client> {
@@ -202,7 +219,8 @@ fn added_since<'a>(before: &str, now: &'a str) -> Vec<&'a str> {
     now.lines().filter(|line| !known.contains(line)).collect()
 }
 
-async fn plan(session: &Session) -> Result<KindPlan> {
+/// Returns the contents of the machine. With the documents, they have the Debian package too.
+async fn plan(session: &Session, documents: bool) -> Result<KindPlan> {
     let programs = async {
         let guest = builds::guest_programs(session).await?;
         let driver = builds::driver_programs(session).await?;
@@ -211,9 +229,24 @@ async fn plan(session: &Session) -> Result<KindPlan> {
     let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
     let (init, pause) = (guest.init.clone(), guest.pause.clone());
     let mut files = checked_out(session.workspace.root())?;
-    files.push((TOOL.to_owned(), tool.clone()));
+    files.push((console::TOOL.to_owned(), tool.clone()));
+    if documents {
+        let programs = [driver.csi.clone(), driver.provisioner.clone(), tool.clone()];
+        files.push(package(session, &programs).await?);
+    }
     let images: Vec<ContainerImage> = nodes::images(guest, driver, tool, busybox);
     Ok(KindPlan { init, pause, images, files })
+}
+
+/// Packs programs for this machine as `cargo harness deb` does. Returns the path of the package in the checkout, and here.
+async fn package(session: &Session, programs: &[PathBuf]) -> Result<(String, PathBuf)> {
+    let root = session.workspace.root();
+    let target = TARGETS.iter().find(|target| target.is_native()).context("no package for this machine")?;
+    let name = deb::file_name(&image::version(root)?, target);
+    let path = session.workspace.target().join("kind-package.deb");
+    let contents = deb::Contents { programs, native: programs };
+    deb::pack(session, root, target, contents, &path).await?;
+    Ok((format!("{}/{name}", host_service::PACKAGES), path))
 }
 
 /// Returns the files of the checkout that users apply: the path from its root, and the path here.

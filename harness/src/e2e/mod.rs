@@ -9,6 +9,7 @@ mod console;
 mod doctor;
 mod documents;
 mod faults;
+mod host_service;
 mod kind;
 mod own_cluster;
 mod run;

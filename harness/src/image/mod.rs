@@ -138,24 +138,19 @@ pub(crate) async fn changed_files(root: &Path) -> Result<Vec<String>> {
 /// # Errors
 /// The programs do not compile for a platform, or the archive cannot be written.
 pub(crate) async fn build(session: &Session, sources: &Sources, out: &Path) -> Result<Digests> {
-    if TARGETS.iter().any(|target| target.machine == "aarch64" && !target.is_native()) {
-        packages::ensure(session, packages::AARCH64).await?;
-    }
-    // One compiler for all platforms, and the same on each machine with the same packages.
-    let toolchain = rust_toolchain::prepare(session, &TARGETS.map(|target| target.triple)).await?;
-    let auditable = CARGO_AUDITABLE.prepare(session).await?;
+    let compilers = Compilers::prepare(session).await?;
     let version = version(&sources.root)?;
     let mut platforms = Vec::new();
     let mut entrypoint = Vec::new();
     for target in &TARGETS {
-        let files = programs(session, &toolchain, &auditable, sources, target).await?;
+        let files = programs(session, &compilers, sources, target).await?;
         entrypoint = files.first().map(|(path, _)| (*path).to_owned()).into_iter().collect();
         let entries = files.into_iter().map(|(path, host)| Entry::Program { path: path.to_owned(), host });
         platforms.push(Platform { architecture: target.architecture.to_owned(), entries: entries.collect() });
     }
     let index = Index {
         reference: format!("{}:{version}", repository()),
-        labels: labels(&version, sources.revision.as_deref(), toolchain.version()),
+        labels: labels(&version, sources.revision.as_deref(), compilers.toolchain.version()),
         tag: version,
         entrypoint,
         platforms,
@@ -163,17 +158,42 @@ pub(crate) async fn build(session: &Session, sources: &Sources, out: &Path) -> R
     index.write(out)
 }
 
-/// Builds the programs of the image for one platform. Returns the path of each in the image and on this machine.
-async fn programs(
+/// What compiles the programs of all platforms.
+#[derive(Debug)]
+pub(crate) struct Compilers {
+    /// One compiler for all platforms, and the same on each machine with the same packages.
+    toolchain: Toolchain,
+    /// The program `cargo-auditable`.
+    auditable: PathBuf,
+}
+
+impl Compilers {
+    /// Returns the compilers, from the cache or installed.
+    ///
+    /// # Errors
+    /// A package or a tool cannot be installed.
+    pub(crate) async fn prepare(session: &Session) -> Result<Compilers> {
+        if TARGETS.iter().any(|target| target.machine == "aarch64" && !target.is_native()) {
+            packages::ensure(session, packages::AARCH64).await?;
+        }
+        let toolchain = rust_toolchain::prepare(session, &TARGETS.map(|target| target.triple)).await?;
+        Ok(Compilers { toolchain, auditable: CARGO_AUDITABLE.prepare(session).await? })
+    }
+}
+
+/// Builds the programs of the driver for one platform. Returns the path of each in the image and on this machine.
+///
+/// # Errors
+/// The programs do not compile.
+pub(crate) async fn programs(
     session: &Session,
-    toolchain: &Toolchain,
-    auditable: &Path,
+    compilers: &Compilers,
     sources: &Sources,
     target: &Target,
 ) -> Result<Vec<(&'static str, PathBuf)>> {
     let build = ReleaseBuild {
-        toolchain,
-        auditable,
+        toolchain: &compilers.toolchain,
+        auditable: &compilers.auditable,
         root: &sources.root,
         target_dir: &sources.target_dir,
         triple: target.triple,

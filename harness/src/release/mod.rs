@@ -14,7 +14,7 @@ use testvm::cache;
 use testvm::session::Session;
 
 use crate::earlier::git;
-use crate::image;
+use crate::{deb, image};
 
 const CHANGELOG: &str = "CHANGELOG.md";
 /// What users apply, from the root of the checkout.
@@ -61,6 +61,7 @@ pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
     let manifests = format!("loopfs-{version}-manifests.tar.gz");
     pack(root, MANIFESTS, &format!("loopfs-{version}"), &directory.join(&manifests)).await?;
     let mut names = vec![image_name, manifests, pack_chart(root, &version, &directory).await?];
+    names.extend(deb::build(session, &sources, &directory).await?);
     let repository = image::repository();
     write(&directory.join(NOTES), &notes::notes(&version, changes, repository, &digests))?;
     names.push(NOTES.to_owned());

@@ -238,7 +238,8 @@ pub fn program(workspace: &Path) -> Program {
 }
 
 /// Has a program that runs cargo work in the workspace, without the variables of the outer cargo.
-pub(crate) fn in_workspace(program: Program, workspace: &Path) -> Program {
+#[must_use]
+pub fn in_workspace(program: Program, workspace: &Path) -> Program {
     let mut program = program.current_dir(workspace);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();

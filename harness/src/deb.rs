@@ -1,0 +1,187 @@
+//! `cargo harness deb`: Debian packages of the driver, for nodes that run it as services of systemd. `csi/Cargo.toml` says what is in
+//! them (`package.metadata.deb`), and cargo-deb writes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use testvm::cache;
+use testvm::cargo_tool::CargoTool;
+use testvm::process::Program;
+use testvm::rust_build;
+use testvm::session::Session;
+
+use crate::image::{self, Sources, TARGETS, Target};
+
+const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0" };
+
+/// The program that writes the man pages and completions, and their directory beside the programs.
+const TOOL: &str = "loopfs";
+const MANUAL: &str = "manual";
+/// The crate whose manifest describes the package.
+const CRATE: &str = "csi";
+/// The revision of the package, of which there is one for each version of the programs.
+const REVISION: &str = "1";
+/// The time of all files of a package, in seconds since 1970: the year 1980. Two builds of the same sources are then the same.
+const TIME: &str = "315532800";
+
+/// Writes a Debian package of the driver for amd64 and for arm64: both programs as services of systemd, and the tool loopfs.
+#[derive(Debug, clap::Args)]
+pub struct DebArgs {
+    /// The directory to write to, instead of target/deb.
+    #[arg(long, value_name = "DIRECTORY")]
+    out: Option<PathBuf>,
+}
+
+/// Builds the packages of this checkout, and prints their paths.
+///
+/// # Errors
+/// The programs do not compile for a platform, or a package cannot be written.
+pub async fn deb(session: &Session, args: DebArgs) -> Result<()> {
+    let directory = args.out.unwrap_or_else(|| session.workspace.target().join("deb"));
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let sources = image::checkout(session).await?;
+    let packages = build(session, &sources, &directory).await?;
+    session.progress.finish();
+    for package in packages {
+        println!("{}", directory.join(package).display());
+    }
+    Ok(())
+}
+
+/// Builds the programs of `sources` for each platform and packs them into `directory`. Returns the names of the packages.
+///
+/// # Errors
+/// The programs do not compile for a platform, or a package cannot be written.
+pub(crate) async fn build(session: &Session, sources: &Sources, directory: &Path) -> Result<Vec<String>> {
+    let compilers = image::Compilers::prepare(session).await?;
+    let mut built = Vec::new();
+    for target in &TARGETS {
+        let programs = image::programs(session, &compilers, sources, target).await?;
+        built.push((target, programs.into_iter().map(|(_, program)| program).collect::<Vec<_>>()));
+    }
+    let native = built.iter().find(|(target, _)| target.is_native());
+    let (_, native) = native.context("no package is for this machine, which has to write the man pages")?;
+    let version = image::version(&sources.root)?;
+    let mut names = Vec::new();
+    for (target, programs) in &built {
+        let name = file_name(&version, target);
+        let contents = Contents { programs, native };
+        pack(session, &sources.root, target, contents, &directory.join(&name)).await?;
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// The programs of a package.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contents<'a> {
+    pub(crate) programs: &'a [PathBuf],
+    /// The same programs for this machine. The tool among them writes the man pages.
+    pub(crate) native: &'a [PathBuf],
+}
+
+/// Packs programs of a platform into the package `out`.
+///
+/// # Errors
+/// A program is missing, or the package cannot be written.
+pub(crate) async fn pack(
+    session: &Session,
+    root: &Path,
+    target: &Target,
+    contents: Contents<'_>,
+    out: &Path,
+) -> Result<()> {
+    let cargo_deb = CARGO_DEB.prepare(session).await?;
+    let step = session.progress.step(format!("pack {}", out.display()));
+    // cargo-deb finds the programs in the directory to which cargo would have built them.
+    let staged = session.workspace.target().join("deb-programs");
+    let built = staged.join(target.triple).join("release");
+    cache::empty_dir(&built)?;
+    for program in contents.programs {
+        let name = program.file_name().with_context(|| format!("{} is no program", program.display()))?;
+        fs::copy(program, built.join(name)).with_context(|| format!("copy {}", program.display()))?;
+    }
+    let tool = contents.native.iter().find(|program| program.ends_with(TOOL));
+    let tool = tool.with_context(|| format!("the package has no program {TOOL}"))?;
+    Program::new(tool).arg("manual").arg(built.join(MANUAL)).run().await.context("write the man pages")?;
+    rust_build::in_workspace(Program::new(cargo_deb), root)
+        .args(["--no-build", "--no-strip", "--locked", "--quiet", "--package", CRATE])
+        .args(["--target", target.triple, "--deb-revision", REVISION, "--output"])
+        .arg(out)
+        .env("CARGO_TARGET_DIR", &staged)
+        .env("SOURCE_DATE_EPOCH", TIME)
+        .run()
+        .await
+        .with_context(|| format!("pack {}", out.display()))?;
+    step.done("");
+    Ok(())
+}
+
+/// Returns the name that Debian gives the file of a package.
+pub(crate) fn file_name(version: &str, target: &Target) -> String {
+    format!("loopfs_{version}-{REVISION}_{}.deb", target.architecture)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_packages_are_named_by_version_and_architecture() {
+        assert_eq!(
+            TARGETS.map(|target| file_name("1.2.3", &target)),
+            ["loopfs_1.2.3-1_amd64.deb", "loopfs_1.2.3-1_arm64.deb"]
+        );
+    }
+
+    /// Returns the values of a setting in a unit, which may be given several times.
+    fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
+        let lines = unit.lines().filter_map(|line| line.strip_prefix(setting)?.strip_prefix('='));
+        lines.flat_map(str::split_whitespace).collect()
+    }
+
+    fn read(path: &str) -> String {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        fs::read_to_string(root.join(path)).unwrap()
+    }
+
+    #[test]
+    fn the_provisioner_has_the_capabilities_of_its_container() {
+        let unit = read("csi/debian/loopfs-provisioner.service");
+        let mut granted = values(&unit, "CapabilityBoundingSet");
+        let manifest = read("csi/deploy/daemonset.yaml");
+        let (_, added) = manifest.split_once("              add:\n").unwrap();
+        let (added, _) = added.split_once("seccompProfile:").unwrap();
+        let mut expected: Vec<String> = added
+            .lines()
+            .filter_map(|line| Some(format!("CAP_{}", line.trim().strip_prefix("- ")?)))
+            .collect();
+        granted.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(granted, expected);
+    }
+
+    #[test]
+    fn no_setting_gives_the_driver_a_mount_namespace_of_its_own() {
+        let unit = read("csi/debian/loopfs-csi.service");
+        let isolating =
+            ["Private", "Protect", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Root", "TemporaryFile"];
+        let found: Vec<&str> =
+            unit.lines().filter(|line| isolating.iter().any(|prefix| line.starts_with(prefix))).collect();
+        assert!(found.is_empty(), "{found:?}");
+    }
+
+    #[test]
+    fn each_commented_setting_of_the_services_has_their_default() {
+        let settings = read("csi/debian/default");
+        let units = ["csi", "provisioner"].map(|name| read(&format!("csi/debian/loopfs-{name}.service")));
+        let defaults: Vec<&str> = units.iter().flat_map(|unit| values(unit, "Environment")).collect();
+        let uncommented = settings.lines().filter_map(|line| line.strip_prefix('#'));
+        for line in uncommented.filter(|line| line.starts_with(char::is_uppercase)) {
+            // The host name, and what the programs themselves have as their default.
+            let by_program = ["NODE_NAME=", "NODE_LOSS=dry-run", "LOG_LEVEL=info"];
+            assert!(defaults.contains(&line) || by_program.contains(&line), "{line}");
+        }
+    }
+}
