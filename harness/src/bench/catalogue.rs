@@ -24,6 +24,7 @@ fn entry(bench: Bench) -> Entry {
         Bench::Csi => (MACHINE, "some minutes"),
         Bench::Clone => ("a virtual machine (QEMU) and 8 GiB of disk space", "some minutes"),
         Bench::Rpc => (MACHINE, "some minutes"),
+        Bench::Footprint => (CLUSTER, "some minutes"),
         Bench::Provision => (CLUSTER, "up to half an hour"),
         Bench::Growth => (CLUSTER, "up to half an hour"),
         Bench::Deletion => {
@@ -54,7 +55,7 @@ pub(super) fn list() -> String {
     }
     text.push_str(
         "With --quick, each takes a fraction of that time. The times are those of a machine without hardware virtualisation.\n\
-         In a run of all, provision, growth and deletion share one cluster.\n",
+         In a run of all, footprint, provision, growth and deletion share one cluster.\n",
     );
     text
 }

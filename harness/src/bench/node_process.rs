@@ -45,6 +45,11 @@ impl<'a> NodeProcess<'a> {
         self.signal("KILL").await
     }
 
+    /// Stops the process with SIGTERM, and waits until it has ended.
+    pub(super) async fn terminate(self) -> Result<()> {
+        self.signal("TERM").await
+    }
+
     async fn signal(&self, signal: &str) -> Result<()> {
         let NodeProcess { node, name, directory, pid } = self;
         let script = "kill -\"$2\" \"$1\" && tail --pid=\"$1\" -f /dev/null";

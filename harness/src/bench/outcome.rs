@@ -72,6 +72,8 @@ pub(super) enum Bench {
     Clone,
     /// The node's calls of the Container Storage Interface with ten volumes on the node and with a thousand.
     Rpc,
+    /// The memory, the sizes and the start of the driver on a real cluster, compared with the sidecars of Kubernetes.
+    Footprint,
     /// Many concurrent claims on a real cluster, compared with external-provisioner.
     Provision,
     /// Expansion of claims in use on a real cluster: the time until the pod sees it, compared with the kubelet alone.

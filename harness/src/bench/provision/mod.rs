@@ -6,7 +6,6 @@
 
 mod audit_log;
 mod contender;
-mod memory;
 pub(super) mod peer;
 mod run;
 

@@ -11,11 +11,11 @@ use testvm_cluster::{Cluster, Node};
 use super::super::batch::Batch;
 use super::super::cluster::{CLASS, SharedCluster};
 use super::super::measurement::{Environment, Measurements, Row};
+use super::super::memory;
 use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::audit_log::AuditLog;
 use super::contender::Contender;
-use super::memory;
 use super::peer::{self, Limits, Peer};
 
 /// The user name of the driver's pods at the API server.
