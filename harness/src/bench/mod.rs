@@ -15,6 +15,7 @@ mod guest;
 mod here;
 mod html;
 mod in_memory;
+mod io;
 mod loop_devices;
 mod mann_whitney;
 mod measurement;

@@ -72,6 +72,8 @@ pub(super) enum Bench {
     Clone,
     /// The node's calls of the Container Storage Interface with ten volumes on the node and with a thousand.
     Rpc,
+    /// Reads and writes of a Block volume on two kernels, compared with its file and with the device of losetup(8).
+    Io,
     /// The memory, the sizes and the start of the driver on a real cluster, compared with the sidecars of Kubernetes.
     Footprint,
     /// Many concurrent claims on a real cluster, compared with external-provisioner.

@@ -31,8 +31,14 @@ const CURVES_WIDTH: u32 = 400;
 /// The largest number of labels of an axis, so that each power of ten has one.
 const MAX_LABELS: usize = 12;
 /// Colours that are distinguishable with colour vision deficiency too (Okabe and Ito).
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(0, 0x72, 0xb2), RGBColor(0xd5, 0x5e, 0), RGBColor(0, 0x9e, 0x73), RGBColor(0xcc, 0x79, 0xa7)];
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0),
+    RGBColor(0, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0),
+    RGBColor(0x56, 0xb4, 0xe9),
+];
 
 /// Returns a drawing of all plots, except those without measurements. Returns `None` if no plot has any.
 pub(super) fn svg(all: &Measurements, plots: &[Plot]) -> Result<Option<String>> {

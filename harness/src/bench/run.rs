@@ -14,7 +14,7 @@ use super::plot::Plot;
 use super::results::Results;
 use super::threshold::Threshold;
 use super::{
-    catalogue, clones, deletion, footprint, growth, loop_devices, node, provision, report, rpc, source,
+    catalogue, clones, deletion, footprint, growth, io, loop_devices, node, provision, report, rpc, source,
     table, volume_stats,
 };
 
@@ -130,6 +130,7 @@ async fn run_one(
         Bench::Csi => volume_stats::run(session, args).await,
         Bench::Clone => clones::run(session, args).await,
         Bench::Rpc => rpc::run(session, args).await,
+        Bench::Io => io::run(session, args).await,
         Bench::Footprint => footprint::run(session, args, shared).await,
         Bench::Provision => provision::run(session, args, shared).await,
         Bench::Growth => growth::run(session, args, shared).await,

@@ -1,7 +1,7 @@
 //! The command line that benchmarks share: the subject of the measurement, its directory, and its length.
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use crate::stop;
 
@@ -40,5 +40,18 @@ pub(crate) fn run<const N: usize>(subjects: [Subject; N]) -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs a program and returns its output.
+#[allow(
+    dead_code,
+    reason = "of the benchmarks that include this file, only benches/loop runs other programs"
+)]
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into()),
     }
 }

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::command::output;
 use crate::population::Population;
 use crate::samples::Samples;
 use crate::{Result, Size, machine, stop};
@@ -125,14 +126,6 @@ impl Programs<'_> {
 
     fn find(&self, program: &Path) -> Result<Vec<u8>> {
         output(Command::new(program).arg("-j").arg(self.file))
-    }
-}
-
-fn output(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into()),
     }
 }
 

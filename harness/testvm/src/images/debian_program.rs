@@ -76,6 +76,76 @@ pub const DASH: DebianProgram =
 pub const DD: DebianProgram =
     DebianProgram { package: "coreutils", path: "/usr/bin/dd", links: &[], libraries: &[], extensions: None };
 
+/// fio, which measures input and output. Most of its libraries belong to storage systems that no benchmark uses; it does not start
+/// without them.
+pub const FIO: DebianProgram = DebianProgram {
+    package: "fio",
+    path: "/usr/bin/fio",
+    links: &[],
+    libraries: &[
+        "libacl.so.1",
+        "libaio.so.1t64",
+        "libblkid.so.1",
+        "libboost_iostreams.so.1.83.0",
+        "libboost_thread.so.1.83.0",
+        "libbz2.so.1.0",
+        "libcap.so.2",
+        "libcom_err.so.2",
+        "libcrypto.so.3",
+        "libcryptsetup.so.12",
+        "libdaxctl.so.1",
+        "libdevmapper.so.1.02.1",
+        "libffi.so.8",
+        "libfmt.so.10",
+        "libgcc_s.so.1",
+        "libgfapi.so.0",
+        "libgfrpc.so.0",
+        "libgfxdr.so.0",
+        "libglusterfs.so.0",
+        "libgmp.so.10",
+        "libgnutls.so.30",
+        "libgssapi_krb5.so.2",
+        "libhogweed.so.6",
+        "libibverbs.so.1",
+        "libidn2.so.0",
+        "libjson-c.so.5",
+        "libk5crypto.so.3",
+        "libkeyutils.so.1",
+        "libkmod.so.2",
+        "libkrb5.so.3",
+        "libkrb5support.so.0",
+        "liblzma.so.5",
+        "libm.so.6",
+        "libnbd.so.0",
+        "libndctl.so.6",
+        "libnettle.so.8",
+        "libnfs.so.14",
+        "libnl-3.so.200",
+        "libnl-route-3.so.200",
+        "libnuma.so.1",
+        "libp11-kit.so.0",
+        "libpcre2-8.so.0",
+        "libpmem.so.1",
+        "librados.so.2",
+        "librbd.so.1",
+        "librdmacm.so.1",
+        "libresolv.so.2",
+        "libselinux.so.1",
+        "libssl.so.3",
+        "libstdc++.so.6",
+        "libtasn1.so.6",
+        "libtirpc.so.3",
+        "libudev.so.1",
+        "libunistring.so.5",
+        "libuuid.so.1",
+        "libxml2.so.2",
+        "libz.so.1",
+        "libzstd.so.1",
+    ],
+    // Where librados searches for one of its own.
+    extensions: Some("ceph"),
+};
+
 impl DebianProgram {
     /// Returns the path of the program in the guest.
     pub const fn path(&self) -> &'static str {
@@ -142,7 +212,7 @@ impl DebianProgram {
             && path.file_name().and_then(|name| name.to_str()).is_some_and(is_library);
         let extension = self.extensions.is_some_and(|extensions| {
             path.parent() == Some(&Path::new(LIBRARIES).join(extensions))
-                && path.extension().is_some_and(|extension| extension == "so")
+                && path.file_name().is_some_and(|name| name.to_string_lossy().contains(".so"))
         });
         (library || extension || path == Path::new(self.name_in_package())).then(|| path.to_owned())
     }

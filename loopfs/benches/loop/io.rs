@@ -1,0 +1,179 @@
+//! The input and output of a loop device with direct I/O, as a Block volume has it, compared with its file and with the device that
+//! losetup(8) attaches by default. fio(1) reads and writes, always with `O_DIRECT`.
+//!
+//! The files are allocated and written before, so that no write allocates. The device of losetup has buffered I/O: its writes end in
+//! the page cache, and its reads come from there, so it can be faster than the file, at the cost of that memory.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use serde_json::Value;
+
+use crate::command::output;
+use crate::population::{Population, options};
+use crate::samples::Samples;
+use crate::{Result, Size, machine, stop};
+
+/// The programs, and their paths in a guest.
+const FIO: (&str, &str) = ("LOOPFS_BENCH_FIO", "/usr/bin/fio");
+const LOSETUP: (&str, &str) = ("LOOPFS_BENCH_UTIL_LINUX", "/usr/sbin/losetup");
+
+struct Plan {
+    mib: i64,
+    /// Each round measures all targets, so that other load of the machine affects all of them alike.
+    rounds: usize,
+    /// The time of one run of fio.
+    seconds: u32,
+}
+
+impl Size {
+    fn io_plan(self) -> Plan {
+        match self {
+            Size::Full => Plan { mib: 512, rounds: 7, seconds: 2 },
+            Size::Quick => Plan { mib: 128, rounds: 2, seconds: 1 },
+        }
+    }
+}
+
+/// The numbers of requests in flight.
+const DEPTHS: [usize; 2] = [1, 16];
+
+/// What fio does: its `--rw` and `--bs`, and the direction in its report.
+struct Workload {
+    rw: &'static str,
+    bs: &'static str,
+    direction: &'static str,
+    /// The names of the rows of [`TARGETS`].
+    rows: [&'static str; TARGETS.len()],
+}
+
+/// The files whose input and output is measured, and how each is opened.
+const TARGETS: [Target; 3] = [Target::Volume, Target::File, Target::Losetup];
+
+const WORKLOADS: [Workload; 4] = [
+    Workload {
+        rw: "randread",
+        bs: "4k",
+        direction: "read",
+        rows: ["read_4k_volume", "read_4k_file", "read_4k_losetup"],
+    },
+    Workload {
+        rw: "randwrite",
+        bs: "4k",
+        direction: "write",
+        rows: ["write_4k_volume", "write_4k_file", "write_4k_losetup"],
+    },
+    Workload {
+        rw: "read",
+        bs: "1M",
+        direction: "read",
+        rows: ["read_1m_volume", "read_1m_file", "read_1m_losetup"],
+    },
+    Workload {
+        rw: "write",
+        bs: "1M",
+        direction: "write",
+        rows: ["write_1m_volume", "write_1m_file", "write_1m_losetup"],
+    },
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    /// A loop device as the driver attaches it.
+    Volume,
+    /// The file itself.
+    File,
+    /// A loop device as losetup attaches it without options.
+    Losetup,
+}
+
+impl Target {
+    fn file(self) -> &'static str {
+        match self {
+            Target::Volume => "volume.img",
+            Target::File => "file.img",
+            Target::Losetup => "losetup.img",
+        }
+    }
+}
+
+pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
+    machine::print(directory)?;
+    let plan = size.io_plan();
+    let [fio, losetup] = [FIO, LOSETUP]
+        .map(|(variable, path)| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from));
+    let population = Population::new(directory)?;
+    let mut paths = Vec::new();
+    for target in TARGETS {
+        let path = population.path(target.file());
+        allocate(&path, plan.mib)?;
+        let path = attach(target, &population, &losetup, path)?;
+        eprintln!("write {} once", path.display());
+        fio_run(&fio, &path, "write", "1M", 16, &[])?;
+        paths.push(path);
+    }
+    let mut samples: Vec<Samples> = Vec::new();
+    for workload in &WORKLOADS {
+        for depth in DEPTHS {
+            samples.extend(workload.rows.map(|name| Samples::new(name, depth)));
+        }
+    }
+    let time = format!("--runtime={}", plan.seconds);
+    for round in 0..plan.rounds {
+        let mut rows = samples.iter_mut();
+        for workload in &WORKLOADS {
+            for depth in DEPTHS {
+                eprintln!("round {round} of {}: {} {}, depth {depth}", plan.rounds, workload.rw, workload.bs);
+                for (path, row) in paths.iter().zip(&mut rows) {
+                    stop::check()?;
+                    let time = [&*time, "--time_based"];
+                    let report = fio_run(&fio, path, workload.rw, workload.bs, depth, &time)?;
+                    row.push(time_per_request(&report, workload.direction)?);
+                }
+            }
+        }
+    }
+    samples.into_iter().for_each(Samples::print);
+    Ok(())
+}
+
+fn allocate(path: &Path, mib: i64) -> Result<()> {
+    let file = File::options().write(true).create_new(true).open(path)?;
+    fallocate(&file, FallocateFlags::empty(), 0, mib << 20)?;
+    Ok(())
+}
+
+/// Attaches the file and returns the path that is measured. The population detaches the device at its end.
+fn attach(target: Target, population: &Population, losetup: &Path, file: PathBuf) -> Result<PathBuf> {
+    match target {
+        Target::File => Ok(file),
+        Target::Volume => {
+            let device = population.control.attach(File::open(&file)?.as_fd(), &options())?;
+            Ok(device.path())
+        }
+        Target::Losetup => {
+            let shown = output(Command::new(losetup).args(["--find", "--show"]).arg(&file))?;
+            Ok(PathBuf::from(String::from_utf8(shown)?.trim_end()))
+        }
+    }
+}
+
+/// Runs fio once and returns its report.
+fn fio_run(fio: &Path, path: &Path, rw: &str, bs: &str, depth: usize, more: &[&str]) -> Result<Value> {
+    let mut command = Command::new(fio);
+    command.args(["--name=loopfs", "--direct=1", "--ioengine=libaio", "--output-format=json"]);
+    command.arg(format!("--filename={}", path.display()));
+    command.args([format!("--rw={rw}"), format!("--bs={bs}"), format!("--iodepth={depth}")]).args(more);
+    Ok(serde_json::from_slice(&output(&mut command)?)?)
+}
+
+/// Returns the time of the run divided by its requests.
+fn time_per_request(report: &Value, direction: &str) -> Result<Duration> {
+    let iops = report["jobs"][0][direction]["iops"].as_f64().filter(|iops| *iops > 0.0);
+    let iops = iops.ok_or_else(|| format!("fio reported no {direction} requests: {report}"))?;
+    Ok(Duration::from_secs_f64(1.0 / iops))
+}
