@@ -3,6 +3,7 @@
 
 pub(crate) mod claims;
 pub(crate) mod environment;
+pub(crate) mod in_use;
 pub(crate) mod inventory;
 pub(crate) mod manifests;
 pub(crate) mod node_debug;

@@ -13,9 +13,9 @@ use testvm_cluster::Node;
 use testvm_cluster::waiting::until_none_complains;
 use tokio::time::{Instant, sleep};
 
-use super::in_use::larger;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
+use crate::test_env::in_use::larger;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::pods;
 use crate::test_env::rejected_writes::{Rejected, allow, reject, was_rejected};

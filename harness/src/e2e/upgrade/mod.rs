@@ -5,7 +5,6 @@
 //! volumes of both versions are checked after each roll-out.
 
 mod capacity;
-mod in_use;
 mod incomplete;
 mod nodes;
 mod table;
@@ -19,7 +18,6 @@ use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::{Cluster, DataDisk, KubernetesSource, Node, Parts};
 
-use self::in_use::{InUse, running};
 use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;
 use super::own_cluster::{self, Places};
@@ -30,6 +28,7 @@ use crate::earlier::{EarlierVersion, earlier_version};
 use crate::node_options::NodeOptions;
 use crate::nodes::{DRIVER, Debugging, EARLIER_DRIVER, earlier_image, plan};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::in_use::{InUse, running};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::{self, Manifests};
 use crate::test_env::workload::{VolumeMode, create_namespace};

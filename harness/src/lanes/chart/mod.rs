@@ -4,7 +4,6 @@
 //! control plane has no nodes, so no pod runs.
 
 mod comparison;
-mod helm;
 mod options;
 
 use std::path::Path;
@@ -16,11 +15,13 @@ use serde_json::{Value, json};
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::waiting::until_established;
-use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
+use testvm_cluster::{
+    ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor, KubernetesSource,
+};
 
 use self::comparison::{Objects, as_shared_with_provisioners, differences, objects};
-use self::helm::Helm;
 use self::options::{Accepted, NAMESPACES, accepted, refused};
+use crate::helm::Helm;
 use crate::test_env::manifests::{self, Manifests};
 
 /// The word that selects this part with `--only`.
@@ -49,6 +50,8 @@ struct Fixture<'a> {
     root: &'a Path,
     helm: &'a Helm,
     control_plane: &'a ControlPlane,
+    /// The release of Kubernetes for which Helm renders the chart.
+    kubernetes: KubernetesMinor,
 }
 
 /// Runs all checks on a control plane of their own, which logs to `target/test/chart`.
@@ -56,7 +59,7 @@ struct Fixture<'a> {
 /// # Errors
 /// Helm cannot be built, or the control plane does not start or stop. Failed checks are in the report.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Result<Report> {
-    let helm = Helm::build(session, kubernetes.minor).await?;
+    let helm = Helm::build(session).await?;
     let directory = tempfile::tempdir().context("create a directory for the control plane")?;
     let spec = ClusterSpec {
         dir: directory.path().to_owned(),
@@ -66,7 +69,8 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
     };
     let control_plane = ControlPlane::alone(session, &spec, kubernetes).await?;
     let step = session.progress.step("render the chart, and send its objects to the API server");
-    let fixture = Fixture { root: session.workspace.root(), helm: &helm, control_plane: &control_plane };
+    let root = session.workspace.root();
+    let fixture = Fixture { root, helm: &helm, control_plane: &control_plane, kubernetes: kubernetes.minor };
     let mut report = Report::new();
     fixture.run(&mut report).await;
     if report.succeeded() {
@@ -114,7 +118,7 @@ impl Fixture<'_> {
     }
 
     async fn rendered(&self, values: &Value) -> Result<Manifests> {
-        self.helm.render(&self.helm.chart, values).await
+        self.helm.render(&self.helm.chart, values, self.kubernetes).await
     }
 
     async fn defaults(&self) -> Result<()> {
@@ -150,7 +154,7 @@ impl Fixture<'_> {
         let archive = self.helm.package(directory.path()).await?;
         let values = json!({"components": {"nodeLoss": true, "snapshots": true, "snapshotController": true}});
         let expected = objects(&self.rendered(&values).await?)?;
-        same(&expected, &self.helm.render(&archive, &values).await?)
+        same(&expected, &self.helm.render(&archive, &values, self.kubernetes).await?)
     }
 
     /// The second values add and remove objects. Nothing but Helm creates objects here, because no provisioner runs.
@@ -218,6 +222,7 @@ impl Fixture<'_> {
     }
 
     async fn refuses(&self, values: &Value, kubernetes: Option<&str>, named: &str) -> Result<()> {
+        let kubernetes = kubernetes.unwrap_or(self.kubernetes.name());
         let message = self.helm.refusal(values, kubernetes).await?;
         anyhow::ensure!(message.contains(named), "the message does not name {named}: {message}");
         Ok(())

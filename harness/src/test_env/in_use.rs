@@ -5,34 +5,33 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use testvm_cluster::api_error::api_error;
 
-use crate::test_env::claims;
-use crate::test_env::environment::TestEnv;
-use crate::test_env::pods;
-use crate::test_env::sizes::Size;
-use crate::test_env::users::User;
-use crate::test_env::workload::{VolumeMode, claim};
+use super::environment::TestEnv;
+use super::sizes::Size;
+use super::users::User;
+use super::workload::{VolumeMode, claim};
+use super::{claims, pods};
 
-/// The size of new volumes, and by how much each version expands them.
+/// The size of new volumes, and by how much each expansion enlarges them.
 const STEP: Size = Size::mebibytes(1);
 
 /// Two volumes and the pods that use them.
-pub(super) struct InUse {
+pub(crate) struct InUse {
     writer: User,
     reader: String,
     size: Size,
 }
 
 impl InUse {
-    /// Names the volumes of one version after it.
-    pub(super) fn of(version: &str) -> InUse {
-        let claim = |mode: VolumeMode| (format!("{version}-{}", mode.as_str().to_lowercase()), mode);
+    /// Begins the names of the claims and the pods with `prefix`.
+    pub(crate) fn of(prefix: &str) -> InUse {
+        let claim = |mode: VolumeMode| (format!("{prefix}-{}", mode.as_str().to_lowercase()), mode);
         let claims = vec![claim(VolumeMode::Filesystem), claim(VolumeMode::Block)];
-        let writer = User { name: format!("{version}-writer"), claims };
-        InUse { writer, reader: format!("{version}-reader"), size: STEP }
+        let writer = User { name: format!("{prefix}-writer"), claims };
+        InUse { writer, reader: format!("{prefix}-reader"), size: STEP }
     }
 
     /// Creates the claims and the pods, and has the first pod check the volumes and write to them.
-    pub(super) async fn create(&self, env: &TestEnv<'_>) -> Result<()> {
+    pub(crate) async fn create(&self, env: &TestEnv<'_>) -> Result<()> {
         for (name, mode) in &self.writer.claims {
             claims::create(env, &claim(name, &env.driver.class_name(), STEP, *mode, "ReadWriteOnce")?)
                 .await?;
@@ -45,7 +44,7 @@ impl InUse {
 
     /// Checks that one of the volumes has its data and exactly its size, that it is limited to it, and that the pod can
     /// write to it.
-    pub(super) async fn check(&self, env: &TestEnv<'_>, mode: VolumeMode) -> Result<()> {
+    pub(crate) async fn check(&self, env: &TestEnv<'_>, mode: VolumeMode) -> Result<()> {
         let claims = self.writer.claims.iter().zip(self.writer.volumes());
         let volumes: Vec<String> =
             claims.filter(|((_, other), _)| *other == mode).map(|(_, volume)| volume).collect();
@@ -53,14 +52,14 @@ impl InUse {
     }
 
     /// Checks that the pod with the read-only volume reads the data, sees the size and cannot write.
-    pub(super) async fn check_read_only(&self, env: &TestEnv<'_>) -> Result<()> {
+    pub(crate) async fn check_read_only(&self, env: &TestEnv<'_>) -> Result<()> {
         check_kept(env, &self.reader, self.size, &["readonly:/vol".to_owned()]).await?;
         // check-new wrote this.
         pods::reads(env, &self.reader, "/vol/kept", &STEP.bytes().to_string()).await
     }
 
     /// Expands the volumes, and checks them at their new size.
-    pub(super) async fn expand(&mut self, env: &TestEnv<'_>) -> Result<()> {
+    pub(crate) async fn expand(&mut self, env: &TestEnv<'_>) -> Result<()> {
         self.size = larger(self.size);
         for (name, _) in &self.writer.claims {
             claims::ask(env, name, self.size).await?;
@@ -73,7 +72,7 @@ impl InUse {
     }
 
     /// Returns the size of both volumes together.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.size.bytes() * self.writer.claims.len() as u64
     }
 
@@ -84,7 +83,7 @@ impl InUse {
 }
 
 /// Returns the next size of a volume.
-pub(super) const fn larger(size: Size) -> Size {
+pub(crate) const fn larger(size: Size) -> Size {
     Size::mebibytes((size.bytes() + STEP.bytes()) >> 20)
 }
 
@@ -94,7 +93,7 @@ async fn check_kept(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]
 }
 
 /// Returns the identities of the containers of all pods. That of a container changes if it is restarted.
-pub(super) async fn running(env: &TestEnv<'_>) -> Result<Vec<String>> {
+pub(crate) async fn running(env: &TestEnv<'_>) -> Result<Vec<String>> {
     let pods = env.pods().list(&ListParams::default()).await.map_err(api_error).context("list the pods")?;
     let identities = pods.iter().flat_map(|pod| {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());

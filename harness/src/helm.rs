@@ -29,11 +29,10 @@ const RELEASE: &str = "loopfs";
 const RELEASE_NAMESPACE: &str = "kube-system";
 
 /// Helm with directories of its own, so that the settings of the user have no effect.
-pub(super) struct Helm {
+pub(crate) struct Helm {
     program: PathBuf,
     /// The directory of the chart in the checkout.
-    pub(super) chart: PathBuf,
-    minor: KubernetesMinor,
+    pub(crate) chart: PathBuf,
     home: TempDir,
 }
 
@@ -42,31 +41,33 @@ impl Helm {
     ///
     /// # Errors
     /// Go is missing, or the module cannot be fetched or built.
-    pub(super) async fn build(session: &Session, minor: KubernetesMinor) -> Result<Helm> {
+    pub(crate) async fn build(session: &Session) -> Result<Helm> {
         Ok(Helm {
             program: go_build::build(session, &HELM).await?.join("helm"),
             chart: session.workspace.root().join("csi").join("chart"),
-            minor,
             home: tempfile::tempdir().context("create a directory for Helm")?,
         })
     }
 
-    /// Renders a chart with these values.
+    /// Renders a chart with these values for a release of Kubernetes.
     ///
     /// # Errors
     /// Helm refuses the values or the chart.
-    pub(super) async fn render(&self, chart: &Path, values: &Value) -> Result<Manifests> {
-        let rendered = self.template(chart, values, self.minor.name()).run().await?.stdout;
+    pub(crate) async fn render(
+        &self,
+        chart: &Path,
+        values: &Value,
+        kubernetes: KubernetesMinor,
+    ) -> Result<Manifests> {
+        let rendered = self.template(chart, values, kubernetes.name()).run().await?.stdout;
         Manifests::from_text(&rendered).with_context(|| format!("parse what Helm renders with {values}"))
     }
 
-    /// Returns the message with which Helm refuses to render the chart with these values for a release of Kubernetes, or for the
-    /// release of the cluster.
+    /// Returns the message with which Helm refuses to render the chart with these values for a release of Kubernetes.
     ///
     /// # Errors
     /// Helm renders the chart.
-    pub(super) async fn refusal(&self, values: &Value, kubernetes: Option<&str>) -> Result<String> {
-        let kubernetes = kubernetes.unwrap_or(self.minor.name());
+    pub(crate) async fn refusal(&self, values: &Value, kubernetes: &str) -> Result<String> {
         let finished = self.template(&self.chart, values, kubernetes).finish().await?;
         anyhow::ensure!(!finished.status.success(), "Helm renders the chart with {values}");
         Ok(finished.stderr)
@@ -76,7 +77,7 @@ impl Helm {
     ///
     /// # Errors
     /// Helm fails, or writes no archive.
-    pub(super) async fn package(&self, directory: &Path) -> Result<PathBuf> {
+    pub(crate) async fn package(&self, directory: &Path) -> Result<PathBuf> {
         self.helm(&["package"]).arg(&self.chart).arg("--destination").arg(directory).run().await?;
         let mut entries = std::fs::read_dir(directory)
             .with_context(|| format!("read {}", directory.display()))?
@@ -90,7 +91,7 @@ impl Helm {
     ///
     /// # Errors
     /// Helm or the API server refuses the values.
-    pub(super) async fn install(&self, kubeconfig: &Path, values: &Value) -> Result<()> {
+    pub(crate) async fn install(&self, kubeconfig: &Path, values: &Value) -> Result<()> {
         let program = self.helm(&["upgrade", "--install", RELEASE]).arg(&self.chart);
         let program = program.args(["--namespace", RELEASE_NAMESPACE, "--reset-values", "--values", "-"]);
         program.arg("--kubeconfig").arg(kubeconfig).input(values.to_string()).run().await.map(drop)
@@ -100,7 +101,7 @@ impl Helm {
     ///
     /// # Errors
     /// Helm fails, or the objects are not deleted within five minutes.
-    pub(super) async fn uninstall(&self, kubeconfig: &Path) -> Result<()> {
+    pub(crate) async fn uninstall(&self, kubeconfig: &Path) -> Result<()> {
         let program = self.helm(&["uninstall", RELEASE, "--namespace", RELEASE_NAMESPACE]);
         let program = program.args(["--wait", "--timeout", "5m"]);
         program.arg("--kubeconfig").arg(kubeconfig).run().await.map(drop)
