@@ -92,8 +92,20 @@ impl Helm {
     /// # Errors
     /// Helm or the API server refuses the values.
     pub(crate) async fn install(&self, kubeconfig: &Path, values: &Value) -> Result<()> {
-        let program = self.helm(&["upgrade", "--install", RELEASE]).arg(&self.chart);
-        let program = program.args(["--namespace", RELEASE_NAMESPACE, "--reset-values", "--values", "-"]);
+        let program = self.helm(&["upgrade", "--install", RELEASE]).arg("--reset-values");
+        self.apply(program, kubeconfig, values).await
+    }
+
+    /// Installs the chart over objects that exist and do not belong to a release.
+    ///
+    /// # Errors
+    /// As [`Helm::install`], or there is a release.
+    pub(crate) async fn take_ownership(&self, kubeconfig: &Path, values: &Value) -> Result<()> {
+        self.apply(self.helm(&["install", RELEASE]).arg("--take-ownership"), kubeconfig, values).await
+    }
+
+    async fn apply(&self, command: Program, kubeconfig: &Path, values: &Value) -> Result<()> {
+        let program = command.arg(&self.chart).args(["--namespace", RELEASE_NAMESPACE, "--values", "-"]);
         program.arg("--kubeconfig").arg(kubeconfig).input(values.to_string()).run().await.map(drop)
     }
 

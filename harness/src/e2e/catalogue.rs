@@ -8,9 +8,9 @@ use super::faults::{self, Fault};
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
-    bad_claims, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, infeasible_resize,
-    install, kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims, removal,
-    retained_volumes, second_node, snapshots, user_namespaces,
+    bad_claims, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
+    infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims,
+    removal, retained_volumes, second_node, snapshots, user_namespaces,
 };
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
@@ -67,7 +67,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 21] = [
+pub(super) const SCENARIOS: [Entry; 22] = [
     Entry {
         name: install::NAME,
         about: "apply the manifests; every node with a pod of the driver offers it",
@@ -184,6 +184,15 @@ pub(super) const SCENARIOS: [Entry; 21] = [
         run: Run::OwnNode {
             skipped: "cut the power of a node with volumes in use",
             run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node, Load::FULL, state.fault)),
+        },
+    },
+    Entry {
+        name: helm::NAME,
+        about: "the chart installs the driver, over the manifests and without them, while volumes are in use",
+        always: false,
+        run: Run::OwnNode {
+            skipped: "install the driver with Helm",
+            run: |s, state, cluster, _| Box::pin(helm::run(s, state.env, cluster)),
         },
     },
     // The last scenario before the removal: if it fails, csi-snapshotter stays in the driver's pods.

@@ -71,6 +71,16 @@ impl InUse {
         self.check_read_only(env).await
     }
 
+    /// Ends the pods, and deletes the claims with their volumes.
+    pub(crate) async fn delete(&self, env: &TestEnv<'_>) -> Result<()> {
+        pods::end(env, &self.reader).await?;
+        pods::end(env, &self.writer.name).await?;
+        for (name, _) in &self.writer.claims {
+            claims::delete_with_volume(env, name).await?;
+        }
+        Ok(())
+    }
+
     /// Returns the size of both volumes together.
     pub(crate) fn bytes(&self) -> u64 {
         self.size.bytes() * self.writer.claims.len() as u64

@@ -8,6 +8,7 @@ pub(super) mod flow;
 pub(super) mod full_node;
 pub(super) mod gvisor;
 pub(super) mod half_provisioned;
+pub(super) mod helm;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
 pub(super) mod kubelet_quotas;
