@@ -25,11 +25,11 @@ impl Plot {
 }
 
 /// The size of one plot with its legend. Two plots are side by side.
-const SIZE: (u32, u32) = (560, 320);
+const SIZE: (u32, u32) = (640, 320);
 /// The width without the legend.
 const CURVES_WIDTH: u32 = 400;
-/// The largest number of labels of an axis, so that each power of ten has one.
-const MAX_LABELS: usize = 12;
+/// The largest number of lines across an axis, so that each power of ten has one.
+const MAX_LINES: usize = 12;
 /// Colours that are distinguishable with colour vision deficiency too (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 0x72, 0xb2),
@@ -82,10 +82,10 @@ fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) 
         .label_style(("sans-serif", 15))
         .bold_line_style(BLACK.mix(0.13))
         .x_desc(plot.x)
-        .x_labels(MAX_LABELS)
-        .x_label_formatter(&|count| label(*count))
-        .y_labels(MAX_LABELS)
-        .y_label_formatter(&|time| duration(*time))
+        .x_labels(MAX_LINES)
+        .x_label_formatter(&|count| labelled(*count, label))
+        .y_labels(MAX_LINES)
+        .y_label_formatter(&|time| labelled(*time, duration))
         .max_light_lines(1)
         .draw()?;
     for (place, (name, colour)) in plot.names.iter().zip(COLOURS.iter().cycle()).enumerate() {
@@ -109,6 +109,12 @@ fn decades(values: impl Iterator<Item = f64>) -> Option<Range<f64>> {
     let first = exponents.iter().copied().reduce(f64::min)?.floor();
     let last = exponents.iter().copied().reduce(f64::max)?.ceil().max(first + 1.0);
     Some(10f64.powf(first)..10f64.powf(last))
+}
+
+/// Returns the label of a line across an axis. If an axis has all lines of one power of ten, not all labels have space.
+fn labelled(value: f64, label: impl Fn(f64) -> String) -> String {
+    let digit = (value / 10f64.powf(value.log10().floor())).round();
+    if [1.0, 2.0, 5.0, 10.0].contains(&digit) { label(value) } else { String::new() }
 }
 
 fn label(count: f64) -> String {
@@ -145,6 +151,13 @@ mod tests {
         assert!(text.contains("\na 1 ms\n</text>") && !text.contains("missing"), "{text}");
         assert!(text.contains("\ndrawn\n") && !text.contains("empty"), "{text}");
         assert_eq!(svg(&all, &plots[1..]).unwrap(), None);
+    }
+
+    #[test]
+    fn lines_between_the_labels_have_none() {
+        let shown: Vec<String> =
+            [1.0, 2.0, 3.0, 4.0, 5.0, 900.0, 1000.0].map(|n| labelled(n, label)).to_vec();
+        assert_eq!(shown, ["1", "2", "", "", "5", "", "1 k"]);
     }
 
     #[test]

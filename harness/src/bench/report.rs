@@ -1,4 +1,4 @@
-//! The report of a run as a page: the ratios to the peers of the same run, then the plots, then all rows.
+//! The report of a run as a page: the ratios to the peers of the same run, then the plots, then the environments and all rows.
 
 use anyhow::{Context, Result};
 
@@ -20,7 +20,6 @@ pub(super) fn page(
     let mut page = Page::default();
     page.heading(1, TITLE);
     page.paragraph(&source(results));
-    environments(&mut page, &results.environments);
     failures(&mut page, results);
     if let Some(comparison) = comparison {
         changes(&mut page, comparison);
@@ -28,6 +27,7 @@ pub(super) fn page(
     ratios(&mut page, results);
     thresholds(&mut page, results);
     plots(&mut page, results, plots_of)?;
+    environments(&mut page, &results.environments);
     rows(&mut page, results);
     Ok(page.finish(TITLE))
 }
@@ -105,20 +105,19 @@ fn ratios(page: &mut Page, results: &Results) {
     let rows = results.thresholds.iter().filter_map(|threshold| {
         let Ratio { row, peer, statistic, value } = threshold.ratio.as_ref()?;
         let all = results.measurements(&threshold.bench);
-        let value_of = |name: &RowName| measured(&all, name, *statistic);
+        let value_of = |name: &RowName| {
+            Cell::text(format!("{} ({}): {}", name.name, name.n, measured(&all, name, *statistic)))
+        };
         Some(vec![
             Cell::text(threshold.bench.clone()),
-            Cell::text(format!("{} ({})", row.name, row.n)),
-            Cell::number(value_of(row)),
-            Cell::text(format!("{} ({})", peer.name, peer.n)),
-            Cell::number(value_of(peer)),
+            Cell::text(threshold.text.clone()),
+            value_of(row),
+            value_of(peer),
             Cell::number(ratio_text(*value)),
             verdict(threshold),
-            Cell::text(threshold.text.clone()),
         ])
     });
-    let columns =
-        ["benchmark", "row (n)", "value", "peer (n)", "value", "row / peer", "threshold", "requirement"];
+    let columns = ["benchmark", "requirement", "row (n)", "peer (n)", "row / peer", "threshold"];
     page.table(&columns, &rows.collect::<Vec<_>>());
 }
 
@@ -141,16 +140,16 @@ fn thresholds(page: &mut Page, results: &Results) {
         .map(|threshold| {
             vec![
                 Cell::text(threshold.bench.clone()),
+                Cell::text(threshold.text.clone()),
                 Cell::text(threshold.values.clone()),
                 verdict(threshold),
-                Cell::text(threshold.text.clone()),
             ]
         })
         .collect();
     if !others.is_empty() {
         page.heading(2, "Thresholds without a peer");
     }
-    page.table(&["benchmark", "measured", "threshold", "requirement"], &others);
+    page.table(&["benchmark", "requirement", "measured", "threshold"], &others);
 }
 
 fn verdict(threshold: &ThresholdResult) -> Cell {
@@ -247,10 +246,10 @@ mod tests {
     fn ratios_are_before_plots_and_plots_before_rows() {
         let text = page_of(&results("peer"), None);
         let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
-        let ratio = "<td>ours (100)</td><td class=\"number\">2.500 us</td><td>peer (100)</td>\
-                     <td class=\"number\">50.0 us</td><td class=\"number\">1/20</td><td class=\"good\">met</td>";
-        let order =
-            [at("0c20236 with uncommitted"), at(ratio), at("not met"), at("<svg"), at("<td>ours</td>")];
+        let ratio = "<td>ours (100): 2.500 us</td><td>peer (100): 50.0 us</td><td class=\"number\">1/20</td>\
+                     <td class=\"good\">met</td>";
+        let (environment, row) = ("Environments", "<td>ours</td>");
+        let order = ["0c20236 with uncommitted", ratio, "not met", "<svg", environment, row].map(at);
         assert!(order.is_sorted(), "{order:?}");
         assert!(!text.contains("Changes since") && !text.contains("did not complete"));
     }
