@@ -1,10 +1,13 @@
-//! `bench io`: reads and writes of a Block volume, compared with its file and with the device that losetup(8) attaches by default.
+//! `bench io`: reads and writes of a Block volume, compared with its file, with the device that losetup(8) attaches by default, and
+//! with a ublk device.
 //!
 //! The disk of the virtual machine is a file of the host, mostly in its page cache. The ratios are those of the processor time that
 //! each layer costs, which a fast disk shows and a slow one hides.
 
 use anyhow::{Context, Result};
+use testvm::cargo_tool::{CargoExample, CargoTool};
 use testvm::images::debian_program::{FIO, LOSETUP};
+use testvm::packages::{self, LIBCLANG};
 use testvm::rust_build;
 use testvm::session::Session;
 use testvm::vm::GuestFile;
@@ -33,37 +36,47 @@ const FACTOR: f64 = 2.0;
 const X: &str = "requests in flight";
 
 macro_rules! plot {
-    ($title:literal, $workload:literal) => {
+    ($title:literal, $workload:literal, $kernel:literal) => {
         Plot::new(
             $title,
             X,
             &[
-                concat!($workload, "_volume_6_12"),
-                concat!($workload, "_file_6_12"),
-                concat!($workload, "_losetup_6_12"),
-                concat!($workload, "_volume_7"),
-                concat!($workload, "_file_7"),
-                concat!($workload, "_losetup_7"),
+                concat!($workload, "_volume_", $kernel),
+                concat!($workload, "_file_", $kernel),
+                concat!($workload, "_losetup_", $kernel),
+                concat!($workload, "_ublk_", $kernel),
             ],
         )
     };
 }
 
-const PLOTS: [Plot; 4] = [
-    plot!("Random reads of 4 KiB, each", "read_4k"),
-    plot!("Random writes of 4 KiB, each", "write_4k"),
-    plot!("Sequential reads of 1 MiB, each", "read_1m"),
-    plot!("Sequential writes of 1 MiB, each", "write_1m"),
+const PLOTS: [Plot; 8] = [
+    plot!("Linux 6.12: random reads of 4 KiB, each", "read_4k", "6_12"),
+    plot!("Linux 7: random reads of 4 KiB, each", "read_4k", "7"),
+    plot!("Linux 6.12: random writes of 4 KiB, each", "write_4k", "6_12"),
+    plot!("Linux 7: random writes of 4 KiB, each", "write_4k", "7"),
+    plot!("Linux 6.12: sequential reads of 1 MiB, each", "read_1m", "6_12"),
+    plot!("Linux 7: sequential reads of 1 MiB, each", "read_1m", "7"),
+    plot!("Linux 6.12: sequential writes of 1 MiB, each", "write_1m", "6_12"),
+    plot!("Linux 7: sequential writes of 1 MiB, each", "write_1m", "7"),
 ];
+
+/// The example of the crate that serves a file as a ublk device.
+const UBLK_LOOP: CargoExample =
+    CargoExample { name: "loop", of: CargoTool { name: "libublk", version: "0.4.8" } };
+const UBLK_LOOP_IN_GUEST: &str = "/usr/bin/ublk-loop";
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "loopfs", "loop")).await?;
+    packages::ensure(session, &[LIBCLANG]).await?;
+    let ublk_loop = session.until_cancelled(UBLK_LOOP.prepare(session)).await?;
     let mut parts = Vec::new();
     for (kernel, suffix) in KERNELS {
         if args.kernel.as_deref().is_some_and(|only| only != kernel) {
             continue;
         }
-        let mut beside = Vec::new();
+        let path = UBLK_LOOP_IN_GUEST.to_owned();
+        let mut beside = vec![GuestFile { path, mode: 0o755, host: ublk_loop.clone() }];
         for program in [&FIO, &LOSETUP] {
             for (path, host) in session.until_cancelled(program.files(session)).await? {
                 if beside.iter().all(|file: &GuestFile| file.path != path) {
@@ -128,13 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn each_workload_has_a_plot_with_the_rows_of_both_kernels() {
-        for (plot, (workload, _)) in PLOTS.iter().zip(WORKLOADS) {
-            for (_, suffix) in KERNELS {
-                let rows =
-                    ["volume", "file", "losetup"].map(|target| format!("{workload}_{target}_{suffix}"));
-                assert!(rows.iter().all(|row| plot.names.contains(&row.as_str())), "{:?}", plot.names);
-            }
+    fn each_workload_has_a_plot_for_each_kernel() {
+        let pairs = WORKLOADS.iter().flat_map(|(workload, _)| KERNELS.map(|(_, suffix)| (workload, suffix)));
+        for (plot, (workload, suffix)) in PLOTS.iter().zip(pairs) {
+            let rows =
+                ["volume", "file", "losetup", "ublk"].map(|target| format!("{workload}_{target}_{suffix}"));
+            assert_eq!(plot.names, rows);
         }
     }
 }

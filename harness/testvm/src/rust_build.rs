@@ -214,19 +214,27 @@ async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
 }
 
 async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<Built> {
-    // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
-    let target = host_triple(root).await?;
     let notes = step.notes();
     let (command, rest) = args.split_first().context("no cargo command")?;
-    let finished = cargo
-        .arg(*command)
-        .args(["--target", &target, "--message-format", "json-render-diagnostics"])
+    let finished = linked_statically(cargo, root, command)
+        .await?
+        .args(["--message-format", "json-render-diagnostics"])
         .args(rest.iter().copied())
-        .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS)
         .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
         .run()
         .await?;
     Ok(Built::parse(&finished.stdout))
+}
+
+/// Returns a command of cargo that builds static programs for this machine.
+pub(crate) async fn static_program(workspace: &Path, command: &str) -> Result<Program> {
+    linked_statically(program(workspace), workspace, command).await
+}
+
+async fn linked_statically(cargo: Program, root: &Path, command: &str) -> Result<Program> {
+    // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
+    let target = host_triple(root).await?;
+    Ok(cargo.arg(command).args(["--target", &target]).env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS))
 }
 
 /// Returns cargo in the workspace, without the variables that the outer cargo set for the package of

@@ -1,13 +1,16 @@
-//! The input and output of a loop device with direct I/O, as a Block volume has it, compared with its file and with the device that
-//! losetup(8) attaches by default. fio(1) reads and writes, always with `O_DIRECT`.
+//! The input and output of a loop device with direct I/O, as a Block volume has it, compared with its file, with the device that
+//! losetup(8) attaches by default, and with a ublk device. fio(1) reads and writes, always with `O_DIRECT`.
 //!
 //! The files are allocated and written before, so that no write allocates. The device of losetup has buffered I/O: its writes end in
 //! the page cache, and its reads come from there, so it can be faster than the file, at the cost of that memory.
+//! The server of the ublk device is the example `loop` of the crate libublk. It has the file open with `O_DIRECT` and submits each
+//! request to an io_uring(7).
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -21,6 +24,7 @@ use crate::{Result, Size, machine, stop};
 /// The programs, and their paths in a guest.
 const FIO: (&str, &str) = ("LOOPFS_BENCH_FIO", "/usr/bin/fio");
 const LOSETUP: (&str, &str) = ("LOOPFS_BENCH_UTIL_LINUX", "/usr/sbin/losetup");
+const UBLK_LOOP: (&str, &str) = ("LOOPFS_BENCH_UBLK_LOOP", "/usr/bin/ublk-loop");
 
 struct Plan {
     mib: i64,
@@ -52,32 +56,32 @@ struct Workload {
 }
 
 /// The files whose input and output is measured, and how each is opened.
-const TARGETS: [Target; 3] = [Target::Volume, Target::File, Target::Losetup];
+const TARGETS: [Target; 4] = [Target::Volume, Target::File, Target::Losetup, Target::Ublk];
 
 const WORKLOADS: [Workload; 4] = [
     Workload {
         rw: "randread",
         bs: "4k",
         direction: "read",
-        rows: ["read_4k_volume", "read_4k_file", "read_4k_losetup"],
+        rows: ["read_4k_volume", "read_4k_file", "read_4k_losetup", "read_4k_ublk"],
     },
     Workload {
         rw: "randwrite",
         bs: "4k",
         direction: "write",
-        rows: ["write_4k_volume", "write_4k_file", "write_4k_losetup"],
+        rows: ["write_4k_volume", "write_4k_file", "write_4k_losetup", "write_4k_ublk"],
     },
     Workload {
         rw: "read",
         bs: "1M",
         direction: "read",
-        rows: ["read_1m_volume", "read_1m_file", "read_1m_losetup"],
+        rows: ["read_1m_volume", "read_1m_file", "read_1m_losetup", "read_1m_ublk"],
     },
     Workload {
         rw: "write",
         bs: "1M",
         direction: "write",
-        rows: ["write_1m_volume", "write_1m_file", "write_1m_losetup"],
+        rows: ["write_1m_volume", "write_1m_file", "write_1m_losetup", "write_1m_ublk"],
     },
 ];
 
@@ -89,6 +93,8 @@ enum Target {
     File,
     /// A loop device as losetup attaches it without options.
     Losetup,
+    /// A ublk device, which a process serves.
+    Ublk,
 }
 
 impl Target {
@@ -97,6 +103,7 @@ impl Target {
             Target::Volume => "volume.img",
             Target::File => "file.img",
             Target::Losetup => "losetup.img",
+            Target::Ublk => "ublk.img",
         }
     }
 }
@@ -104,14 +111,21 @@ impl Target {
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
     let plan = size.io_plan();
-    let [fio, losetup] = [FIO, LOSETUP]
+    let [fio, losetup, ublk_loop] = [FIO, LOSETUP, UBLK_LOOP]
         .map(|(variable, path)| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from));
     let population = Population::new(directory)?;
     let mut paths = Vec::new();
+    // It ends before the population deletes its file.
+    let mut server = None;
     for target in TARGETS {
         let path = population.path(target.file());
         allocate(&path, plan.mib)?;
-        let path = attach(target, &population, &losetup, path)?;
+        let path = match target {
+            Target::File => path,
+            Target::Volume => population.control.attach(File::open(&path)?.as_fd(), &options())?.path(),
+            Target::Losetup => attach_by_default(&losetup, &path)?,
+            Target::Ublk => server.insert(UblkServer::start(&ublk_loop, &path)?).device(),
+        };
         eprintln!("write {} once", path.display());
         fio_run(&fio, &path, "write", "1M", 16, &[])?;
         paths.push(path);
@@ -147,17 +161,58 @@ fn allocate(path: &Path, mib: i64) -> Result<()> {
     Ok(())
 }
 
-/// Attaches the file and returns the path that is measured. The population detaches the device at its end.
-fn attach(target: Target, population: &Population, losetup: &Path, file: PathBuf) -> Result<PathBuf> {
-    match target {
-        Target::File => Ok(file),
-        Target::Volume => {
-            let device = population.control.attach(File::open(&file)?.as_fd(), &options())?;
-            Ok(device.path())
+/// Returns the path of the device. The population detaches it at its end.
+fn attach_by_default(losetup: &Path, file: &Path) -> Result<PathBuf> {
+    let shown = output(Command::new(losetup).args(["--find", "--show"]).arg(file))?;
+    Ok(PathBuf::from(String::from_utf8(shown)?.trim_end()))
+}
+
+/// A process that serves a file as a ublk device.
+struct UblkServer {
+    program: PathBuf,
+    process: Child,
+    id: u32,
+    /// Without a reader, the server would end at its next line.
+    _output: BufReader<ChildStdout>,
+}
+
+impl UblkServer {
+    /// The largest request, which is that of the workloads.
+    const BUFFER_BYTES: usize = 1 << 20;
+
+    /// Starts the process, and returns after it has started the device.
+    fn start(program: &Path, file: &Path) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["add", "--foreground", "--buf_size", &Self::BUFFER_BYTES.to_string()]);
+        let mut process = command.arg("--backing_file").arg(file).stdout(Stdio::piped()).spawn()?;
+        let mut output = BufReader::new(process.stdout.take().ok_or("the server has no output")?);
+        // After an empty line, it describes the started device: `dev id 0: nr_hw_queues 1 ...`.
+        let mut text = String::new();
+        while text.trim().is_empty() && output.read_line(&mut text)? > 0 {}
+        let id = text.trim_start().strip_prefix("dev id ").and_then(|rest| rest.split(':').next());
+        match id.and_then(|id| id.parse().ok()) {
+            Some(id) => Ok(Self { program: program.to_owned(), process, id, _output: output }),
+            None => {
+                // Without its server, the kernel stops the device.
+                process.kill()?;
+                process.wait()?;
+                Err(format!("{} started no device: {text:?}", program.display()).into())
+            }
         }
-        Target::Losetup => {
-            let shown = output(Command::new(losetup).args(["--find", "--show"]).arg(&file))?;
-            Ok(PathBuf::from(String::from_utf8(shown)?.trim_end()))
+    }
+
+    fn device(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/ublkb{}", self.id))
+    }
+}
+
+impl Drop for UblkServer {
+    /// Deletes the device, which ends the server.
+    fn drop(&mut self) {
+        let deleted = output(Command::new(&self.program).args(["del", "--number", &self.id.to_string()]));
+        let ended = deleted.and_then(|_| Ok(self.process.wait()?));
+        if let Err(error) = ended {
+            eprintln!("delete ublk device {}: {error}", self.id);
         }
     }
 }
