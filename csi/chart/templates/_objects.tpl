@@ -97,6 +97,9 @@ components.
 {{- if $affinity -}}
 {{- $_ := set $pod "affinity" $affinity -}}
 {{- end -}}
+{{- if hasKey $settings "dataDir" -}}
+{{- include "loopfs.moveDataDir" (dict "pod" $pod "from" $values.dataDir "to" $settings.dataDir) -}}
+{{- end -}}
 {{- if $values.images.pullSecrets -}}
 {{- $secrets := list -}}
 {{- range $name := $values.images.pullSecrets -}}
@@ -123,4 +126,32 @@ components.
 ---
 {{ toYaml $daemonSet }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Changes the data directory of a pod: the option of both programs, and the parent directory that the pod mounts from the host.
+
+Context: "pod", the specification of the pod, "from" and "to".
+*/}}
+{{- define "loopfs.moveDataDir" -}}
+{{- $option := printf "--data-dir=%s" .to -}}
+{{- $parent := dir .to -}}
+{{- $from := .from -}}
+{{- range $container := .pod.containers -}}
+{{- $args := list -}}
+{{- range $arg := $container.args -}}
+{{- $args = append $args (eq $arg (printf "--data-dir=%s" $from) | ternary $option $arg) -}}
+{{- end -}}
+{{- $_ := set $container "args" $args -}}
+{{- range $mount := $container.volumeMounts -}}
+{{- if eq $mount.name "loopfs" -}}
+{{- $_ := set $mount "mountPath" $parent -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $volume := .pod.volumes -}}
+{{- if eq $volume.name "loopfs" -}}
+{{- $_ := set $volume.hostPath "path" $parent -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
