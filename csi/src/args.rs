@@ -10,7 +10,7 @@ use crate::driver::DriverName;
 
 /// CSI driver for node-local volumes: directories with a quota, and images that are attached as block devices.
 #[derive(Clone, Debug, Parser)]
-#[command(version)]
+#[command(name = "loopfs-csi", version)]
 pub struct Args {
     /// Name of the driver, as in the CSIDriver object. There is no default, because only the manifests define the name
     #[arg(long, env = "DRIVER_NAME")]

@@ -18,6 +18,9 @@ const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0" };
 /// The program that writes the man pages and completions, and their directory beside the programs.
 const TOOL: &str = "loopfs";
 const MANUAL: &str = "manual";
+/// The crates of the services. Each has an example that writes the man page of its program.
+const SERVICES: [(&str, &str); 2] =
+    [("csi", "loopfs-csi-manual"), ("provisioner", "loopfs-provisioner-manual")];
 /// The crate whose manifest describes the package.
 const CRATE: &str = "csi";
 /// The revision of the package, of which there is one for each version of the programs.
@@ -104,7 +107,16 @@ pub(crate) async fn pack(
     }
     let tool = contents.native.iter().find(|program| program.ends_with(TOOL));
     let tool = tool.with_context(|| format!("the package has no program {TOOL}"))?;
-    Program::new(tool).arg("manual").arg(built.join(MANUAL)).run().await.context("write the man pages")?;
+    let manual = built.join(MANUAL);
+    Program::new(tool).arg("manual").arg(&manual).run().await.context("write the man pages of the tool")?;
+    for (package, example) in SERVICES {
+        rust_build::program(root)
+            .args(["run", "--quiet", "--locked", "--package", package, "--example", example, "--"])
+            .arg(&manual)
+            .run()
+            .await
+            .with_context(|| format!("write the man page of the crate {package}"))?;
+    }
     rust_build::in_workspace(Program::new(cargo_deb), root)
         .args(["--no-build", "--no-strip", "--locked", "--quiet", "--package", CRATE])
         .args(["--target", target.triple, "--deb-revision", REVISION, "--output"])

@@ -9,7 +9,7 @@ use crate::loss::NodeLoss;
 
 /// Creates, expands and deletes volumes for the claims of one Kubernetes node.
 #[derive(Debug, Clone, Parser)]
-#[command(version)]
+#[command(name = "loopfs-provisioner", version)]
 pub struct Args {
     /// Name of the CSI driver, which storage classes name as their provisioner
     #[arg(long, env = "DRIVER_NAME")]
