@@ -80,6 +80,7 @@
 
 pub mod api_error;
 pub mod background;
+pub mod client;
 mod components;
 pub mod conformance;
 pub mod containers;

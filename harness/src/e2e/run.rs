@@ -6,11 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
-use kube::Client;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::Kubeconfig;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, KubeletRoot, background, gvisor, snapshotter};
+use testvm_cluster::{Cluster, KubeletRoot, background, client, gvisor, snapshotter};
 
 use super::catalogue;
 use super::faults::Fault;
@@ -397,8 +396,7 @@ async fn against_any_cluster(
     state_dump::clear(&reports)?;
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
-    let client = Client::try_from(config).context("make a client of the API server")?;
+    let client = client::connect(config).await?;
     let mut env = TestEnv::new(manifests, client, None, NAMESPACE)?;
     env.reports = Some(session.workspace.reports(RUN));
     let installed = scenarios::install::is_installed(&env).await?;

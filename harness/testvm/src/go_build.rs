@@ -309,7 +309,7 @@ async fn toolchain(source: &Path, go_mod: &str) -> Result<String> {
 
 /// Returns the go command for this machine, without settings of the user's environment for other work.
 fn go(source: &Path) -> Program {
-    in_module(Program::new("go"), source)
+    in_module(Program::new("go").downloads(), source)
 }
 
 fn in_module(program: Program, source: &Path) -> Program {

@@ -30,6 +30,7 @@ impl Bootstrap {
     pub(super) async fn new(suite: &str, variant: &str, packages: &[String]) -> Result<Bootstrap> {
         let mode = if nix::unistd::geteuid().is_root() { "root" } else { "unshare" };
         let mut program = Program::new("mmdebstrap")
+            .downloads()
             .arg(format!("--variant={variant}"))
             .arg(format!("--mode={mode}"))
             .arg(format!("--include={}", packages.join(",")));
