@@ -270,19 +270,18 @@ mod tests {
     use std::future::pending;
 
     use testvm::cache::Cache;
-    use testvm::progress::Progress;
+    use testvm::scratch::ScratchDir;
     use testvm::session::{Project, Workspace};
 
     use super::*;
 
     fn session(directory: &Path) -> Session {
-        Session {
-            project: Project { name: "test", command: "test" },
-            workspace: Workspace::new(directory.to_owned(), directory.to_owned()),
-            cache: Cache::at(directory.join("cache")).unwrap(),
-            progress: Progress::new(),
-            cancel: Default::default(),
-        }
+        Session::with_directories(
+            Project { name: "test", command: "test" },
+            Workspace::new(directory.to_owned(), directory.to_owned()),
+            Cache::at(directory.join("cache")).unwrap(),
+            ScratchDir::create(directory).unwrap(),
+        )
     }
 
     fn report(outcome: Outcome) -> Report {

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache};
 use crate::progress::Progress;
+use crate::scratch::ScratchDir;
 
 /// The project whose programs run in the virtual machines.
 #[derive(Clone, Copy, Debug)]
@@ -42,19 +43,43 @@ pub struct Session {
     pub progress: Progress,
     /// Cancelled by the first Ctrl-C. Long operations then start no new steps, and write a report.
     pub cancel: CancellationToken,
+    /// The temporary files of this process, which are removed with the session.
+    scratch: ScratchDir,
 }
 
 impl Session {
+    /// Begins a session, and removes what earlier runs left that were killed.
+    ///
     /// # Errors
-    /// The cache directory cannot be found or created.
+    /// The cache directory cannot be found or created, or there is no directory for temporary files.
     pub fn new(project: Project, workspace: Workspace) -> Result<Session> {
-        Ok(Session {
+        let cache = Cache::open(project.name)?;
+        cache.remove_abandoned();
+        Ok(Session::with_directories(project, workspace, cache, ScratchDir::of_this_process()?))
+    }
+
+    /// Begins a session with these directories, for tests.
+    #[must_use]
+    pub fn with_directories(
+        project: Project,
+        workspace: Workspace,
+        cache: Cache,
+        scratch: ScratchDir,
+    ) -> Session {
+        Session {
             project,
             workspace,
-            cache: Cache::open(project.name)?,
+            cache,
             progress: Progress::new(),
             cancel: CancellationToken::new(),
-        })
+            scratch,
+        }
+    }
+
+    /// Returns the directory of the temporary files of this process.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
     }
 
     /// Waits until no other run in this checkout writes the reports and logs of `name`, and locks them.
@@ -64,14 +89,15 @@ impl Session {
     pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
         let target = self.workspace.target();
         std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
-        let path = target.join(format!(".harness-{name}.lock"));
-        if let Some(lock) = cache::try_lock(&path)? {
-            return Ok(lock);
-        }
-        let step = self.progress.step(format!("wait for another {name} run in this checkout"));
-        let lock = self.until_cancelled(cache::lock(&path)).await?;
-        step.done("");
-        Ok(lock)
+        Ok(target.join(format!(".harness-{name}.lock")))
+    }
+
+    /// Writes into a locked file which run holds it, for the messages of others.
+    fn name_holder(&self, mut lock: &File) -> Result<()> {
+        let (pid, args) = (std::process::id(), std::env::args().skip(1).collect::<Vec<_>>().join(" "));
+        let (command, root) = (self.project.command, self.workspace.root().display());
+        lock.set_len(0).context("empty a lock file")?;
+        write!(lock, "process {pid} (`{command} {args}` of the checkout {root})").context("write a lock file")
     }
 
     /// Runs `work` until it ends or the session is cancelled. In the second case, `work` is dropped with
