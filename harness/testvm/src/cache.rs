@@ -12,6 +12,8 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
 
+use crate::disk_space::{self, BUILD_MIB};
+
 /// The end of the name of an artifact that is being built.
 const BUILDING: &str = ".building";
 
@@ -69,6 +71,7 @@ impl Cache {
         if target.is_dir() {
             return Ok(target);
         }
+        disk_space::require(&parent, BUILD_MIB).with_context(|| format!("build {}", recipe.name()))?;
         let building = parent.join(format!(".{}{BUILDING}", recipe.key()));
         // The lock proves that no live run is using this directory, so it can be removed.
         remove_dir(&building)?;

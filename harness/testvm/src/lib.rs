@@ -65,6 +65,7 @@
 
 pub mod cache;
 pub mod cargo_tool;
+mod disk_space;
 pub mod go_build;
 pub mod images;
 pub mod packages;
