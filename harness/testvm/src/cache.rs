@@ -52,6 +52,12 @@ impl Cache {
         &self.root
     }
 
+    /// Returns the artifact of `recipe`, or `None` if the cache does not have it.
+    #[must_use]
+    pub fn get(&self, recipe: &Recipe) -> Option<PathBuf> {
+        Some(self.root.join(recipe.name()).join(recipe.key())).filter(|path| path.is_dir())
+    }
+
     /// Returns the artifact of `recipe` from the cache. If it is missing, `build` creates it in an empty
     /// directory.
     ///
@@ -61,10 +67,10 @@ impl Cache {
     where
         F: AsyncFnOnce(&Path) -> Result<()>,
     {
-        let target = self.root.join(recipe.name()).join(recipe.key());
-        if target.is_dir() {
-            return Ok(target);
+        if let Some(artifact) = self.get(recipe) {
+            return Ok(artifact);
         }
+        let target = self.root.join(recipe.name()).join(recipe.key());
         let parent = self.root.join(recipe.name());
         std::fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
         let _lock = self.lock(recipe).await?;

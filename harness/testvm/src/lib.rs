@@ -8,7 +8,7 @@
 //! - [`vm`]: a machine as data, and as a process with one owner. [`test_machine`] runs test binaries in one.
 //! - [`report`] and [`progress`]: the results for users and CI, and the steps while they run.
 //! - [`cache`] and [`process`]: artifacts that are built once, and child processes that end with their owner.
-//! - [`scratch`]: the temporary files of a run.
+//! - [`versions`] and [`scratch`]: the exact versions that a run uses, and its temporary files.
 //!
 //! PID 1 of the machines is the program `guest-init` of the crate `testvm-guest`. The caller builds it, static.
 //!
@@ -77,4 +77,5 @@ pub mod rust_build;
 pub mod scratch;
 pub mod session;
 pub mod test_machine;
+pub mod versions;
 pub mod vm;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{self, Cache};
 use crate::progress::Progress;
 use crate::scratch::ScratchDir;
+use crate::versions::Versions;
 
 /// The project whose programs run in the virtual machines.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,8 @@ pub struct Session {
     pub progress: Progress,
     /// Cancelled by the first Ctrl-C. Long operations then start no new steps, and write a report.
     pub cancel: CancellationToken,
+    /// The versions of what this session uses.
+    pub versions: Versions,
     /// The temporary files of this process, which are removed with the session.
     scratch: ScratchDir,
 }
@@ -72,7 +75,15 @@ impl Session {
             cache,
             progress: Progress::new(),
             cancel: CancellationToken::new(),
+            versions: Versions::default(),
             scratch,
+        }
+    }
+
+    /// Records the exact versions that belong to `what`, and prints `summary` if they are used for the first time.
+    pub(crate) fn use_version(&self, what: &str, versions: Vec<String>, summary: &str) {
+        if self.versions.record(what, versions) {
+            self.progress.line(format!("version of {what}: {summary}"));
         }
     }
 
