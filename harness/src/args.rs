@@ -107,7 +107,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::E2e(args) => {
             let args = args.into_args();
-            let _lock = session.exclusive(args.lock(session)).await?;
+            let _lock = args.lock(session).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
         }
         Command::Bench(args) => bench::run(session, &args).await,

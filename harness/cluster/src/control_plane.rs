@@ -86,7 +86,7 @@ impl ControlPlane {
     ) -> Result<ControlPlane> {
         let step = session.progress.step("start the control plane");
         let project = session.project;
-        let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))
+        let loopback = LoopbackLease::take()
             .with_context(|| format!("`{} down` stops a cluster that was left running", project.command))?;
         let authority = Authority::generate(project.name)?;
         create_private_dir(&layout.pki_dir())?;

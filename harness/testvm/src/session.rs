@@ -1,6 +1,7 @@
 //! The state that all parts of one run share: paths, progress, and cancellation.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -93,11 +94,39 @@ impl Session {
         self.scratch.path()
     }
 
-    /// Waits until no other run in this checkout writes the reports and logs of `name`, and locks them.
+    /// Waits until no other run in this target directory writes the reports and logs of `name`, and locks them.
     ///
     /// # Errors
     /// The lock cannot be acquired, or the run was stopped while it waited.
     pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
+        let holder = match self.try_exclusive(name)? {
+            Exclusive::Locked(lock) => return Ok(lock),
+            Exclusive::HeldBy(holder) => holder,
+        };
+        let step = self.progress.step(format!("wait for another {name} run, {holder}"));
+        let lock = self.until_cancelled(cache::lock(&self.lock_path(name)?)).await?;
+        self.name_holder(&lock)?;
+        step.done("");
+        Ok(lock)
+    }
+
+    /// Locks the reports and logs of `name` like [`Session::exclusive`], but does not wait for another run.
+    ///
+    /// # Errors
+    /// The lock file cannot be created or written.
+    pub fn try_exclusive(&self, name: &str) -> Result<Exclusive> {
+        let path = self.lock_path(name)?;
+        if let Some(lock) = cache::try_lock(&path)? {
+            self.name_holder(&lock)?;
+            return Ok(Exclusive::Locked(lock));
+        }
+        let holder = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        // The holder locks the file before it writes its name.
+        let holder = if holder.is_empty() { format!("the holder of {}", path.display()) } else { holder };
+        Ok(Exclusive::HeldBy(holder))
+    }
+
+    fn lock_path(&self, name: &str) -> Result<PathBuf> {
         let target = self.workspace.target();
         std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
         Ok(target.join(format!(".harness-{name}.lock")))
@@ -129,6 +158,15 @@ impl Session {
             }
         }
     }
+}
+
+/// The result of [`Session::try_exclusive`].
+#[derive(Debug)]
+pub enum Exclusive {
+    /// The lock, which the kernel releases when its holder ends.
+    Locked(Flock<File>),
+    /// Another process holds the lock: its process id, its command line and its checkout.
+    HeldBy(String),
 }
 
 /// The directories of a checkout of the project.
@@ -174,6 +212,28 @@ impl Workspace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_run_is_told_which_process_of_which_checkout_holds_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = Session::with_directories(
+            Project { name: "disk-tool", command: "cargo xtask" },
+            Workspace::new(dir.path().to_owned(), dir.path().to_owned()),
+            Cache::at(dir.path().join("cache")).unwrap(),
+            ScratchDir::create(dir.path()).unwrap(),
+        );
+        // CARGO_TARGET_DIR may lead to a directory that other runs of this test share.
+        let name = format!("test-{}", std::process::id());
+        let Exclusive::Locked(lock) = session.try_exclusive(&name).unwrap() else {
+            panic!("the lock is free")
+        };
+        let Exclusive::HeldBy(holder) = session.try_exclusive(&name).unwrap() else { panic!("it is held") };
+        let expected = [format!("process {} ", std::process::id()), dir.path().display().to_string()];
+        assert!(expected.iter().all(|part| holder.contains(part)), "{holder}");
+        drop(lock);
+        assert!(matches!(session.try_exclusive(&name).unwrap(), Exclusive::Locked(_)));
+        std::fs::remove_file(session.lock_path(&name).unwrap()).unwrap();
+    }
 
     #[test]
     fn the_name_of_a_variable_begins_with_the_project() {

@@ -73,7 +73,7 @@ impl KindMachine {
             cache::empty_dir(emptied)?;
         }
         let step = session.progress.step("boot a machine with Docker and kind");
-        let lease = LoopbackLease::take(&session.cache.root().join("clusters"))?;
+        let lease = LoopbackLease::take()?;
         let api_server = lease.kubelet(0)?;
         let IpAddr::V4(address) = api_server.ip() else { anyhow::bail!("QEMU forwards IPv4 only") };
         let payload = directory.join("payload.ext4");
