@@ -8,7 +8,7 @@ use testvm::report::Report;
 use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{bench, deb, e2e, image, lanes, project, release, up};
+use crate::{bench, deb, e2e, fetch, image, lanes, project, release, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -37,6 +37,7 @@ Examples:
   cargo harness bench csi             statistics of volumes with few files and with many, beside du
   cargo harness bench clone           clones and snapshots of images of any size, clones of directory trees
   cargo harness bench node            losetup -j of util-linux and of loopfs; pods that start beside 500 block volumes
+  cargo harness fetch --update        the newest kernels and packages of Debian; other commands stay with what was fetched
   cargo harness up                    a cluster to play with; `cargo harness down` removes it
   cargo harness image                 the driver's image for amd64 and arm64, as an archive for a registry
   cargo harness deb                   Debian packages, for nodes that run the driver as services of systemd";
@@ -51,6 +52,8 @@ enum Command {
     E2e(e2e::CommandArgs),
     /// Run a benchmark or all, compare the results with the thresholds, and optionally with an earlier run.
     Bench(bench::Args),
+    /// Fill the cache with what the lanes of CI need, and print its versions; --update moves to the newest packages.
+    Fetch(fetch::FetchArgs),
     /// Start a cluster with the driver installed, and leave it running.
     Up(up::UpArgs),
     /// Stop the cluster that `up` or `e2e --keep` left running.
@@ -104,10 +107,13 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::E2e(args) => {
             let args = args.into_args();
-            let _lock = session.exclusive(args.lock(session)).await?;
+            let _lock = args.lock(session).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
         }
         Command::Bench(args) => bench::run(session, &args).await,
+        Command::Fetch(args) => {
+            session.until_cancelled(fetch::fetch(session, &args)).await.map(|()| ExitCode::SUCCESS)
+        }
         Command::Up(args) => up::up(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Image(args) => {
@@ -142,8 +148,9 @@ fn lines(title: &str, descriptions: impl Iterator<Item = (&'static str, String)>
 }
 
 /// Prints the report, writes its files, and returns the exit code.
-fn conclude(session: &Session, name: &str, report: Report) -> anyhow::Result<ExitCode> {
+fn conclude(session: &Session, name: &str, mut report: Report) -> anyhow::Result<ExitCode> {
     let dir = session.workspace.reports(name);
+    report.versions = session.versions.all();
     report.write(&dir, session.project.name)?;
     session.progress.finish();
     println!("{}", report.table());

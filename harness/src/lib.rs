@@ -12,6 +12,7 @@ pub mod deb;
 pub mod e2e;
 mod earlier;
 mod fake_nodes;
+pub mod fetch;
 mod helm;
 pub mod image;
 pub mod lanes;

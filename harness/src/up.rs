@@ -55,16 +55,17 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
 /// # Errors
 /// The cluster cannot be stopped.
 pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
-    let Some(record) = Record::read(&session.workspace)? else {
-        println!("no cluster is up");
+    let record = Record::read(&session.workspace)?;
+    let Some(record) = record.as_ref().filter(|record| record.is_alive()) else {
+        // A cluster that is not up yet has no record, and its directory is locked.
+        let _lock = background::claim(session)?;
+        if record.is_some() {
+            // The owner's processes have ended with it.
+            Record::forget(&session.workspace)?;
+        }
+        println!("{}", if record.is_some() { "the cluster was gone already" } else { "no cluster is up" });
         return Ok(());
     };
-    if !record.is_alive() {
-        // The owner's processes have ended with it.
-        Record::forget(&session.workspace)?;
-        println!("the cluster was gone already");
-        return Ok(());
-    }
     let step = session.progress.step("stop the cluster");
     record.stop(&session.workspace).await?;
     step.done("");
@@ -73,6 +74,7 @@ pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
 
 /// Serves the cluster in the background process.
 async fn serve(session: &Session, args: UpArgs) -> Result<()> {
+    let _lock = background::claim(session)?;
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };

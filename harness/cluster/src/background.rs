@@ -4,6 +4,9 @@
 //! itself again in a session of its own. Both processes show progress on the same terminal, and the command
 //! ends when the background process hands over a result. `down` later requests that the background process
 //! stops, after it has checked that the recorded process still has this process id.
+//!
+//! The background process locks the cluster's directory before it writes there. Another command that would start a
+//! cluster in the same target directory fails with the process id and the checkout of the holder.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -14,16 +17,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
+use nix::fcntl::Flock;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use testvm::session::{Session, Workspace};
+use testvm::session::{Exclusive, Session, Workspace};
 
 use super::running::Cluster;
 
 /// The variable of the project that is set in the background process; only its presence counts.
 const MARK: &str = "HARNESS_BACKGROUND";
+/// The name of the lock of the cluster's directory.
+const LOCK: &str = "cluster";
 /// The time for an orderly stop, which ends every guest and component in turn.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// The poll interval for the end of the owner: only a parent can wait for a process.
@@ -34,17 +40,30 @@ pub fn is_background(session: &Session) -> bool {
     std::env::var_os(session.project.variable(MARK)).is_some()
 }
 
+/// Locks the directory of the background cluster for this process.
+///
+/// # Errors
+/// Another process has a cluster there, or starts or stops one.
+pub fn claim(session: &Session) -> Result<Flock<File>> {
+    let command = session.project.command;
+    match session.try_exclusive(LOCK)? {
+        Exclusive::Locked(lock) => Ok(lock),
+        Exclusive::HeldBy(holder) => anyhow::bail!(
+            "use {}: {holder} has a cluster there or is starting or stopping it; `{command} down` stops it once it is up, \
+             and Ctrl-C before",
+            directory(&session.workspace).display()
+        ),
+    }
+}
+
 /// Runs this program again in the background, with these arguments, and returns the result that it hands
 /// over. Ctrl-C stops the background process.
 pub async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
 where
     T: DeserializeOwned + Send + 'static,
 {
-    let command = session.project.command;
-    anyhow::ensure!(
-        Record::read(&session.workspace)?.is_none_or(|record| !record.is_alive()),
-        "a cluster is already up: see `{command} up`, or stop it with `{command} down`"
-    );
+    // The background process locks the directory itself. This check reports the conflict before anything is started.
+    drop(claim(session)?);
     let program = std::env::current_exe().context("find this program's own file")?;
     // setsid: neither a closing terminal nor Ctrl-C after the hand-over may signal the background process.
     let mut child = Command::new("setsid")
@@ -174,7 +193,11 @@ impl Record {
     /// The file cannot be removed.
     pub fn forget(workspace: &Workspace) -> Result<()> {
         let path = path(workspace);
-        fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
+        match fs::remove_file(&path) {
+            // Another `down` removed it.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed.with_context(|| format!("remove {}", path.display())),
+        }
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {

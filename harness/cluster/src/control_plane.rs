@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::PostParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::config::Kubeconfig;
+use kube::{Api, Client};
 use nix::sys::signal::Signal;
 use testvm::process::{Process, Program, tail};
 use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
 
 use super::api_error::api_error;
+use super::client;
 use super::components::{self, API_SERVICE_ADDRESS, ClusterProfile, Durability, HOST_SEEN_FROM_GUEST};
 use super::kubeconfig;
 use super::layout::Layout;
@@ -85,7 +86,7 @@ impl ControlPlane {
     ) -> Result<ControlPlane> {
         let step = session.progress.step("start the control plane");
         let project = session.project;
-        let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))
+        let loopback = LoopbackLease::take()
             .with_context(|| format!("`{} down` stops a cluster that was left running", project.command))?;
         let authority = Authority::generate(project.name)?;
         create_private_dir(&layout.pki_dir())?;
@@ -264,7 +265,7 @@ fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout)
 async fn admin_client(layout: &Layout, address: SocketAddr) -> Result<Client> {
     let path = layout.kubeconfig("admin");
     let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let mut config = client::config(kubeconfig).await?;
     config.cluster_url = format!("https://{address}").parse()?;
     Client::try_from(config).with_context(|| format!("create a client of https://{address}"))
 }

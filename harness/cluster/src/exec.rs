@@ -10,6 +10,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::io::{BufReader, Lines, ReadHalf, SimplexStream};
 use tokio::time::timeout;
 
+use super::node_vm::unless_node_ends;
+
 /// Limits a program that only looks something up, from the request to its end.
 const EXEC_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -46,7 +48,12 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&s
         let status = status.await.context("the connection ended before the program did")?;
         anyhow::Ok(ExecOutput { succeeded: status.status.as_deref() == Some("Success"), stdout, stderr })
     };
-    timeout(EXEC_DEADLINE, run).await.with_context(what)?.with_context(what)
+    limited(EXEC_DEADLINE, run).await.with_context(what)
+}
+
+/// Runs `work` until `within` has passed or a machine of a node ends.
+async fn limited<T>(within: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    unless_node_ends(async { timeout(within, work).await? }).await
 }
 
 /// Runs a program like [`exec`]. Returns its standard output, or an error if it fails.
@@ -78,16 +85,15 @@ impl ExecStream {
             let stdout = process.stdout().context("no standard output")?;
             anyhow::Ok((process, BufReader::new(stdout).lines()))
         };
-        let started = timeout(EXEC_DEADLINE, start).await.with_context(|| what.clone())?;
-        let (process, lines) = started.with_context(|| what.clone())?;
+        let (process, lines) = limited(EXEC_DEADLINE, start).await.with_context(|| what.clone())?;
         Ok(ExecStream { what, process, lines })
     }
 
     /// Returns the next line of its output. It is an error if the program ends before that.
     pub async fn line(&mut self, within: Duration) -> Result<String> {
-        let line = timeout(within, self.lines.next_line()).await;
-        let line = line.with_context(|| format!("{}: no output within {within:?}", self.what))?;
-        match line.with_context(|| self.what.clone())? {
+        let next = async { Ok(self.lines.next_line().await?) };
+        let line = limited(within, next).await;
+        match line.with_context(|| format!("{}: no output within {within:?}", self.what))? {
             Some(line) => Ok(line),
             None => {
                 let mut complaint = String::new();
@@ -110,7 +116,7 @@ pub async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) -> Resu
         stream.read_to_string(&mut answer).await?;
         anyhow::Ok(answer)
     };
-    timeout(EXEC_DEADLINE, talk).await.with_context(what)?.with_context(what)
+    limited(EXEC_DEADLINE, talk).await.with_context(what)
 }
 
 /// Returns the end of a container's log, or that of its previous instance if it was just restarted.

@@ -80,6 +80,7 @@
 
 pub mod api_error;
 pub mod background;
+pub mod client;
 mod components;
 pub mod conformance;
 pub mod containers;
@@ -96,6 +97,7 @@ mod loopback;
 pub mod manifests;
 mod node;
 mod node_spec;
+mod node_vm;
 mod parts;
 mod pki;
 mod plan;
@@ -118,6 +120,7 @@ pub use self::node::Node;
 pub use self::node_spec::{
     DataDisk, KUBELET_DIRECTORY, KUBELET_ROOT, TOOLS_DIR, USER_NAMESPACES_HANDLER, log_file,
 };
+pub use self::node_vm::unless_node_ends;
 pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
 pub use self::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};

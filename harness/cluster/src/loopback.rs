@@ -1,16 +1,18 @@
 //! The loopback ports and addresses of one cluster, leased so that no two clusters share one.
 //!
-//! Each running cluster holds one number by a file lock, which the kernel releases when the process ends. The
+//! Each running cluster holds one number by the name of a Unix socket, which the kernel releases when the process ends. The
 //! number determines every port and address. No other process of the harness can therefore take an address
 //! before its server starts, and a restarted component gets the same port.
+//!
+//! The name is abstract, so like ports it belongs to the network namespace: runs of other checkouts, users and caches see
+//! it, too.
 
-use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 
 use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 
 /// The number of clusters that can run concurrently on one machine.
 const NUMBERS: u8 = 32;
@@ -19,32 +21,31 @@ const FIRST_PORT: u16 = 21_000;
 const PORTS_EACH: u16 = 8;
 /// The kubelet's default port. All nodes use it, because each node has an address of its own.
 const KUBELET_PORT: u16 = 10_250;
+/// The name of the sockets, before the number.
+const NAME: &str = "testvm-cluster";
 /// The number of nodes in one cluster. Node N listens on 127.88.<cluster>.<N + 10>.
 const MAX_NODES: u8 = 200;
 
 /// A lease of a cluster's loopback ports and addresses; dropping it releases them.
 pub(crate) struct LoopbackLease {
     number: u8,
-    _lock: Flock<File>,
+    _name: UnixListener,
 }
 
 impl LoopbackLease {
     /// Leases the lowest number that no other cluster holds and whose ports are free.
-    pub(crate) fn take(lock_dir: &Path) -> Result<LoopbackLease> {
-        Self::take_one_of(lock_dir, Self::is_free)
+    pub(crate) fn take() -> Result<LoopbackLease> {
+        Self::take_one_of(NAME, Self::is_free)
     }
 
-    fn take_one_of(lock_dir: &Path, is_free: impl Fn(&LoopbackLease) -> bool) -> Result<LoopbackLease> {
-        fs::create_dir_all(lock_dir).with_context(|| format!("create {}", lock_dir.display()))?;
+    fn take_one_of(name: &str, is_free: impl Fn(&LoopbackLease) -> bool) -> Result<LoopbackLease> {
         for number in 0..NUMBERS {
-            let path = lock_dir.join(format!("cluster-{number}.lock"));
-            let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-            let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => lock,
-                Err((_, Errno::EWOULDBLOCK)) => continue,
-                Err((_, errno)) => return Err(errno).with_context(|| format!("lock {}", path.display())),
+            let name = format!("{name}-{number}");
+            let listener = match UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name)?) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
+                bound => bound.with_context(|| format!("bind the abstract socket {name}"))?,
             };
-            let lease = LoopbackLease { number, _lock: lock };
+            let lease = LoopbackLease { number, _name: listener };
             if is_free(&lease) {
                 return Ok(lease);
             }
@@ -95,16 +96,15 @@ impl LoopbackLease {
 mod tests {
     use super::*;
 
-    /// Leases a number without checking the ports, which all tests on the machine share.
-    fn take(dir: &Path) -> LoopbackLease {
-        LoopbackLease::take_one_of(dir, |_| true).unwrap()
+    /// Leases a number of a test's own, without checking the ports, which all tests on the machine share.
+    fn take(test: &str) -> LoopbackLease {
+        LoopbackLease::take_one_of(&format!("{NAME}-{test}-{}", std::process::id()), |_| true).unwrap()
     }
 
     #[test]
     fn two_clusters_have_different_addresses() {
-        let dir = tempfile::tempdir().unwrap();
-        let one = take(dir.path());
-        let two = take(dir.path());
+        let one = take("two");
+        let two = take("two");
         assert_ne!(one.api_server(), two.api_server());
         assert_ne!(one.kubelet(0).unwrap(), two.kubelet(0).unwrap());
         assert_ne!(one.kubelet(0).unwrap(), one.kubelet(1).unwrap());
@@ -112,18 +112,19 @@ mod tests {
 
     #[test]
     fn a_number_is_free_after_its_cluster_ended() {
-        let dir = tempfile::tempdir().unwrap();
-        let one = take(dir.path());
+        let one = take("free");
         let address = one.api_server();
         drop(one);
-        assert_eq!(take(dir.path()).api_server(), address);
+        assert_eq!(take("free").api_server(), address);
     }
 
     #[test]
     fn a_number_whose_port_is_in_use_is_skipped() {
-        let dir = tempfile::tempdir().unwrap();
-        let address = LoopbackLease::take(dir.path()).unwrap().api_server();
+        let one = LoopbackLease::take().unwrap();
+        let address = one.api_server();
         let _listener = TcpListener::bind(address).unwrap();
-        assert_ne!(LoopbackLease::take(dir.path()).unwrap().api_server(), address);
+        // Its name is free now, and its port is not.
+        drop(one);
+        assert_ne!(LoopbackLease::take().unwrap().api_server(), address);
     }
 }

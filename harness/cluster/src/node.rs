@@ -23,6 +23,7 @@ use super::node_spec::{
     DATA_DISK, DataDisk, IMAGES_DISK, INSPECTION_DIR, INSPECTION_DISK, NodeName, ROOT_DISK, TOOLS_DISK,
     node_object, node_spec,
 };
+use super::node_vm::NodeVm;
 use super::parts::Parts;
 use super::waiting::{State, until_one};
 
@@ -39,7 +40,7 @@ pub struct Node {
     kubelet: Client,
     machine: Machine,
     /// `None` while the power is off. Requests to a node that boots wait until it has booted.
-    vm: Mutex<Option<Vm>>,
+    vm: Mutex<Option<NodeVm>>,
     /// `true` if the programs of the default root file system are in [`INSPECTION_DIR`].
     has_inspection_disk: bool,
 }
@@ -166,13 +167,13 @@ impl Node {
 }
 
 impl Machine {
-    async fn boot(&self) -> Result<Vm> {
+    async fn boot(&self) -> Result<NodeVm> {
         // The specification is written for each boot, because it has the time: the clock of an emulated
         // machine may be wrong.
         initramfs(&self.spec.initramfs, &self.init, &self.modules, &[], self.mode.clone())?;
         let vm = Vm::boot(&self.spec, BOOT_DEADLINE).await?;
         vm.wait_ready(BOOT_DEADLINE).await?;
-        Ok(vm)
+        Ok(NodeVm::new(vm))
     }
 }
 

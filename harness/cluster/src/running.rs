@@ -10,6 +10,7 @@ use testvm::session::{Project, Session};
 use super::control_plane::ControlPlane;
 use super::node::Node;
 use super::node_spec::DataDisk;
+use super::node_vm::unless_node_ends;
 use super::parts::Parts;
 use super::spec::ClusterSpec;
 use super::variant::NodeVariant;
@@ -117,14 +118,19 @@ impl Cluster {
     /// Keeps the cluster until the session is cancelled, then stops it.
     ///
     /// # Errors
-    /// A component ended by itself, or the cluster cannot be stopped.
+    /// A component or the machine of a node ended by itself, or the cluster cannot be stopped.
     pub async fn serve_until_cancelled(self, session: &Session) -> Result<()> {
-        loop {
-            tokio::select! {
-                () = session.cancel.cancelled() => return self.stop().await,
-                () = tokio::time::sleep(CHECK_INTERVAL) => self.control_plane.check_alive().await?,
+        let check = async {
+            loop {
+                tokio::time::sleep(CHECK_INTERVAL).await;
+                self.control_plane.check_alive().await?;
             }
+        };
+        tokio::select! {
+            () = session.cancel.cancelled() => {}
+            ended = unless_node_ends(check) => return ended,
         }
+        self.stop().await
     }
 
     /// Ends the nodes, then the control plane.

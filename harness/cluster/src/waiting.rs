@@ -1,4 +1,5 @@
-//! Waits for the cluster by watches. Each wait has a deadline, and its error has the state seen last.
+//! Waits for the cluster by watches. Each wait has a deadline, and its error has the state seen last. Each also ends when the
+//! machine of a node does.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,6 +16,8 @@ use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout_at};
+
+use super::node_vm::unless_node_ends;
 
 /// The interval of retries after a log stream ended with its container or API server.
 const LOG_RETRY: Duration = Duration::from_millis(500);
@@ -38,6 +41,18 @@ impl State {
 
 /// Watches the objects that `scope` selects until `judge` returns `Ready`, and returns them.
 pub async fn until<K>(
+    api: Api<K>,
+    scope: watch::Config,
+    within: Duration,
+    judge: impl FnMut(&BTreeMap<String, K>) -> State,
+) -> Result<BTreeMap<String, K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    unless_node_ends(watched(api, scope, within, judge)).await
+}
+
+async fn watched<K>(
     api: Api<K>,
     scope: watch::Config,
     within: Duration,
@@ -180,6 +195,16 @@ where
 /// Reads a container's log as it is written, until `judge` accepts a line. `container` may be `None` if the
 /// pod has only one.
 pub async fn until_logged(
+    pods: &Api<Pod>,
+    pod: &str,
+    container: Option<&str>,
+    within: Duration,
+    judge: impl Fn(&str) -> State,
+) -> Result<()> {
+    unless_node_ends(logged(pods, pod, container, within, judge)).await
+}
+
+async fn logged(
     pods: &Api<Pod>,
     pod: &str,
     container: Option<&str>,

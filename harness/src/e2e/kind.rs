@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kube::Client;
-use kube::config::KubeConfigOptions;
 use testvm::cache;
 use testvm::images::shell;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
-use testvm_cluster::{ContainerImage, KubernetesSource};
+use testvm_cluster::{ContainerImage, KubernetesSource, client};
 
 use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{Scenario, StepResult};
@@ -166,11 +165,7 @@ async fn create_cluster(session: &Session, report: &mut Report, machine: &KindMa
     scenario.step("paste the commands of the README", commands).await?;
     let loaded = machine.shell("kind load image-archive target/images/volume-check.tar", LOAD_TIMEOUT);
     scenario.step("load the image of the test pods", loaded).await?;
-    let client = async {
-        let config = machine.kubeconfig().await?;
-        let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
-        Client::try_from(config).context("create a client of the API server")
-    };
+    let client = async { client::connect(machine.kubeconfig().await?).await };
     scenario.step("reach the API server from this machine", client).await
 }
 
@@ -275,19 +270,18 @@ mod tests {
     use std::future::pending;
 
     use testvm::cache::Cache;
-    use testvm::progress::Progress;
+    use testvm::scratch::ScratchDir;
     use testvm::session::{Project, Workspace};
 
     use super::*;
 
     fn session(directory: &Path) -> Session {
-        Session {
-            project: Project { name: "test", command: "test" },
-            workspace: Workspace::new(directory.to_owned(), directory.to_owned()),
-            cache: Cache::at(directory.join("cache")).unwrap(),
-            progress: Progress::new(),
-            cancel: Default::default(),
-        }
+        Session::with_directories(
+            Project { name: "test", command: "test" },
+            Workspace::new(directory.to_owned(), directory.to_owned()),
+            Cache::at(directory.join("cache")).unwrap(),
+            ScratchDir::create(directory).unwrap(),
+        )
     }
 
     fn report(outcome: Outcome) -> Report {

@@ -1,16 +1,17 @@
 //! Chooses the cluster of a run, runs the scenarios and writes the report.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
-use kube::Client;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::Kubeconfig;
+use nix::fcntl::Flock;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, KubeletRoot, background, gvisor, snapshotter};
+use testvm_cluster::{Cluster, KubeletRoot, background, client, gvisor, snapshotter};
 
 use super::catalogue;
 use super::faults::Fault;
@@ -105,12 +106,16 @@ impl Args {
         Args { self_check, ..self }
     }
 
-    /// Returns the name of the lock that a run holds, because two runs must not write the same logs. The
-    /// background process of a kept cluster has logs and a lock of its own, and the run with the other lock
-    /// waits for it.
-    #[must_use]
-    pub fn lock(&self, session: &Session) -> &'static str {
-        if self.keep && background::is_background(session) { "cluster" } else { RUN }
+    /// Locks the logs of the run, because two runs must not write the same ones. The background process of a kept cluster has
+    /// logs of its own, and the run with the other lock waits for it.
+    ///
+    /// # Errors
+    /// The lock cannot be acquired, the run was stopped while it waited, or another process has a kept cluster.
+    pub async fn lock(&self, session: &Session) -> Result<Flock<File>> {
+        match self.keep && background::is_background(session) {
+            true => background::claim(session),
+            false => session.exclusive(RUN).await,
+        }
     }
 
     /// Returns the selected programs of Kubernetes.
@@ -397,8 +402,7 @@ async fn against_any_cluster(
     state_dump::clear(&reports)?;
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
-    let client = Client::try_from(config).context("make a client of the API server")?;
+    let client = client::connect(config).await?;
     let mut env = TestEnv::new(manifests, client, None, NAMESPACE)?;
     env.reports = Some(session.workspace.reports(RUN));
     let installed = scenarios::install::is_installed(&env).await?;

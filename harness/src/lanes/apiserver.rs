@@ -60,12 +60,10 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
     let selected = if only.is_empty() { &all } else { only };
     let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVE]).args(selected).log(&log);
     let started = Instant::now();
-    let ended = match tokio::time::timeout(TESTS_TIMEOUT, program.finish()).await {
-        Ok(finished) => {
-            let finished = finished?;
-            if finished.status.success() { Ok(()) } else { Err(finished.failure()) }
-        }
-        Err(_elapsed) => Err(format!("not done within {TESTS_TIMEOUT:?}")),
+    let ended = match program.timeout(TESTS_TIMEOUT).finish().await {
+        Ok(finished) if finished.status.success() => Ok(()),
+        Ok(finished) => Err(finished.failure()),
+        Err(error) => Err(format!("{error:#}")),
     };
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
     for line in output.lines().filter(|line| line.starts_with(COUNTS)) {

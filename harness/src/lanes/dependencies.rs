@@ -15,7 +15,7 @@ use testvm::session::Session;
 use super::checks::{self, must_succeed};
 
 /// Reads deny.toml.
-const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
+pub(super) const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
 /// The check that needs only the registry.
 const POLICY: [&str; 3] = ["bans", "licenses", "sources"];
 const ADVISORIES: &str = "advisories of dependencies";
@@ -98,7 +98,7 @@ async fn deny(session: &Session, suite: &str, report: &mut Report) {
         Ok(program) => program,
         Err(error) => return report.record::<()>(suite, NAME, Duration::ZERO, &Err(error)),
     };
-    let deny = || Program::new(&program).current_dir(root).args(["--locked", "check"]);
+    let deny = || Program::new(&program).downloads().current_dir(root).args(["--locked", "check"]);
     let (result, time) = checks::run(session, NAME, deny().args(POLICY)).await;
     report.record(suite, NAME, time, &result.and_then(must_succeed));
 
@@ -138,7 +138,7 @@ fn advisories_outcome(finished: &Finished) -> Outcome {
 async fn build_with(session: &Session, suite: &str, report: &mut Report, version: &str, packages: &[&str]) {
     let name = format!("build with Rust {version}");
     let root = session.workspace.root();
-    let rustup = || Program::new("rustup").current_dir(root).args(["run", version]);
+    let rustup = || Program::new("rustup").downloads().current_dir(root).args(["run", version]);
     let installed = rustup().args(["rustc", "--version"]).finish().await;
     if !installed.is_ok_and(|finished| finished.status.success()) {
         let reason = format!("it is not installed: rustup toolchain install {version}");

@@ -28,6 +28,7 @@ pub(super) fn is_installed() -> bool {
 /// Returns the command `program` in the directory of the module, without settings for other work.
 pub(super) fn command(session: &Session, program: &str) -> Program {
     Program::new(program)
+        .downloads()
         .current_dir(session.workspace.definitions().join(OVERLAY))
         .env("CGO_ENABLED", "0")
         .env("GOFLAGS", "-mod=readonly")

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use testvm::go_build;
 use testvm::progress::seconds;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -195,6 +196,12 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         report.append(cases);
     }
     Ok(report)
+}
+
+/// Fetches and builds what only some lanes need.
+pub(crate) async fn fetch(session: &Session) -> Result<()> {
+    dependencies::CARGO_DENY.prepare(session).await?;
+    go_build::build(session, &sanity::CSI_TEST).await.map(drop)
 }
 
 async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {

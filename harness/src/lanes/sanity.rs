@@ -24,7 +24,7 @@ use super::kernel::{FEATURE, TEST};
 use super::libtest::Run;
 use crate::builds;
 
-const CSI_TEST: GoModule = GoModule {
+pub(super) const CSI_TEST: GoModule = GoModule {
     name: "csi-test",
     versioned_by: "github.com/kubernetes-csi/csi-test/v5",
     version_variables: &[VersionVariable { variable: "main.VERSION", value: |v| v.to_string() }],

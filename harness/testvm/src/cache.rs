@@ -1,8 +1,7 @@
 //! Artifacts that are built once: a directory per recipe, named by a hash of all its inputs.
 //!
 //! An artifact is complete or absent. It is built in a directory beside its final name, synced, and renamed.
-//! A lock per artifact lets two runs share one build. The next build removes the directory that a killed run
-//! left.
+//! A lock per artifact lets two runs share one build. The next run removes the directory that a killed run left.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +11,11 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
+
+use crate::disk_space::{self, BUILD_MIB};
+
+/// The end of the name of an artifact that is being built.
+const BUILDING: &str = ".building";
 
 /// The user's cache directory for a project.
 #[derive(Clone, Debug)]
@@ -48,6 +52,12 @@ impl Cache {
         &self.root
     }
 
+    /// Returns the artifact of `recipe`, or `None` if the cache does not have it.
+    #[must_use]
+    pub fn get(&self, recipe: &Recipe) -> Option<PathBuf> {
+        Some(self.root.join(recipe.name()).join(recipe.key())).filter(|path| path.is_dir())
+    }
+
     /// Returns the artifact of `recipe` from the cache. If it is missing, `build` creates it in an empty
     /// directory.
     ///
@@ -57,17 +67,18 @@ impl Cache {
     where
         F: AsyncFnOnce(&Path) -> Result<()>,
     {
-        let target = self.root.join(recipe.name()).join(recipe.key());
-        if target.is_dir() {
-            return Ok(target);
+        if let Some(artifact) = self.get(recipe) {
+            return Ok(artifact);
         }
+        let target = self.root.join(recipe.name()).join(recipe.key());
         let parent = self.root.join(recipe.name());
         std::fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
         let _lock = self.lock(recipe).await?;
         if target.is_dir() {
             return Ok(target);
         }
-        let building = parent.join(format!(".{}.building", recipe.key()));
+        disk_space::require(&parent, BUILD_MIB).with_context(|| format!("build {}", recipe.name()))?;
+        let building = parent.join(format!(".{}{BUILDING}", recipe.key()));
         // The lock proves that no live run is using this directory, so it can be removed.
         remove_dir(&building)?;
         std::fs::create_dir(&building).with_context(|| format!("create {}", building.display()))?;
@@ -80,6 +91,20 @@ impl Cache {
         }
         publish(&building, &target).with_context(|| format!("keep {}", target.display()))?;
         Ok(target)
+    }
+
+    /// Removes the incomplete artifacts of runs that were killed. A run that builds holds the lock of its artifact. What
+    /// cannot be removed stays: the next build of that artifact reports why.
+    pub fn remove_abandoned(&self) {
+        for path in entries(&self.root).iter().flat_map(|kind| entries(kind)) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let Some(key) = name.strip_prefix('.').and_then(|name| name.strip_suffix(BUILDING)) else {
+                continue;
+            };
+            if let Ok(Some(_lock)) = try_lock(&path.with_file_name(format!(".{key}.lock"))) {
+                remove_dir(&path).ok();
+            }
+        }
     }
 
     /// Waits, without a limit, for another run that is building the same artifact.
@@ -113,6 +138,12 @@ pub fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
         Err((_, Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, errno)) => Err(errno).with_context(|| format!("lock {}", path.display())),
     }
+}
+
+/// Returns the paths in a directory, or none if it cannot be read.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten();
+    entries.flatten().map(|entry| entry.path()).collect()
 }
 
 fn open_lock(path: &Path) -> Result<File> {
@@ -285,6 +316,21 @@ mod tests {
             .await
             .unwrap();
         assert!(path.join("whole").exists() && !path.join("half").exists());
+    }
+
+    #[tokio::test]
+    async fn the_next_run_removes_incomplete_artifacts_that_no_live_run_builds() {
+        let (_dir, cache) = cache();
+        let half = |name: &str| cache.root().join("thing").join(name);
+        for name in [".a.building", ".b.building", "complete"] {
+            std::fs::create_dir_all(half(name)).unwrap();
+        }
+        let live = try_lock(&half(".b.lock")).unwrap();
+        cache.remove_abandoned();
+        assert!(!half(".a.building").exists() && half(".b.building").exists() && half("complete").exists());
+        drop(live);
+        cache.remove_abandoned();
+        assert!(!half(".b.building").exists());
     }
 
     #[test]

@@ -30,12 +30,17 @@ impl CargoTool {
     /// # Errors
     /// The crate cannot be fetched or does not compile.
     pub async fn prepare(&self, session: &Session) -> Result<PathBuf> {
+        self.report(session);
         let recipe = Recipe::new(self.name, 1).with("version", self.version);
         let directory = session.cache.artifact(&recipe, async |directory: &Path| {
             let cargo = rust_build::program(session.workspace.root()).arg("install");
             self.install(session, cargo, directory).await
         });
         Ok(directory.await?.join("bin").join(self.name))
+    }
+
+    fn report(&self, session: &Session) {
+        session.use_version(self.name, vec![format!("{} {}", self.name, self.version)], self.version);
     }
 
     /// Runs `cargo install`, to which it adds the arguments that are common to programs and examples.
@@ -66,6 +71,7 @@ impl CargoExample {
     /// # Errors
     /// As [`CargoTool::prepare`].
     pub async fn prepare(&self, session: &Session) -> Result<PathBuf> {
+        self.of.report(session);
         let recipe = Recipe::new(self.of.name, 1).with("version", self.of.version).with("example", self.name);
         let directory = session.cache.artifact(&recipe, async |directory: &Path| {
             let cargo = rust_build::static_program(session.workspace.root(), "install").await?;

@@ -91,6 +91,7 @@ impl GoModule {
 /// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
     let pinned = Pinned::read(session, module).await?;
+    pinned.report(session, module);
     let name = module.overlay.map_or(module.artifact(), |overlay| overlay.artifact);
     let mut recipe = with_names(pinned.recipe(name)?, module.renamed);
     if let Some(overlay) = &module.overlay {
@@ -139,6 +140,7 @@ pub struct Sources {
 /// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build_tests(session: &Session, module: &GoModule, package: &str) -> Result<PathBuf> {
     let pinned = Pinned::read(session, module).await?;
+    pinned.report(session, module);
     let program = format!("{}.test", package.rsplit('/').next().unwrap_or(package));
     let name = format!("{}-tests", module.artifact());
     let recipe = pinned.recipe(&name)?.with("package", package);
@@ -187,6 +189,12 @@ impl Pinned {
             .with("toolchain", &self.toolchain)
             .with("target", std::env::consts::ARCH)
             .with("linker flags", &self.linker_flags))
+    }
+
+    fn report(&self, session: &Session, module: &GoModule) {
+        let version = format!("{} {}", module.versioned_by, self.version);
+        let summary = format!("{version}, {}", self.toolchain);
+        session.use_version(module.name, vec![version, self.toolchain.clone()], &summary);
     }
 
     fn step(&self, session: &Session, name: &str) -> Step {
@@ -309,7 +317,7 @@ async fn toolchain(source: &Path, go_mod: &str) -> Result<String> {
 
 /// Returns the go command for this machine, without settings of the user's environment for other work.
 fn go(source: &Path) -> Program {
-    in_module(Program::new("go"), source)
+    in_module(Program::new("go").downloads(), source)
 }
 
 fn in_module(program: Program, source: &Path) -> Program {

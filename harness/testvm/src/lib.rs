@@ -8,6 +8,7 @@
 //! - [`vm`]: a machine as data, and as a process with one owner. [`test_machine`] runs test binaries in one.
 //! - [`report`] and [`progress`]: the results for users and CI, and the steps while they run.
 //! - [`cache`] and [`process`]: artifacts that are built once, and child processes that end with their owner.
+//! - [`versions`] and [`scratch`]: the exact versions that a run uses, and its temporary files.
 //!
 //! PID 1 of the machines is the program `guest-init` of the crate `testvm-guest`. The caller builds it, static.
 //!
@@ -64,6 +65,7 @@
 
 pub mod cache;
 pub mod cargo_tool;
+mod disk_space;
 pub mod go_build;
 pub mod images;
 pub mod packages;
@@ -72,6 +74,8 @@ pub mod progress;
 pub mod release_build;
 pub mod report;
 pub mod rust_build;
+pub mod scratch;
 pub mod session;
 pub mod test_machine;
+pub mod versions;
 pub mod vm;

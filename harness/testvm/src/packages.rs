@@ -97,7 +97,7 @@ fn missing(tools: &[Tool], installed: impl Fn(&str) -> bool) -> BTreeSet<&'stati
 }
 
 async fn install(packages: &BTreeSet<&'static str>) -> Result<()> {
-    let apt_get = || Program::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
+    let apt_get = || Program::new("apt-get").downloads().env("DEBIAN_FRONTEND", "noninteractive");
     let install = || {
         apt_get()
             // Wait if an unattended upgrade holds the dpkg lock.

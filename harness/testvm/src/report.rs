@@ -9,6 +9,7 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use serde::Serialize;
 
 use crate::progress::seconds;
+use crate::versions::{self, Used};
 
 /// The result of one case.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
@@ -41,6 +42,9 @@ pub struct Case {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     pub cases: Vec<Case>,
+    /// The versions of what was tested and of what tested it.
+    #[serde(skip_serializing_if = "Used::is_empty")]
+    pub versions: Used,
 }
 
 impl Report {
@@ -160,7 +164,7 @@ impl Report {
         suites
     }
 
-    /// Writes `junit.xml`, `report.json` and `report.txt` into `dir`. `project` is
+    /// Writes `junit.xml`, `report.json`, `report.txt` and `versions.txt` into `dir`. `project` is
     /// the name of the JUnit report.
     ///
     /// # Errors
@@ -175,7 +179,7 @@ impl Report {
             let path = dir.join(name);
             std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
         }
-        Ok(())
+        versions::write(&self.versions, &dir.join("versions.txt"))
     }
 
     fn junit(&self, project: &str) -> quick_junit::Report {

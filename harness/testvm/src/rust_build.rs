@@ -248,7 +248,7 @@ pub fn program(workspace: &Path) -> Program {
 /// Has a program that runs cargo work in the workspace, without the variables of the outer cargo.
 #[must_use]
 pub fn in_workspace(program: Program, workspace: &Path) -> Program {
-    let mut program = program.current_dir(workspace);
+    let mut program = program.downloads().current_dir(workspace);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == "CARGO_BIN_NAME" {

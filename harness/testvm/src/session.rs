@@ -1,6 +1,7 @@
 //! The state that all parts of one run share: paths, progress, and cancellation.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -9,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache};
 use crate::progress::Progress;
+use crate::scratch::ScratchDir;
+use crate::versions::Versions;
 
 /// The project whose programs run in the virtual machines.
 #[derive(Clone, Copy, Debug)]
@@ -42,36 +45,99 @@ pub struct Session {
     pub progress: Progress,
     /// Cancelled by the first Ctrl-C. Long operations then start no new steps, and write a report.
     pub cancel: CancellationToken,
+    /// The versions of what this session uses.
+    pub versions: Versions,
+    /// The temporary files of this process, which are removed with the session.
+    scratch: ScratchDir,
 }
 
 impl Session {
+    /// Begins a session, and removes what earlier runs left that were killed.
+    ///
     /// # Errors
-    /// The cache directory cannot be found or created.
+    /// The cache directory cannot be found or created, or there is no directory for temporary files.
     pub fn new(project: Project, workspace: Workspace) -> Result<Session> {
-        Ok(Session {
-            project,
-            workspace,
-            cache: Cache::open(project.name)?,
-            progress: Progress::new(),
-            cancel: CancellationToken::new(),
-        })
+        let cache = Cache::open(project.name)?;
+        cache.remove_abandoned();
+        Ok(Session::with_directories(project, workspace, cache, ScratchDir::of_this_process()?))
     }
 
-    /// Waits until no other run in this checkout writes the reports and logs of `name`, and locks them.
+    /// Begins a session with these directories, for tests.
+    #[must_use]
+    pub fn with_directories(
+        project: Project,
+        workspace: Workspace,
+        cache: Cache,
+        scratch: ScratchDir,
+    ) -> Session {
+        Session {
+            project,
+            workspace,
+            cache,
+            progress: Progress::new(),
+            cancel: CancellationToken::new(),
+            versions: Versions::default(),
+            scratch,
+        }
+    }
+
+    /// Records the exact versions that belong to `what`, and prints `summary` if they are used for the first time.
+    pub(crate) fn use_version(&self, what: &str, versions: Vec<String>, summary: &str) {
+        if self.versions.record(what, versions) {
+            self.progress.line(format!("version of {what}: {summary}"));
+        }
+    }
+
+    /// Returns the directory of the temporary files of this process.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Waits until no other run in this target directory writes the reports and logs of `name`, and locks them.
     ///
     /// # Errors
     /// The lock cannot be acquired, or the run was stopped while it waited.
     pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
-        let target = self.workspace.target();
-        std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
-        let path = target.join(format!(".harness-{name}.lock"));
-        if let Some(lock) = cache::try_lock(&path)? {
-            return Ok(lock);
-        }
-        let step = self.progress.step(format!("wait for another {name} run in this checkout"));
-        let lock = self.until_cancelled(cache::lock(&path)).await?;
+        let holder = match self.try_exclusive(name)? {
+            Exclusive::Locked(lock) => return Ok(lock),
+            Exclusive::HeldBy(holder) => holder,
+        };
+        let step = self.progress.step(format!("wait for another {name} run, {holder}"));
+        let lock = self.until_cancelled(cache::lock(&self.lock_path(name)?)).await?;
+        self.name_holder(&lock)?;
         step.done("");
         Ok(lock)
+    }
+
+    /// Locks the reports and logs of `name` like [`Session::exclusive`], but does not wait for another run.
+    ///
+    /// # Errors
+    /// The lock file cannot be created or written.
+    pub fn try_exclusive(&self, name: &str) -> Result<Exclusive> {
+        let path = self.lock_path(name)?;
+        if let Some(lock) = cache::try_lock(&path)? {
+            self.name_holder(&lock)?;
+            return Ok(Exclusive::Locked(lock));
+        }
+        let holder = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        // The holder locks the file before it writes its name.
+        let holder = if holder.is_empty() { format!("the holder of {}", path.display()) } else { holder };
+        Ok(Exclusive::HeldBy(holder))
+    }
+
+    fn lock_path(&self, name: &str) -> Result<PathBuf> {
+        let target = self.workspace.target();
+        std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
+        Ok(target.join(format!(".harness-{name}.lock")))
+    }
+
+    /// Writes into a locked file which run holds it, for the messages of others.
+    fn name_holder(&self, mut lock: &File) -> Result<()> {
+        let (pid, args) = (std::process::id(), std::env::args().skip(1).collect::<Vec<_>>().join(" "));
+        let (command, root) = (self.project.command, self.workspace.root().display());
+        lock.set_len(0).context("empty a lock file")?;
+        write!(lock, "process {pid} (`{command} {args}` of the checkout {root})").context("write a lock file")
     }
 
     /// Runs `work` until it ends or the session is cancelled. In the second case, `work` is dropped with
@@ -92,6 +158,15 @@ impl Session {
             }
         }
     }
+}
+
+/// The result of [`Session::try_exclusive`].
+#[derive(Debug)]
+pub enum Exclusive {
+    /// The lock, which the kernel releases when its holder ends.
+    Locked(Flock<File>),
+    /// Another process holds the lock: its process id, its command line and its checkout.
+    HeldBy(String),
 }
 
 /// The directories of a checkout of the project.
@@ -137,6 +212,28 @@ impl Workspace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_run_is_told_which_process_of_which_checkout_holds_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = Session::with_directories(
+            Project { name: "disk-tool", command: "cargo xtask" },
+            Workspace::new(dir.path().to_owned(), dir.path().to_owned()),
+            Cache::at(dir.path().join("cache")).unwrap(),
+            ScratchDir::create(dir.path()).unwrap(),
+        );
+        // CARGO_TARGET_DIR may lead to a directory that other runs of this test share.
+        let name = format!("test-{}", std::process::id());
+        let Exclusive::Locked(lock) = session.try_exclusive(&name).unwrap() else {
+            panic!("the lock is free")
+        };
+        let Exclusive::HeldBy(holder) = session.try_exclusive(&name).unwrap() else { panic!("it is held") };
+        let expected = [format!("process {} ", std::process::id()), dir.path().display().to_string()];
+        assert!(expected.iter().all(|part| holder.contains(part)), "{holder}");
+        drop(lock);
+        assert!(matches!(session.try_exclusive(&name).unwrap(), Exclusive::Locked(_)));
+        std::fs::remove_file(session.lock_path(&name).unwrap()).unwrap();
+    }
 
     #[test]
     fn the_name_of_a_variable_begins_with_the_project() {

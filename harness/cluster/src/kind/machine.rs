@@ -10,12 +10,13 @@ use kube::config::Kubeconfig;
 use testvm::cache;
 use testvm::images::disk;
 use testvm::session::Session;
-use testvm::vm::{Disk, DiskMode, Forward, Vm};
+use testvm::vm::{Disk, DiskMode, Forward};
 use testvm_guest::spec::{Mount, Source};
 
 use super::parts::{KindParts, MEMORY_MIB};
 use crate::docker::{DOCKER_DISK, Devices, bash};
 use crate::loopback::LoopbackLease;
+use crate::node_vm::NodeVm;
 
 /// The directory of kind and kubectl.
 const PROGRAMS: &str = "/opt/kind";
@@ -51,7 +52,7 @@ const LOG_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A running machine with Docker and kind. Dropping it cuts its power.
 pub struct KindMachine {
-    vm: Vm,
+    vm: NodeVm,
     /// The address of the host that is forwarded to the API server.
     api_server: SocketAddr,
     _lease: LoopbackLease,
@@ -72,7 +73,7 @@ impl KindMachine {
             cache::empty_dir(emptied)?;
         }
         let step = session.progress.step("boot a machine with Docker and kind");
-        let lease = LoopbackLease::take(&session.cache.root().join("clusters"))?;
+        let lease = LoopbackLease::take()?;
         let api_server = lease.kubelet(0)?;
         let IpAddr::V4(address) = api_server.ip() else { anyhow::bail!("QEMU forwards IPv4 only") };
         let payload = directory.join("payload.ext4");
@@ -99,7 +100,7 @@ impl KindMachine {
             memory_mib: MEMORY_MIB,
             logs: logs.to_owned(),
         };
-        let vm = parts.machine.boot(devices, directory).await?;
+        let vm = NodeVm::new(parts.machine.boot(devices, directory).await?);
         step.done("");
         Ok(KindMachine { vm, api_server, _lease: lease })
     }

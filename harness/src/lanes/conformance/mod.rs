@@ -18,7 +18,7 @@ use testvm::process::Process;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::conformance::{REPORT, Suite, Target};
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource, unless_node_ends};
 
 use self::list::SpecList;
 use self::selection::{CONTAINER, Phase};
@@ -199,7 +199,7 @@ impl Lane<'_> {
 
     /// Waits until the specs end, or stops them if the run is cancelled. Either way, the runner writes its report.
     async fn ended(&self, mut process: Process, directory: &Path) -> Result<Result<(), String>> {
-        let status = match self.session.cancel.run_until_cancelled(process.wait()).await {
+        let status = match self.session.cancel.run_until_cancelled(unless_node_ends(process.wait())).await {
             Some(status) => status?,
             None => process.stop(STOP_TIMEOUT).await?,
         };

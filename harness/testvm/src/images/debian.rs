@@ -19,7 +19,47 @@ const SECURITY_ARCHIVE: &str = "Debian-Security";
 /// The end of the names of suites that come from the security archive.
 const SECURITY: &str = "-security";
 
-/// A run of `mmdebstrap` for `suite`. [`Bootstrap::run`] adds the target.
+/// Packages of a suite, which bring their dependencies with them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Selection<'a> {
+    pub(super) suite: &'a str,
+    pub(super) variant: Variant,
+    pub(super) packages: &'a [String],
+    /// More arguments for mmdebstrap that decide which packages it fetches.
+    pub(super) options: &'a [&'a str],
+}
+
+/// What mmdebstrap does with the packages, by its name.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Variant {
+    /// It unpacks them.
+    Extract,
+    /// It installs them in addition to the essential ones.
+    Minbase,
+}
+
+impl Selection<'_> {
+    /// Returns everything that decides which packages are fetched, with labels.
+    pub(super) fn inputs(&self) -> [(&'static str, String); 4] {
+        [
+            ("suite", self.suite.to_owned()),
+            ("variant", self.variant.name().to_owned()),
+            ("packages", self.packages.join(",")),
+            ("options", self.options.join(" ")),
+        ]
+    }
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Variant::Extract => "extract",
+            Variant::Minbase => "minbase",
+        }
+    }
+}
+
+/// A run of `mmdebstrap` for a selection of packages. [`Bootstrap::run`] adds the target.
 pub(super) struct Bootstrap {
     program: Program,
     suite: String,
@@ -27,12 +67,15 @@ pub(super) struct Bootstrap {
 }
 
 impl Bootstrap {
-    pub(super) async fn new(suite: &str, variant: &str, packages: &[String]) -> Result<Bootstrap> {
+    pub(super) async fn new(selection: &Selection<'_>) -> Result<Bootstrap> {
+        let suite = selection.suite;
         let mode = if nix::unistd::geteuid().is_root() { "root" } else { "unshare" };
-        let mut program = Program::new("mmdebstrap")
-            .arg(format!("--variant={variant}"))
+        let mut program = mmdebstrap()
+            .await
+            .arg(format!("--variant={}", selection.variant.name()))
             .arg(format!("--mode={mode}"))
-            .arg(format!("--include={}", packages.join(",")));
+            .arg(format!("--include={}", selection.packages.join(",")))
+            .args(selection.options.iter().copied());
         for option in apt_options().await? {
             program = program.arg(format!("--aptopt={option}"));
         }
@@ -61,31 +104,37 @@ impl Bootstrap {
             .with_context(|| format!("fetch Debian {}", self.suite))?;
         Ok(())
     }
+
+    /// Returns what apt prints about the packages that [`Bootstrap::run`] would fetch. It downloads only the index.
+    pub(super) async fn simulate(self) -> Result<String> {
+        let simulated = self.program.args(["--simulate", "--verbose"]).arg(&self.suite).arg("/dev/null");
+        let finished = simulated.args(self.sources).run().await;
+        Ok(finished.with_context(|| format!("look up packages of Debian {}", self.suite))?.stderr)
+    }
 }
 
-/// Unpacks a package and all its dependencies. Keeps those files in `directory` for which `place` returns a
+/// Returns mmdebstrap. As root, it mounts file systems in the tree that it builds. They are in a mount namespace of its own,
+/// if this machine permits that, so that none stays after it was killed.
+async fn mmdebstrap() -> Program {
+    const PROGRAM: &str = "mmdebstrap";
+    let unshare = || Program::new("unshare").args(["--mount", "--"]);
+    let root = nix::unistd::geteuid().is_root();
+    let has_namespace = root && unshare().arg("true").run().await.is_ok();
+    let program = if has_namespace { unshare().arg(PROGRAM).named(PROGRAM) } else { Program::new(PROGRAM) };
+    program.downloads()
+}
+
+/// Unpacks packages and all their dependencies. Keeps those files in `directory` for which `place` returns a
 /// path there; `place` gets their path from the root. It installs nothing and runs none of the programs.
 pub(super) async fn extract(
-    suite: &str,
-    package: &str,
-    directory: &Path,
-    place: impl Fn(&Path) -> Option<PathBuf>,
-    notes: Notes,
-) -> Result<()> {
-    extract_with(Bootstrap::new(suite, "extract", &[package.to_owned()]).await?, directory, place, notes)
-        .await
-}
-
-/// Unpacks the packages of `bootstrap`, which has the variant `extract`, like [`extract`].
-pub(super) async fn extract_with(
-    bootstrap: Bootstrap,
+    selection: &Selection<'_>,
     directory: &Path,
     place: impl Fn(&Path) -> Option<PathBuf>,
     notes: Notes,
 ) -> Result<()> {
     let tar = directory.join("packages.tar");
     let note = move |line: &str| notes.note(line.to_owned());
-    bootstrap.run(&tar, note).await?;
+    Bootstrap::new(selection).await?.run(&tar, note).await?;
     let file = File::open(&tar).with_context(|| format!("open {}", tar.display()))?;
     let mut archive = tar::Archive::new(BufReader::new(file));
     for entry in archive.entries()? {

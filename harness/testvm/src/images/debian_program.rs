@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian;
+use super::debian::{self, Selection, Variant};
+use super::debian_versions;
 use crate::cache::Recipe;
 use crate::session::Session;
 
@@ -158,17 +159,17 @@ impl DebianProgram {
     /// # Errors
     /// The package cannot be fetched.
     pub async fn files(&self, session: &Session) -> Result<Vec<(String, PathBuf)>> {
-        let directory = session
-            .cache
-            .artifact(&self.recipe(), async |directory: &Path| {
-                let step =
-                    session.progress.step(format!("fetch {} of package {}", self.name(), self.package));
-                debian::extract(SUITE, self.package, directory, |path| self.place(path), step.notes())
-                    .await?;
-                step.done("");
-                Ok(())
-            })
-            .await?;
+        let packages = [self.package.to_owned()];
+        let selection =
+            Selection { suite: SUITE, variant: Variant::Extract, packages: &packages, options: &[] };
+        let what = format!("{} of package {}", self.name(), self.package);
+        let build = async |directory: &Path| -> Result<()> {
+            let step = session.progress.step(format!("fetch {what}"));
+            debian::extract(&selection, directory, |path| self.place(path), step.notes()).await?;
+            step.done("");
+            Ok(())
+        };
+        let directory = debian_versions::artifact(session, &what, &selection, self.recipe(), build).await?;
         let library = |name: &str| (format!("/{LIBRARIES}/{name}"), directory.join(LIBRARIES).join(name));
         let links = if self.links.is_empty() { std::slice::from_ref(&self.path) } else { self.links };
         let program = directory.join(self.name_in_package());
@@ -182,11 +183,9 @@ impl DebianProgram {
         Ok(files)
     }
 
-    /// Returns the recipe with everything that decides which files are kept.
+    /// Returns the recipe with everything that decides which files of the packages are kept.
     fn recipe(&self) -> Recipe {
-        Recipe::new("debian-program", 1)
-            .with("suite", SUITE)
-            .with("package", self.package)
+        Recipe::new("debian-program", 2)
             .with("program", self.path)
             .with("libraries", self.libraries.join(","))
             .with("extensions", self.extensions.unwrap_or_default())

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian;
+use super::debian::{self, Selection, Variant};
+use super::debian_versions;
 use crate::cache::Recipe;
 use crate::process::Program;
 use crate::session::Session;
@@ -79,16 +80,18 @@ impl Kernel {
                 format!("no kernel is called {name} in {}; there is: {}", path.display(), known())
             })?
             .clone();
-        let recipe = Recipe::new("kernel", 1).with("suite", &row.suite).with("package", &row.package);
-        let directory = session
-            .cache
-            .artifact(&recipe, async |directory: &Path| {
-                let step = session.progress.step(format!("fetch the kernel {}", row.name));
-                debian::extract(&row.suite, &row.package, directory, place, step.notes()).await?;
-                step.done(release(directory)?);
-                Ok(())
-            })
-            .await?;
+        let packages = [row.package.clone()];
+        let selection =
+            Selection { suite: &row.suite, variant: Variant::Extract, packages: &packages, options: &[] };
+        let what = format!("kernel {}", row.name);
+        let build = async |directory: &Path| -> Result<()> {
+            let step = session.progress.step(format!("fetch the {what}"));
+            debian::extract(&selection, directory, place, step.notes()).await?;
+            step.done(release(directory)?);
+            Ok(())
+        };
+        let recipe = Recipe::new("kernel", 2);
+        let directory = debian_versions::artifact(session, &what, &selection, recipe, build).await?;
         Ok(Kernel { name: row.name, release: release(&directory)?, directory, sets: catalogue.modules })
     }
 

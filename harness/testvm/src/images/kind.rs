@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::Bootstrap;
+use super::debian::{Bootstrap, Selection, Variant};
+use super::debian_versions;
 use super::kernel::Kernel;
 use super::node::{self, CONTAINERD, DebianRoot, ROOT_FILE, excluded, utf8};
 use super::oci;
@@ -87,22 +88,20 @@ impl Description {
     /// A package cannot be fetched.
     pub async fn machine_root(&self, session: &Session, kernel: &Kernel) -> Result<PathBuf> {
         let Machine { suite, packages, exclude, size_mib, .. } = &self.machine;
-        let recipe = Recipe::new("docker-root", 1)
-            .with("suite", suite)
-            .with("packages", packages.join(","))
+        let root = DebianRoot { suite, packages, exclude, size_mib: *size_mib };
+        let recipe = Recipe::new("docker-root", 2)
             .with("exclude", exclude.join(","))
             .with("size", size_mib.to_string())
             .with_artifact("kernel", kernel.artifact());
-        let artifact = session
-            .cache
-            .artifact(&recipe, async |directory: &Path| {
-                let step = session.progress.step("build the root file system of a machine with Docker");
-                let root = DebianRoot { suite, packages, exclude, size_mib: *size_mib };
-                node::build(&root, kernel, &[], directory, step.notes()).await?;
-                step.done("");
-                Ok(())
-            })
-            .await?;
+        let build = async |directory: &Path| -> Result<()> {
+            let step = session.progress.step("build the root file system of a machine with Docker");
+            node::build(&root, kernel, &[], directory, step.notes()).await?;
+            step.done("");
+            Ok(())
+        };
+        let selection = root.selection();
+        let artifact =
+            debian_versions::artifact(session, "Docker machine", &selection, recipe, build).await?;
         Ok(artifact.join(ROOT_FILE))
     }
 
@@ -113,10 +112,10 @@ impl Description {
     pub async fn node(&self, session: &Session, programs: &NodePrograms) -> Result<PathBuf> {
         let containerd = go_build::build(session, &CONTAINERD).await?;
         let script = session.workspace.definitions().join(NODE_SCRIPT);
-        let mut recipe = Recipe::new("kind-node", 1)
-            .with("suite", &self.node.suite)
-            .with("packages", self.node.packages.join(","))
-            .with("exclude", self.node.exclude.join(","))
+        let Node { suite, packages, exclude } = &self.node;
+        let selection = Selection { suite, variant: Variant::Minbase, packages, options: &[] };
+        let mut recipe = Recipe::new("kind-node", 2)
+            .with("exclude", exclude.join(","))
             .with_file("script", &script)?
             .with("version", &programs.version)
             .with("kind", &programs.kind_sources.checksum)
@@ -128,27 +127,26 @@ impl Description {
                 recipe = recipe.with("file", path);
             }
         }
-        let artifact = session
-            .cache
-            .artifact(&recipe, async |directory: &Path| {
-                let step = session.progress.step("build the node image for kind");
-                let archives = tempfile::tempdir_in(directory).context("create a directory")?;
-                for (index, (reference, files)) in programs.images.iter().enumerate() {
-                    let files: Vec<_> =
-                        files.iter().map(|(path, host)| (path.as_str(), host.as_path())).collect();
-                    oci::archive(&archives.path().join(format!("{index}.tar")), reference, &files)?;
-                }
-                let hook = hook(&script, programs, &containerd, archives.path())?;
-                let notes = step.notes();
-                Bootstrap::new(&self.node.suite, "minbase", &self.node.packages)
-                    .await?
-                    .args(excluded(&self.node.exclude).chain([hook]))
-                    .run(&directory.join(NODE_FILE), move |line| notes.note(line.to_owned()))
-                    .await?;
-                step.done("");
-                Ok(())
-            })
-            .await?;
+        let build = async |directory: &Path| -> Result<()> {
+            let step = session.progress.step("build the node image for kind");
+            let archives = tempfile::tempdir_in(directory).context("create a directory")?;
+            for (index, (reference, files)) in programs.images.iter().enumerate() {
+                let files: Vec<_> =
+                    files.iter().map(|(path, host)| (path.as_str(), host.as_path())).collect();
+                oci::archive(&archives.path().join(format!("{index}.tar")), reference, &files)?;
+            }
+            let hook = hook(&script, programs, &containerd, archives.path())?;
+            let notes = step.notes();
+            Bootstrap::new(&selection)
+                .await?
+                .args(excluded(exclude).chain([hook]))
+                .run(&directory.join(NODE_FILE), move |line| notes.note(line.to_owned()))
+                .await?;
+            step.done("");
+            Ok(())
+        };
+        let artifact =
+            debian_versions::artifact(session, "kind node image", &selection, recipe, build).await?;
         Ok(artifact.join(NODE_FILE))
     }
 }

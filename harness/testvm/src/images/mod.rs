@@ -16,3 +16,4 @@ pub mod shell;
 pub mod write_log;
 
 mod debian;
+mod debian_versions;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::{Bootstrap, as_root};
+use super::debian::{Bootstrap, Selection, Variant, as_root};
+use super::debian_versions;
 use super::disk::{self, Edit};
 use super::kernel::Kernel;
 use crate::cache::Recipe;
@@ -79,29 +80,25 @@ pub async fn prepare(session: &Session, kernel: &Kernel, image: RootImage) -> Re
     let description: Description =
         toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
     let containerd = go_build::build(session, &CONTAINERD).await?;
-    let recipe = Recipe::new("node-root", 2)
-        .with("suite", &description.suite)
-        .with("packages", description.packages.join(","))
+    let root = DebianRoot {
+        suite: &description.suite,
+        packages: &description.packages,
+        exclude: &description.exclude,
+        size_mib: description.size_mib,
+    };
+    let recipe = Recipe::new("node-root", 3)
         .with("exclude", description.exclude.join(","))
         .with("size", description.size_mib.to_string())
         .with_artifact("kernel", kernel.artifact())
         .with_artifact("containerd", &containerd);
-    let artifact = session
-        .cache
-        .artifact(&recipe, async |directory: &Path| {
-            let step = session.progress.step("build the node's root file system");
-            let root = DebianRoot {
-                suite: &description.suite,
-                packages: &description.packages,
-                exclude: &description.exclude,
-                size_mib: description.size_mib,
-            };
-            let programs: Vec<_> = CONTAINERD_PROGRAMS.map(|program| containerd.join(program)).into();
-            build(&root, kernel, &programs, directory, step.notes()).await?;
-            step.done("");
-            Ok(())
-        })
-        .await?;
+    let build = async |directory: &Path| -> Result<()> {
+        let step = session.progress.step("build the node's root file system");
+        let programs: Vec<_> = CONTAINERD_PROGRAMS.map(|program| containerd.join(program)).into();
+        build(&root, kernel, &programs, directory, step.notes()).await?;
+        step.done("");
+        Ok(())
+    };
+    let artifact = debian_versions::artifact(session, "node image", &root.selection(), recipe, build).await?;
     let root = artifact.join(ROOT_FILE);
     match image {
         RootImage::Default => Ok(RootImages { root, inspection: None }),
@@ -138,6 +135,12 @@ pub(super) struct DebianRoot<'a> {
     pub(super) size_mib: u64,
 }
 
+impl DebianRoot<'_> {
+    pub(super) fn selection(&self) -> Selection<'_> {
+        Selection { suite: self.suite, variant: Variant::Minbase, packages: self.packages, options: &[] }
+    }
+}
+
 /// Builds [`ROOT_FILE`] in `directory`: the packages, the modules of `kernel`, and `programs` in `/usr/local/bin`.
 pub(super) async fn build(
     root: &DebianRoot<'_>,
@@ -161,7 +164,7 @@ pub(super) async fn build(
             programs.iter().map(|path| Ok(format!(" '{}'", utf8(path)?))).collect::<Result<String>>()?;
         hooks.push(format!("--customize-hook=copy-in{paths} /usr/local/bin"));
     }
-    Bootstrap::new(root.suite, "minbase", root.packages)
+    Bootstrap::new(&root.selection())
         .await?
         .args(excluded(root.exclude).chain(hooks))
         .run(&tar, move |line| notes.note(line.to_owned()))

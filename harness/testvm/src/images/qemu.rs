@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian;
+use super::debian::{self, Selection, Variant};
+use super::debian_versions;
 use crate::cache::Recipe;
 use crate::process::Program;
 use crate::session::Session;
@@ -37,17 +38,18 @@ impl Qemu {
     /// # Errors
     /// Its packages cannot be fetched.
     pub async fn prepare(session: &Session) -> Result<Qemu> {
-        let recipe = Recipe::new("qemu", 1).with("suite", SUITE).with("package", PACKAGE);
-        let directory = session
-            .cache
-            .artifact(&recipe, async |directory: &Path| {
-                let step = session.progress.step("fetch QEMU");
-                debian::extract(SUITE, PACKAGE, directory, place, step.notes()).await?;
-                let version = Qemu { directory: directory.to_owned() }.version().await?;
-                step.done(version.lines().next().unwrap_or_default());
-                Ok(())
-            })
-            .await?;
+        let packages = [PACKAGE.to_owned()];
+        let selection =
+            Selection { suite: SUITE, variant: Variant::Extract, packages: &packages, options: &[] };
+        let build = async |directory: &Path| -> Result<()> {
+            let step = session.progress.step("fetch QEMU");
+            debian::extract(&selection, directory, place, step.notes()).await?;
+            let version = Qemu { directory: directory.to_owned() }.version().await?;
+            step.done(version.lines().next().unwrap_or_default());
+            Ok(())
+        };
+        let recipe = Recipe::new("qemu", 2);
+        let directory = debian_versions::artifact(session, "QEMU", &selection, recipe, build).await?;
         Ok(Qemu { directory })
     }
 

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian::{self, Bootstrap};
+use super::debian::{self, Selection, Variant};
+use super::debian_versions;
 use crate::cache::Recipe;
 use crate::packages;
 use crate::rust_build::{self, Toolchain};
@@ -69,19 +70,17 @@ pub async fn prepare(session: &Session, targets: &[&str]) -> Result<Toolchain> {
         "rustc has no standard library for {missing}; run `rustup target add {missing}`"
     );
     packages::ensure(session, packages::FETCH).await?;
-    // The suite gets newer versions. A cached compiler stays in use until the directory of the cache is removed.
-    let recipe = Recipe::new("rust-toolchain", 1).with("suite", SUITE).with("packages", PACKAGES.join(" "));
-    let directory = session
-        .cache
-        .artifact(&recipe, async |directory: &Path| {
-            let step = session.progress.step(format!("fetch Debian's Rust compiler, for {missing}"));
-            let packages = PACKAGES.map(str::to_owned);
-            let bootstrap = Bootstrap::new(SUITE, "extract", &packages).await?;
-            let bootstrap = bootstrap.args([ARCHITECTURES.to_owned()]);
-            debian::extract_with(bootstrap, directory, place, step.notes()).await?;
-            step.done("");
-            Ok(())
-        })
+    let packages = PACKAGES.map(str::to_owned);
+    let selection =
+        Selection { suite: SUITE, variant: Variant::Extract, packages: &packages, options: &[ARCHITECTURES] };
+    let build = async |directory: &Path| -> Result<()> {
+        let step = session.progress.step(format!("fetch Debian's Rust compiler, for {missing}"));
+        debian::extract(&selection, directory, place, step.notes()).await?;
+        step.done("");
+        Ok(())
+    };
+    let recipe = Recipe::new("rust-toolchain", 2);
+    let directory = debian_versions::artifact(session, "Debian's Rust compiler", &selection, recipe, build)
         .await
         .with_context(|| {
             format!(

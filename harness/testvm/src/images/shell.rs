@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::debian;
+use super::debian::{self, Selection, Variant};
+use super::debian_versions;
 use crate::cache::Recipe;
 use crate::session::Session;
 
@@ -18,16 +19,16 @@ const PROGRAM: &str = "usr/bin/busybox";
 /// # Errors
 /// The package cannot be fetched.
 pub async fn busybox(session: &Session) -> Result<PathBuf> {
-    let recipe = Recipe::new("busybox", 1).with("suite", SUITE).with("package", PACKAGE);
-    let directory = session
-        .cache
-        .artifact(&recipe, async |directory: &Path| {
-            let step = session.progress.step("fetch busybox");
-            let place = |path: &Path| (path == Path::new(PROGRAM)).then(|| path.to_owned());
-            debian::extract(SUITE, PACKAGE, directory, place, step.notes()).await?;
-            step.done("");
-            Ok(())
-        })
-        .await?;
+    let packages = [PACKAGE.to_owned()];
+    let selection = Selection { suite: SUITE, variant: Variant::Extract, packages: &packages, options: &[] };
+    let build = async |directory: &Path| -> Result<()> {
+        let step = session.progress.step("fetch busybox");
+        let place = |path: &Path| (path == Path::new(PROGRAM)).then(|| path.to_owned());
+        debian::extract(&selection, directory, place, step.notes()).await?;
+        step.done("");
+        Ok(())
+    };
+    let recipe = Recipe::new("busybox", 2);
+    let directory = debian_versions::artifact(session, "busybox", &selection, recipe, build).await?;
     Ok(directory.join(PROGRAM))
 }

@@ -5,22 +5,36 @@
 //!   That signal follows the *thread* that forked. Each child therefore has a thread that spawns it and then
 //!   waits for it.
 //! - If the child ends before other processes of its group, they are killed.
+//! - A child that is run to its end has a time limit. Its temporary files are in the [scratch directory](crate::scratch) of
+//!   this process.
+//! - A child has no proxy, unless it [downloads](Program::downloads): the servers of a test are on the loopback.
 
+mod finished;
+mod limits;
 mod output;
 mod running;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+pub use finished::Finished;
+use limits::Limits;
 use output::{LineSink, Output, input};
 pub use running::Process;
 
 /// Directories of programs that may be missing in an ordinary user's `PATH` (`mkfs.xfs`, `mke2fs`).
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// The variables of the environment that name a proxy.
+const PROXIES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+
+/// The time that a program has to end after SIGTERM, if it exceeded its limit.
+const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A program to be run. Its standard input is empty by default.
 pub struct Program {
@@ -29,6 +43,8 @@ pub struct Program {
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     env_removed: Vec<OsString>,
+    downloads: bool,
+    limits: Limits,
     directory: Option<PathBuf>,
     input: Vec<u8>,
     log: Option<PathBuf>,
@@ -36,7 +52,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Creates a program that inherits the environment and the working directory.
+    /// Creates a program that inherits the environment, except its proxies, and the working directory.
     #[must_use]
     pub fn new(program: impl Into<OsString>) -> Program {
         Program {
@@ -45,6 +61,8 @@ impl Program {
             args: Vec::new(),
             env: Vec::new(),
             env_removed: Vec::new(),
+            downloads: false,
+            limits: limits::LOCAL,
             directory: None,
             input: Vec::new(),
             log: None,
@@ -84,6 +102,22 @@ impl Program {
     #[must_use]
     pub fn env_remove(mut self, name: impl Into<OsString>) -> Program {
         self.env_removed.push(name.into());
+        self
+    }
+
+    /// Has the program use the proxies of the environment, because it fetches from other machines. Any other program would
+    /// send requests for servers of this machine to the proxy, too. The time limit becomes that of a first build.
+    #[must_use]
+    pub fn downloads(mut self) -> Program {
+        self.downloads = true;
+        self.limits = limits::DOWNLOADS;
+        self
+    }
+
+    /// Sets the time that the program has if it is [run](Program::run) to its end.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Program {
+        self.limits = Limits { total: timeout, silence: None };
         self
     }
 
@@ -129,6 +163,15 @@ impl Program {
 
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(path).args(&self.args);
+        if !self.downloads {
+            for (name, _) in std::env::vars_os().filter(|(name, _)| is_proxy(name)) {
+                command.env_remove(name);
+            }
+        }
+        let scratch = tempfile::env::temp_dir();
+        if scratch != std::env::temp_dir() {
+            command.env("TMPDIR", scratch);
+        }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         for removed in &self.env_removed {
             command.env_remove(removed);
@@ -165,39 +208,22 @@ impl Program {
     /// Runs the program to its end, whatever its status.
     ///
     /// # Errors
-    /// The program cannot be started.
+    /// The program cannot be started, or exceeds its time limit; the message has its last lines of output.
     pub async fn finish(self) -> Result<Finished> {
+        let limits = self.limits;
         let mut process = self.spawn()?;
-        let status = process.wait().await?;
+        let exceeded = limits.watch(&mut process).await?;
+        let status = process.end(STOP_GRACE).await?;
         let (stdout, stderr) = process.output.read()?;
-        Ok(Finished { name: process.name.clone(), status, stdout, stderr, log: process.output.log.clone() })
-    }
-}
-
-/// The result of a program that ran to its end.
-#[derive(Debug)]
-pub struct Finished {
-    pub name: String,
-    pub status: ExitStatus,
-    /// The standard output; empty if a log file was set.
-    pub stdout: String,
-    /// The standard error; empty if a log file was set.
-    pub stderr: String,
-    log: Option<PathBuf>,
-}
-
-impl Finished {
-    /// Returns the error message for an unexpected status.
-    #[must_use]
-    pub fn failure(&self) -> String {
-        let (output, hint) = match &self.log {
-            Some(path) => {
-                (std::fs::read_to_string(path).unwrap_or_default(), format!(" (see {})", path.display()))
+        let log = process.output.log.clone();
+        let finished = Finished { name: process.name.clone(), status, stdout, stderr, log };
+        match exceeded {
+            None => Ok(finished),
+            Some(exceeded) => {
+                let (output, hint) = finished.output();
+                anyhow::bail!("{} {exceeded}, and was stopped{hint}:\n{output}", finished.name)
             }
-            None if self.stderr.trim().is_empty() => (self.stdout.clone(), String::new()),
-            None => (self.stderr.clone(), String::new()),
-        };
-        format!("{} ended with {}{hint}:\n{}", self.name, self.status, tail(&output, 20))
+        }
     }
 }
 
@@ -219,6 +245,11 @@ pub fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
+/// Returns `true` for the variables that name a proxy, in upper and in lower case. Programs read either.
+fn is_proxy(variable: &OsStr) -> bool {
+    PROXIES.iter().any(|name| variable.eq_ignore_ascii_case(name))
+}
+
 fn display_name(program: &OsStr) -> String {
     Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
 }
@@ -226,7 +257,6 @@ fn display_name(program: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use nix::sys::signal::kill;
     use nix::unistd::Pid;
@@ -260,6 +290,27 @@ mod tests {
     async fn a_missing_program_is_named() {
         let error = Program::new("no-such-program-here").run().await.unwrap_err().to_string();
         assert!(error.starts_with("no-such-program-here is not installed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn only_programs_that_download_have_the_proxies_of_the_environment() {
+        // The environment of this process cannot be changed safely, so the check runs in a child with these variables.
+        let proxies = ["HTTP_PROXY", "https_proxy", "All_Proxy"];
+        let child = proxies.iter().fold(Program::new(std::env::current_exe().unwrap()), |child, name| {
+            child.env(name, "http://proxy.invalid:3128")
+        });
+        child.args(["--exact", "--ignored", "process::tests::with_proxies"]).run().await.unwrap();
+    }
+
+    #[tokio::test]
+    #[ignore = "the test only_programs_that_download_have_the_proxies_of_the_environment runs it with proxies"]
+    async fn with_proxies() {
+        let proxies = |printed: &str| printed.matches("=http://proxy.invalid:3128\n").count();
+        let other = Program::new("env").run().await.unwrap().stdout;
+        let downloading = Program::new("env").downloads().run().await.unwrap().stdout;
+        assert_eq!((proxies(&other), proxies(&downloading)), (0, 3));
+        let given = Program::new("env").env("HTTP_PROXY", "http://other.invalid").run().await.unwrap().stdout;
+        assert!(given.contains("HTTP_PROXY=http://other.invalid"), "{given}");
     }
 
     #[tokio::test]
@@ -316,7 +367,7 @@ mod tests {
     }
 
     /// Waits for the end of an orphan. init reaps it some time after it was killed.
-    async fn ends_soon(pid: i32) -> bool {
+    pub(super) async fn ends_soon(pid: i32) -> bool {
         for _ in 0..400 {
             if !alive(pid) {
                 return true;

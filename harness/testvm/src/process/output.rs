@@ -34,6 +34,11 @@ impl Output {
         Ok(Output { stdout: file.try_clone()?, stderr: file, log: Some(path.to_owned()) })
     }
 
+    /// Returns the number of bytes that were written so far.
+    pub(super) fn length(&self) -> Result<u64> {
+        Ok(self.stdout.metadata()?.len() + self.stderr.metadata()?.len())
+    }
+
     pub(super) fn read(&mut self) -> Result<(String, String)> {
         if self.log.is_some() {
             return Ok(Default::default());

@@ -93,6 +93,11 @@ impl Process {
     /// # Errors
     /// The thread that waits for the child died.
     pub async fn stop(mut self, grace: Duration) -> Result<ExitStatus> {
+        self.end(grace).await
+    }
+
+    /// Ends the process like [`Process::stop`]. Its output can be read afterwards.
+    pub(super) async fn end(&mut self, grace: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM);
         if let Ok(status) = tokio::time::timeout(grace, self.wait()).await {
             return status;

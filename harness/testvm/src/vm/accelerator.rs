@@ -12,7 +12,8 @@ use testvm_guest::spec::Mode;
 
 use super::boot::initramfs;
 use super::hypervisor::{Accelerator, Hypervisor};
-use super::machine::{ExitReason, Vm};
+use super::machine::Vm;
+use super::phase::ExitReason;
 use super::spec::VmSpec;
 use crate::cache::Recipe;
 use crate::images::kernel::Kernel;

@@ -7,12 +7,14 @@ use std::path::Path;
 use testvm_guest::control::CONTROL_PORT;
 use testvm_guest::report::REPORT_PORT;
 
+use super::monitor::device_name;
 use super::spec::{Disk, DiskMode, Forward, VmSpec};
 
 /// The file names of the sockets that QEMU connects to, in a directory of the machine's own.
 pub(super) const CONSOLE_SOCKET: &str = "console";
 pub(super) const REPORT_SOCKET: &str = "report";
 pub(super) const CONTROL_SOCKET: &str = "control";
+pub(super) const MONITOR_SOCKET: &str = "monitor";
 
 /// The kernel panics at the first oops, so that no output follows the cause, and QEMU exits instead of
 /// rebooting. The watchdogs' limits are long because the host may be busy. For the same reason the kernel
@@ -49,6 +51,8 @@ pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
         args.socket(socket, sockets);
         args.flag("-device").value(format!("virtserialport,bus=ports.0,chardev={socket},name={port}"));
     }
+    args.socket(MONITOR_SOCKET, sockets);
+    args.flag("-mon").value(format!("chardev={MONITOR_SOCKET},mode=control"));
     args.flag("-device").value("virtio-rng-pci");
     for (index, disk) in spec.disks.iter().enumerate() {
         args.disk(index, disk);
@@ -93,26 +97,26 @@ impl Arguments {
     }
 
     fn disk(&mut self, index: usize, disk: &Disk) {
-        let mut device = format!("virtio-blk-pci,drive=disk{index},serial={}", disk.name);
+        let name = device_name(index);
+        let mut device = format!("virtio-blk-pci,drive={name},serial={}", disk.name);
         match disk.mode {
             DiskMode::Logged => {
-                self.recorded(index, disk);
+                self.recorded(&name, disk);
                 // QEMU merges adjacent requests up to 1024 buffers, the most that pwritev(2) accepts. The log
                 // adds a header, so a merged write of 1024 buffers would fail with EINVAL, and the guest
                 // would see an I/O error.
                 device.push_str(",request-merging=off");
             }
-            DiskMode::Persistent => self.drive(index, disk, ""),
-            DiskMode::Scratch => self.drive(index, disk, ",snapshot=on"),
-            DiskMode::ReadOnly => self.drive(index, disk, ",readonly=on"),
+            DiskMode::Persistent => self.drive(&name, disk, ""),
+            DiskMode::Scratch => self.drive(&name, disk, ",snapshot=on"),
+            DiskMode::ReadOnly => self.drive(&name, disk, ",readonly=on"),
         }
         self.flag("-device").value(device);
     }
 
-    fn drive(&mut self, index: usize, disk: &Disk, more: &str) {
+    fn drive(&mut self, name: &str, disk: &Disk, more: &str) {
         // A flush need not reach the host's disk: a simulated power cut ends QEMU, not the host.
-        let mut drive =
-            OsString::from(format!("id=disk{index},if=none,format=raw,cache=unsafe,discard=unmap"));
+        let mut drive = OsString::from(format!("id={name},if=none,format=raw,cache=unsafe,discard=unmap"));
         drive.push(more);
         drive.push(",file=");
         drive.push(escape(&disk.image));
@@ -120,18 +124,17 @@ impl Arguments {
     }
 
     /// Adds a disk with a write log. The guest's flushes are logged and need not reach the host's disk.
-    fn recorded(&mut self, index: usize, disk: &Disk) {
+    fn recorded(&mut self, name: &str, disk: &Disk) {
         let log = disk.write_log();
         for (node, path) in [("image", &disk.image), ("log", &log)] {
             let mut file = OsString::from(format!(
-                "driver=file,node-name=disk{index}-{node},cache.no-flush=on,discard=unmap,filename="
+                "driver=file,node-name={name}-{node},cache.no-flush=on,discard=unmap,filename="
             ));
             file.push(escape(path));
             self.flag("-blockdev").value(file);
         }
-        self.flag("-blockdev").value(format!(
-            "driver=blklogwrites,node-name=disk{index},file=disk{index}-image,log=disk{index}-log"
-        ));
+        self.flag("-blockdev")
+            .value(format!("driver=blklogwrites,node-name={name},file={name}-image,log={name}-log"));
     }
 }
 
@@ -227,6 +230,10 @@ virtserialport,bus=ports.0,chardev=report,name=testvm.report
 socket,id=control,server=off,path=/s/control
 -device
 virtserialport,bus=ports.0,chardev=control,name=testvm.control
+-chardev
+socket,id=monitor,server=off,path=/s/monitor
+-mon
+chardev=monitor,mode=control
 -device
 virtio-rng-pci
 -drive

@@ -10,10 +10,14 @@ use testvm_guest::control::{Action, Answer, ExecOutput, Request, Response};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
+
+use super::phase::{ExitReason, Phase};
 
 /// The additional time that the guest has to kill a program that exceeds its timeout, and to report that.
 const ANSWER_MARGIN: Duration = Duration::from_secs(30);
+/// The time from the end of the control port to the cause of the machine's end.
+const CAUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client for requests to a node. Clones share the port, and requests run concurrently.
 #[derive(Clone, Debug)]
@@ -24,15 +28,20 @@ struct Shared {
     next_id: AtomicU64,
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
     waiting: Mutex<HashMap<u64, oneshot::Sender<Response>>>,
+    phase: watch::Receiver<Phase>,
 }
 
 impl Control {
-    pub(super) fn new(stream: UnixStream) -> (Control, impl Future<Output = ()> + Send + use<>) {
+    pub(super) fn new(
+        stream: UnixStream,
+        phase: watch::Receiver<Phase>,
+    ) -> (Control, impl Future<Output = ()> + Send + use<>) {
         let (reader, writer) = stream.into_split();
         let shared = Arc::new(Shared {
             next_id: AtomicU64::new(1),
             writer: tokio::sync::Mutex::new(writer),
             waiting: Mutex::default(),
+            phase,
         });
         (Control(Arc::clone(&shared)), receive(shared, reader))
     }
@@ -112,8 +121,20 @@ impl Control {
         self.0.writer.lock().await.write_all(&line).await.context("write to the control port")?;
         let response = tokio::time::timeout(runs_for + ANSWER_MARGIN, response).await;
         self.0.waiting().remove(&id);
-        let response = response.context("the node does not answer")?.context("the machine ended")?;
+        let Ok(response) = response.context("the node does not answer")? else {
+            anyhow::bail!("the machine ended: {}", self.cause().await)
+        };
         response.result.map_err(anyhow::Error::msg)
+    }
+
+    /// Returns why the machine ended. The control port closes before the cause is known.
+    async fn cause(&self) -> String {
+        let mut phase = self.0.phase.clone();
+        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
+        match tokio::time::timeout(CAUSE_TIMEOUT, ended).await.as_ref().map(|ended| ended.as_deref()) {
+            Ok(Ok(Phase::Ended(ExitReason::Failed(why) | ExitReason::Crashed(why)))) => why.clone(),
+            _ => "its power was switched off".to_owned(),
+        }
     }
 }
 

@@ -14,11 +14,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, REPORT_SOCKET, arguments};
+use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, MONITOR_SOCKET, REPORT_SOCKET, arguments};
 use super::console::Watcher;
 use super::control::Control;
+use super::monitor;
+use super::phase::{ExitReason, Phase};
 use super::reports::{LineTimes, Logs};
-use super::spec::{DiskMode, VmSpec};
+use super::spec::{Disk, DiskMode, VmSpec, scratch_directory};
+use crate::disk_space::{self, BOOT_MIB};
 use crate::process::{Process, tail};
 use crate::progress::seconds;
 
@@ -31,28 +34,6 @@ const MAX_BOOTS: usize = 3;
 /// The time to read remaining output. The console may lag behind the report port, and the stack follows a
 /// fatal line.
 const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The progress of a machine.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Phase {
-    /// PID 1 has not reported yet.
-    Booting,
-    /// PID 1 runs.
-    Started,
-    /// The node has completed all its steps.
-    Ready,
-    Ended(ExitReason),
-}
-
-/// How a machine ended.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum ExitReason {
-    Passed,
-    /// The guest reported a failure, with this text.
-    Failed(String),
-    /// The kernel crashed, or the guest sent no verdict. The text has the reason and the end of the console.
-    Crashed(String),
-}
 
 /// A running machine. Dropping it cuts its power.
 #[derive(Debug)]
@@ -100,8 +81,15 @@ impl Vm {
             let path = sockets.path().join(name);
             UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
         };
-        let (console, report, control) =
-            (listen(CONSOLE_SOCKET)?, listen(REPORT_SOCKET)?, listen(CONTROL_SOCKET)?);
+        let (console, report, control, monitor) = (
+            listen(CONSOLE_SOCKET)?,
+            listen(REPORT_SOCKET)?,
+            listen(CONTROL_SOCKET)?,
+            listen(MONITOR_SOCKET)?,
+        );
+        for directory in spec.disks.iter().filter_map(Disk::written_directory) {
+            disk_space::require(&directory, BOOT_MIB).with_context(|| format!("start {}", spec.name))?;
+        }
         for disk in spec.disks.iter().filter(|disk| disk.mode == DiskMode::Logged) {
             let log = disk.write_log();
             // QEMU writes to an existing file and does not create one.
@@ -113,11 +101,13 @@ impl Vm {
             .qemu
             .program()
             .args(arguments(spec, sockets.path()))
+            .env("TMPDIR", scratch_directory())
             .log(&qemu_log)
             .spawn()
             .with_context(|| format!("start the virtual machine {}", spec.name))?;
-        let connected = async { tokio::try_join!(accept(&console), accept(&report), accept(&control)) };
-        let (console, report, control) = tokio::select! {
+        let connected =
+            async { tokio::try_join!(accept(&console), accept(&report), accept(&control), accept(&monitor)) };
+        let (console, report, control, monitor) = tokio::select! {
             connected = tokio::time::timeout(CONNECT_TIMEOUT, connected) => {
                 connected.with_context(|| format!("QEMU of {} did not connect", spec.name))??
             }
@@ -141,8 +131,9 @@ impl Vm {
         let logs = Logs::new(spec.logs.clone())?;
         let said = logs.times();
         let crash_report = CrashReport { fatal, console: Arc::clone(&console_state), qemu_log };
-        tasks.spawn(follow(report, logs, crash_report, phase_sender, message_sender));
-        let (control, responses) = Control::new(control);
+        let disk_error = monitor::disk_error(monitor, spec.disks.clone());
+        tasks.spawn(follow(report, disk_error, logs, crash_report, phase_sender, message_sender));
+        let (control, responses) = Control::new(control, phase.clone());
         tasks.spawn(responses);
         Ok(Vm {
             name: spec.name.clone(),
@@ -365,6 +356,7 @@ impl CrashReport {
 /// Reads the report port until the machine ends.
 async fn follow(
     stream: UnixStream,
+    disk_error: impl Future<Output = String>,
     mut logs: Logs,
     mut crash_report: CrashReport,
     phase: watch::Sender<Phase>,
@@ -374,6 +366,7 @@ async fn follow(
     let said = tokio::select! {
         said = reports => said,
         Some(()) = crash_report.fatal.recv() => None,
+        why = disk_error => Some(ExitReason::Crashed(why)),
     };
     let ending = match said {
         Some(ending) => ending,

@@ -10,6 +10,8 @@ mod console;
 mod control;
 mod hypervisor;
 mod machine;
+mod monitor;
+mod phase;
 mod reports;
 mod spec;
 
@@ -17,6 +19,7 @@ pub use accelerator::choose;
 pub use boot::{GuestFile, initramfs};
 pub use control::Control;
 pub use hypervisor::{Accelerator, Hypervisor};
-pub use machine::{ExitReason, Phase, Vm};
+pub use machine::Vm;
+pub use phase::{ExitReason, Phase};
 pub use reports::LineTimes;
 pub use spec::{Disk, DiskMode, Forward, VmSpec};

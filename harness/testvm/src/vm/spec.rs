@@ -1,7 +1,7 @@
 //! The specification of a virtual machine.
 
 use std::net::SocketAddrV4;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::hypervisor::Hypervisor;
 
@@ -47,6 +47,16 @@ impl Disk {
         path.push(".writes");
         path.into()
     }
+
+    /// Returns the directory of the host in which the guest's writes take space, or `None` if it cannot write.
+    #[must_use]
+    pub(super) fn written_directory(&self) -> Option<PathBuf> {
+        match self.mode {
+            DiskMode::Persistent | DiskMode::Logged => self.image.parent().map(Path::to_owned),
+            DiskMode::Scratch => Some(scratch_directory()),
+            DiskMode::ReadOnly => None,
+        }
+    }
 }
 
 /// What happens to the guest's writes.
@@ -60,6 +70,13 @@ pub enum DiskMode {
     Scratch,
     /// The guest cannot write.
     ReadOnly,
+}
+
+/// Returns the directory in which QEMU keeps the writes to [`DiskMode::Scratch`] disks, in unnamed files. It is not that of
+/// other temporary files, which may be in memory.
+pub(super) fn scratch_directory() -> PathBuf {
+    let chosen = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|path| path.is_dir());
+    chosen.filter(|path| path != Path::new("/tmp")).unwrap_or_else(|| "/var/tmp".into())
 }
 
 /// A TCP port of the host that is forwarded to the guest.

@@ -1,0 +1,79 @@
+//! The time that a program has that is run to its end.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::time::{Instant, timeout_at};
+
+use super::running::Process;
+use crate::progress::seconds;
+
+/// The limits of a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// The time from the start to the end.
+    pub(super) total: Duration,
+    /// The time without a byte of output, after which a download is taken for stalled.
+    pub(super) silence: Option<Duration>,
+}
+
+/// The limits of programs that work on local files.
+pub(super) const LOCAL: Limits = Limits { total: Duration::from_secs(30 * 60), silence: None };
+/// The limits of programs that download, and then often compile: on two slow processors, a first build of Kubernetes takes
+/// a quarter of an hour, and its longest silence, while it links, some minutes.
+pub(super) const DOWNLOADS: Limits =
+    Limits { total: Duration::from_secs(60 * 60), silence: Some(Duration::from_secs(20 * 60)) };
+
+impl Limits {
+    /// Waits for the end of the program. Returns the reason if it has exceeded a limit; it still runs then.
+    pub(super) async fn watch(&self, process: &mut Process) -> Result<Option<String>> {
+        let end = Instant::now() + self.total;
+        let mut written = process.output.length()?;
+        loop {
+            let check = self.silence.map_or(end, |silence| end.min(Instant::now() + silence));
+            if let Ok(status) = timeout_at(check, process.wait()).await {
+                return status.map(|_| None);
+            }
+            if Instant::now() >= end {
+                return Ok(Some(format!("did not end within {}", seconds(self.total))));
+            }
+            let now = process.output.length()?;
+            if now == written {
+                let silence = seconds(self.silence.unwrap_or_default());
+                return Ok(Some(format!("wrote nothing for {silence}, so a download may have stalled")));
+            }
+            written = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Program;
+    use super::*;
+
+    async fn reason(script: &str, limits: Limits) -> String {
+        let program = Program { limits, ..Program::new("sh").args(["-c", script]) };
+        program.run().await.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn a_program_that_exceeds_a_limit_is_stopped_with_its_group_and_the_error_has_its_output() {
+        let brief = Duration::from_millis(300);
+        let overdue = Limits { total: brief, silence: None };
+        let error = reason("echo fetching a; sleep 1000 & echo $!; wait", overdue).await;
+        assert!(error.contains("sh did not end within 0.3 s") && error.contains("fetching a"), "{error}");
+        let child = error.lines().find_map(|line| line.parse::<i32>().ok()).unwrap();
+        assert!(super::super::tests::ends_soon(child).await);
+        let stalled = Limits { total: Duration::from_secs(600), silence: Some(brief) };
+        let error = reason("echo fetching b; exec sleep 1000", stalled).await;
+        assert!(error.contains("wrote nothing for 0.3 s") && error.contains("fetching b"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_goes_on_writing_is_not_stopped_for_its_silence() {
+        let limits = Limits { total: Duration::from_secs(600), silence: Some(Duration::from_secs(1)) };
+        let program = Program::new("sh").args(["-c", "for i in 1 2 3 4 5 6; do sleep 0.4; echo $i; done"]);
+        Program { limits, ..program }.run().await.unwrap();
+    }
+}
