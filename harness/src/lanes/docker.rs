@@ -124,7 +124,7 @@ async fn devices(
     let mut mounts = vec![mount(PAYLOAD_DISK, PAYLOAD, "ext4", "ro")];
     for (name, target, options) in DATA {
         disk::xfs(&path(name), DATA_MIB).await?;
-        disks.push(disk(name, DiskMode::Scratch));
+        disks.push(disk(name, DiskMode::Persistent));
         mounts.push(mount(name, target, "xfs", options));
     }
     Ok(Devices { disks, mounts, forwards: Vec::new(), memory_mib: MEMORY_MIB, logs })

@@ -16,13 +16,13 @@ use testvm::packages;
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
-use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
+use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile, Hypervisor};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::go_tests;
 use super::libtest::Run;
-use super::power_cut;
+use super::{machine_faults, power_cut};
 use crate::builds;
 
 /// The test target and the feature that enables it, the same in every crate that has them.
@@ -149,6 +149,10 @@ async fn test(
     let (kernel, hypervisor, logs) = (&kernel, &hypervisor, logs.as_path());
     let guest = Guest { kernel, hypervisor, init, files, logs, left_out };
     let mut report = run_on(session, guest, only).await?;
+    if left_out.is_empty() && machine_faults::is_selected(only) {
+        let machine = machine_faults::Machine { kernel, hypervisor, init, logs };
+        report.append(machine_faults::run(session, &machine).await);
+    }
     if only.is_empty() {
         let machine = power_cut::Machine { kernel, hypervisor, init, program: power_cut, logs };
         report.append(power_cut::run(session, &machine).await);
@@ -182,7 +186,7 @@ async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<
         init,
         files: files.to_vec(),
         memory_mib: MEMORY_MIB,
-        disks: vec![scratch("data", &data), scratch("plain", &plain)],
+        disks: vec![data_disk("data", &data), data_disk("plain", &plain)],
         tests: tests(files, only, left_out),
         logs: logs.to_owned(),
     };
@@ -280,6 +284,8 @@ fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Report {
 
 #[cfg(test)]
 mod tests {
+    use testvm::kernel_log::ExpectedLines;
+
     use super::*;
 
     #[test]
@@ -295,5 +301,18 @@ mod tests {
         let mut passed = Report::new();
         passed.push("kernel sid: loopfs", "a test", Outcome::Passed, Duration::ZERO);
         assert_eq!(with_failure(Ok(passed), "sid", started).failed(), 0);
+    }
+
+    #[test]
+    fn lines_are_expected_on_kernels_of_the_catalogue_and_on_known_machines() {
+        let session = crate::project::session().unwrap();
+        let list = session.workspace.definitions().join("kernels/kernel-log.toml");
+        let kernels = Kernel::names(&session).unwrap();
+        let others = ["sanity", "docker", "bench", "power-cut-work", "power-cut-check", "node-0", "node-1"];
+        let known: Vec<String> =
+            kernels.iter().map(|name| machine_name(name)).chain(others.map(str::to_owned)).collect();
+        for machine in ExpectedLines::read(&list).unwrap().machines() {
+            assert!(known.iter().any(|name| name == machine), "{}: {machine}", list.display());
+        }
     }
 }

@@ -66,6 +66,7 @@ pub mod cache;
 pub mod cargo_tool;
 pub mod go_build;
 pub mod images;
+pub mod kernel_log;
 pub mod packages;
 pub mod process;
 pub mod progress;
