@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use testvm::report::Report;
+use testvm::report::{Report, ReportFiles};
 use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -103,12 +103,14 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Test(args) => {
             let _lock = session.exclusive("test").await?;
-            conclude(session, "test", lanes::run(session, args).await?)
+            let files = report_files(session, "test")?;
+            conclude(session, &files, lanes::run(session, args).await?)
         }
         Command::E2e(args) => {
             let args = args.into_args();
             let _lock = args.lock(session).await?;
-            conclude(session, "e2e", e2e::run(session, args).await?)
+            let files = report_files(session, "e2e")?;
+            conclude(session, &files, e2e::run(session, args).await?)
         }
         Command::Bench(args) => bench::run(session, &args).await,
         Command::Fetch(args) => {
@@ -147,14 +149,17 @@ fn lines(title: &str, descriptions: impl Iterator<Item = (&'static str, String)>
     std::iter::once(format!("{title}\n")).chain(descriptions.map(line)).collect()
 }
 
+fn report_files(session: &Session, run: &str) -> anyhow::Result<ReportFiles> {
+    ReportFiles::begin(session.workspace.reports(run), session.project.name)
+}
+
 /// Prints the report, writes its files, and returns the exit code.
-fn conclude(session: &Session, name: &str, mut report: Report) -> anyhow::Result<ExitCode> {
-    let dir = session.workspace.reports(name);
+fn conclude(session: &Session, files: &ReportFiles, mut report: Report) -> anyhow::Result<ExitCode> {
     report.versions = session.versions.all();
-    report.write(&dir, session.project.name)?;
+    files.write(&report)?;
     session.progress.finish();
     println!("{}", report.table());
-    println!("reports and logs: {}", dir.display());
+    println!("reports and logs: {}", files.directory().display());
     if report.not_run() > 0 {
         println!("{} not run", report.not_run());
     }

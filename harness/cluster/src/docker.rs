@@ -30,7 +30,7 @@ const MODPROBE_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct DockerMachine {
     hypervisor: Hypervisor,
-    kernel: PathBuf,
+    kernel: Kernel,
     modules: Vec<Module>,
     /// The disk of the root file system, whose changes are discarded.
     root: PathBuf,
@@ -67,7 +67,7 @@ impl DockerMachine {
     ) -> Result<DockerMachine> {
         let hypervisor = choose(session, kernel, &init).await?;
         let modules = kernel.modules(&MODULE_SETS).await?;
-        Ok(DockerMachine { hypervisor, kernel: kernel.vmlinuz(), modules, root, init })
+        Ok(DockerMachine { hypervisor, kernel: kernel.clone(), modules, root, init })
     }
 
     /// Returns the disk of the root file system.

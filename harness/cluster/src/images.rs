@@ -35,7 +35,7 @@ pub(crate) struct NodeImages {
 #[derive(Debug)]
 pub(crate) struct NodeParts {
     pub(crate) hypervisor: Hypervisor,
-    pub(crate) kernel: PathBuf,
+    pub(crate) kernel: Kernel,
     pub(crate) modules: Vec<Module>,
     /// PID 1.
     pub(crate) init: PathBuf,
@@ -73,7 +73,7 @@ impl NodeParts {
         let archives = plan.archives.iter().map(|archive| file_name(archive)).collect::<Result<Vec<_>>>()?;
         Ok(NodeParts {
             hypervisor,
-            kernel: kernel.vmlinuz(),
+            kernel: kernel.clone(),
             modules: kernel.modules(&MODULE_SETS).await?,
             init: plan.init,
             root: roots.root,

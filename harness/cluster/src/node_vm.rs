@@ -81,7 +81,7 @@ impl Record {
             let Ok(Phase::Ended(reason)) = ended.as_deref() else { return };
             let cause = match reason {
                 ExitReason::Passed => "it was powered off".to_owned(),
-                ExitReason::Failed(why) | ExitReason::Crashed(why) => why.clone(),
+                ExitReason::Failed(why) | ExitReason::Faulty(why) | ExitReason::Crashed(why) => why.clone(),
             };
             let message = format!("the virtual machine of {name} ended by itself: {cause}");
             // There is no entry if the owner ends the machine.

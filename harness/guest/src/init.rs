@@ -9,10 +9,10 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
 use super::children::Children;
-use super::report::{Message, REPORT_PORT, Verdict};
+use super::report::{END_OF_CONSOLE, Message, REPORT_PORT, Verdict};
 use super::reporter::Reporter;
 use super::spec::{BootSpec, Mode, SPEC_PATH};
-use super::{modprobe, mounts, node, ports, tests};
+use super::{kernel_log, modprobe, mounts, node, ports, tests, xfs};
 
 /// Runs PID 1. It powers the machine off and never returns, because the kernel panics if PID 1 ends.
 pub fn main() {
@@ -70,6 +70,13 @@ fn set_clock(unix_time: u64) -> Result<()> {
 
 fn power_off() -> ! {
     nix::unistd::sync();
+    if let Err(error) = xfs::close() {
+        // The host's check of the disks fails.
+        eprintln!("guest-init: {error:#}");
+    }
+    if let Err(error) = kernel_log::write(END_OF_CONSOLE) {
+        eprintln!("guest-init: {error:#}");
+    }
     for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT] {
         // This returns only if the machine cannot power off. A reset ends it too (-no-reboot).
         let Err(errno) = reboot(mode);

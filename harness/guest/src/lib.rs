@@ -38,6 +38,7 @@ pub mod spec;
 mod children;
 mod disks;
 mod init;
+mod kernel_log;
 mod log_file;
 mod modprobe;
 mod mounts;
@@ -47,5 +48,6 @@ mod reporter;
 mod requests;
 mod services;
 mod tests;
+mod xfs;
 
 pub use init::main;

@@ -101,6 +101,21 @@ pub(super) fn unmount(target: &str) -> Result<()> {
     .with_context(|| format!("unmount {target}"))
 }
 
+/// Returns the mount points of all file systems of this type, the newest first.
+pub(super) fn of_type(fs_type: &str) -> Result<Vec<String>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").context("read the mounts")?;
+    Ok(mount_points(&mounts, fs_type).into_iter().rev().map(str::to_owned).collect())
+}
+
+/// Returns the mount points of this type in `/proc/self/mountinfo` (proc(5)).
+fn mount_points<'a>(mountinfo: &'a str, fs_type: &str) -> Vec<&'a str> {
+    let of_type = mountinfo.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        file_system.strip_prefix(fs_type)?.starts_with(' ').then(|| mount.split(' ').nth(4))?
+    });
+    of_type.collect()
+}
+
 /// Splits fstab options into mount flags and options that are passed to the file system.
 fn options(text: &str) -> (MsFlags, String) {
     let mut flags = MsFlags::empty();
@@ -154,4 +169,21 @@ fn free_initramfs() -> Result<()> {
         removed.with_context(|| format!("remove {} from the initramfs", path.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_those_of_the_type_in_their_order() {
+        let mountinfo = "\
+21 1 253:0 / / rw,noatime shared:1 - ext4 /dev/vda rw
+30 21 253:16 / /data rw,nodev shared:5 - xfs /dev/vdb rw,prjquota
+31 21 0:20 / /run rw - tmpfs tmpfs rw
+32 31 253:16 /volumes/a /pods/a rw - xfs /dev/vdb rw,prjquota
+";
+        assert_eq!(mount_points(mountinfo, "xfs"), ["/data", "/pods/a"]);
+        assert!(mount_points(mountinfo, "x").is_empty());
+    }
 }

@@ -122,11 +122,14 @@ fn shut_down(spec: &NodeSpec, services: &Services) {
     kill(everyone, Signal::SIGTERM).ok();
     services.wait_ended(STOP_TIMEOUT);
     kill(everyone, Signal::SIGKILL).ok();
-    for mount in spec.mounts.iter().rev() {
-        if let Err(error) = mounts::unmount(&mount.target) {
+    let unmount = |target: &str| {
+        if let Err(error) = mounts::unmount(target) {
             eprintln!("guest-init: {error:#}");
         }
-    }
+    };
+    spec.mounts.iter().rev().for_each(|mount| unmount(&mount.target));
+    // Mounts of volumes have the disk in use too.
+    mounts::of_type("xfs").unwrap_or_default().iter().for_each(|target| unmount(target));
     let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
     if let Err(errno) = mount(None::<&str>, "/", None::<&str>, read_only, None::<&str>) {
         // If this fails, the next mount replays the journal.

@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 /// The name of the virtio port that carries reports.
 pub const REPORT_PORT: &str = "testvm.report";
 
+/// The last line of the guest in the kernel's log. The host looks for it on the console: without it, messages about faults of
+/// the kernel may not have reached the console either.
+pub const END_OF_CONSOLE: &str = "guest-init: the end of the log";
+
 /// A message of the guest.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::children::{Children, Output, PATH};
-use super::mounts;
 use super::report::{End, Message, TestBinaryResult};
 use super::reporter::Reporter;
 use super::services::{Services, StopReason};
 use super::spec::{TestBinary, TestsSpec};
+use super::{mounts, xfs};
 
 /// The time that a service has to finish its work and to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
@@ -50,6 +50,11 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
     for mount in spec.mounts.iter().rev() {
         mounts::unmount(&mount.target)?;
     }
+    failed.extend(xfs::wait_released().into_iter().map(|device| {
+        format!(
+            "the XFS on {device} is in use after its unmount: a loop device, a mount or a process is left"
+        )
+    }));
     anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
 }

@@ -11,7 +11,7 @@ use testvm::images::kernel::Kernel;
 use testvm::packages;
 use testvm::process::tail;
 use testvm::session::Session;
-use testvm::test_machine::{HARDENED, TestMachine, scratch, xfs};
+use testvm::test_machine::{HARDENED, TestMachine, data_disk, xfs};
 use testvm::vm::{self, ExitReason, GuestFile};
 use testvm_guest::report::{End, Message};
 use testvm_guest::spec::{TestBinary, TestsSpec};
@@ -68,7 +68,7 @@ pub(super) async fn run(
         init: &init,
         files,
         memory_mib: 4096,
-        disks: vec![scratch("data", &data)],
+        disks: vec![data_disk("data", &data)],
         tests,
         logs: logs.clone(),
     };

@@ -96,6 +96,7 @@ pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
             "passed" => Outcome::Passed,
             "expected-failure" => Outcome::ExpectedFailure(case.message),
             "skipped" => Outcome::Skipped(case.message),
+            "unavailable" => Outcome::Unavailable(case.message),
             "not-run" => Outcome::NotRun,
             // An unknown outcome must not count as passed.
             _ => Outcome::Failed(case.message),
@@ -117,6 +118,7 @@ mod tests {
             Outcome::Failed("why".into()),
             Outcome::ExpectedFailure("known".into()),
             Outcome::Skipped("n/a".into()),
+            Outcome::Unavailable("no tool".into()),
             Outcome::NotRun,
         ] {
             report.push("suite", "case", outcome, Duration::from_millis(1500));

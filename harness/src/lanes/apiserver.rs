@@ -70,7 +70,7 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
         session.progress.line(line);
     }
     let mut report = Report::new();
-    Run::parse(&output).report(&mut report, SUITE, ended, started.elapsed());
+    Run::parse(&output).report_selected(&mut report, SUITE, ended, started.elapsed(), only);
     if report.succeeded() {
         step.done(report.summary());
     } else {

@@ -110,7 +110,7 @@ async fn deny(session: &Session, suite: &str, report: &mut Report) {
     let outcome = match checked {
         Ok((Ok(finished), _)) => advisories_outcome(&finished),
         Ok((Err(error), _)) => Outcome::Failed(format!("{error:#}")),
-        Err(_) => Outcome::Skipped(format!(
+        Err(_) => Outcome::Unavailable(format!(
             "the database of advisories was not fetched within {ADVISORIES_TIMEOUT:?}; run `cargo deny check advisories` \
              where its Git repository can be reached"
         )),
@@ -124,7 +124,7 @@ fn advisories_outcome(finished: &Finished) -> Outcome {
     if finished.status.success() {
         Outcome::Passed
     } else if finished.stderr.contains(NO_DATABASE) {
-        Outcome::Skipped(
+        Outcome::Unavailable(
             "the Git repository of the database of advisories cannot be reached from here; run `cargo deny check \
              advisories` where it can"
                 .to_owned(),
@@ -142,7 +142,7 @@ async fn build_with(session: &Session, suite: &str, report: &mut Report, version
     let installed = rustup().args(["rustc", "--version"]).finish().await;
     if !installed.is_ok_and(|finished| finished.status.success()) {
         let reason = format!("it is not installed: rustup toolchain install {version}");
-        report.push(suite, &name, Outcome::Skipped(reason), Duration::ZERO);
+        report.push(suite, &name, Outcome::Unavailable(reason), Duration::ZERO);
         return;
     }
     let packages = packages.iter().flat_map(|package| ["--package", package]);

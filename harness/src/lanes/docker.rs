@@ -124,7 +124,7 @@ async fn devices(
     let mut mounts = vec![mount(PAYLOAD_DISK, PAYLOAD, "ext4", "ro")];
     for (name, target, options) in DATA {
         disk::xfs(&path(name), DATA_MIB).await?;
-        disks.push(disk(name, DiskMode::Scratch));
+        disks.push(disk(name, DiskMode::Persistent));
         mounts.push(mount(name, target, "xfs", options));
     }
     Ok(Devices { disks, mounts, forwards: Vec::new(), memory_mib: MEMORY_MIB, logs })
@@ -140,7 +140,8 @@ async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path) -> Resul
         session.progress.line(line);
     }
     let mut report = Report::new();
-    Run::parse(&output.stdout).report(&mut report, SUITE, result(output.code), started.elapsed());
+    let run = Run::parse(&output.stdout);
+    run.report_selected(&mut report, SUITE, result(output.code), started.elapsed(), only);
     if !report.succeeded() {
         // A test removes its container, unless it was killed.
         let printed = bash(vm.control(), CONTAINER_LOGS, LOGS_TIMEOUT).await;

@@ -95,7 +95,7 @@ fn parse(output: &str) -> Vec<(String, Outcome, Duration)> {
             let reason = lines.join("\n").trim().to_owned();
             let outcome = match word {
                 "PASS" => Outcome::Passed,
-                "SKIP" => Outcome::Skipped(reason),
+                "SKIP" => Outcome::Unavailable(reason),
                 _ => Outcome::Failed(reason),
             };
             cases.push((name.to_owned(), outcome, time));
@@ -150,7 +150,7 @@ FAIL\texample.invalid/x\t1.3s
             ("TestGood", Outcome::Passed),
             ("TestParts", Outcome::Passed),
             ("TestBad", Outcome::Failed("x_test.go:3: expected 1".to_owned())),
-            ("TestLater", Outcome::Skipped("x_test.go:9: needs root".to_owned())),
+            ("TestLater", Outcome::Unavailable("x_test.go:9: needs root".to_owned())),
         ];
         let expected = expected.map(|(name, outcome)| (name.to_owned(), outcome));
         assert_eq!(outcomes(OUTPUT, Err("exit code 1".to_owned())), expected);

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use testvm::cache;
 use testvm::images::debian_program::{LOSETUP, MKFS_XFS};
 use testvm::images::disk;
@@ -16,19 +16,19 @@ use testvm::packages;
 use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
-use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
+use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile, Hypervisor};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::go_tests;
 use super::libtest::Run;
-use super::power_cut;
+use super::{machine_faults, power_cut};
 use crate::builds;
 
 /// The test target and the feature that enables it, the same in every crate that has them.
 pub(super) const TEST: &str = "kernel";
 pub(super) const FEATURE: &str = "kernel-tests";
-/// The crates that may have kernel tests.
+/// The crates with kernel tests.
 const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 /// The program of loopfs, which its tests run, and its path in the guest.
 const TOOL: &str = "loopfs";
@@ -59,57 +59,18 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     };
     let default = Kernel::default_name(session)?;
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
-    let mut files = Vec::new();
-    for package in PACKAGES {
-        if !session.workspace.root().join(package).join("tests").join(TEST).is_dir() {
-            continue;
-        }
-        let host = rust_build::test_binary(session, package, TEST, FEATURE).await?;
-        files.push(GuestFile { path: format!("/tests/{package}"), mode: 0o755, host });
-    }
     let directory = tempfile::tempdir().context("make a directory")?;
-    if go_tests::is_installed() {
-        let host = go_tests::kernel_tests(session, directory.path()).await?;
-        files.push(GuestFile { path: GO_TESTS.to_owned(), mode: 0o755, host });
-    }
-    let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
-    let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
-    files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
-    let examples = builds::loopfs_examples(session, FEATURE).await?;
-    files.extend(examples.programs().map(|(name, host)| GuestFile {
-        path: format!("{EXAMPLES}/{name}"),
-        mode: 0o755,
-        host: host.to_owned(),
-    }));
-    let programs = [LOSETUP.files(session).await?, MKFS_XFS.files(session).await?].concat();
-    // Both programs bring the C library of the same suite.
-    for (path, host) in programs.into_iter().collect::<BTreeMap<_, _>>() {
-        files.push(GuestFile { path, mode: 0o755, host });
-    }
-    let init = builds::guest_programs(session).await?.init;
-    let mut machines = Vec::new();
-    for name in &kernels {
-        let kernel = Kernel::prepare(session, Some(name)).await?;
-        let hypervisor = vm::choose(session, &kernel, &init).await?;
-        machines.push((kernel, hypervisor));
-    }
+    let programs = Programs::build(session, directory.path()).await?;
     // A guest keeps one processor busy, and occasionally a second one with work of its kernel.
     let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let tested =
-        futures::stream::iter(machines.iter().enumerate()).map(async |(number, (kernel, hypervisor))| {
-            let elsewhere = kernels.len() > 1 && kernel.name() != default;
-            let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
-            let guest = Guest {
-                kernel,
-                hypervisor,
-                init: &init,
-                files: &files,
-                logs: &logs,
-                left_out: if elsewhere { &ON_ONE_KERNEL } else { &[] },
-            };
-            anyhow::Ok((number, test(session, guest, only, &power_cut).await?))
-        });
-    let reports: BTreeMap<usize, Report> = tested.buffer_unordered(at_once).try_collect().await?;
+    let tested = futures::stream::iter(kernels.iter().enumerate()).map(async |(number, name)| {
+        let elsewhere = kernels.len() > 1 && *name != default;
+        let left_out: &[&str] = if elsewhere { &ON_ONE_KERNEL } else { &[] };
+        let started = Instant::now();
+        let result = test(session, name, &programs, left_out, only).await;
+        (number, with_failure(result, name, started))
+    });
+    let reports: BTreeMap<usize, Report> = tested.buffer_unordered(at_once).collect().await;
     let mut report = Report::new();
     for of_kernel in reports.into_values() {
         report.append(of_kernel);
@@ -117,12 +78,81 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     Ok(report)
 }
 
+/// Returns the report of one kernel. A kernel that cannot be tested is a failed case, because the results of the others count.
+fn with_failure(result: Result<Report>, kernel: &str, started: Instant) -> Report {
+    result.unwrap_or_else(|error| {
+        let mut report = Report::new();
+        report.record::<()>(&suite(kernel), "run the tests", started.elapsed(), &Err(error));
+        report
+    })
+}
+
+/// Returns the name of the machine that runs the tests on a kernel.
+fn machine_name(kernel: &str) -> String {
+    format!("kernel-{kernel}")
+}
+
+fn suite(kernel: &str) -> String {
+    format!("kernel {kernel}")
+}
+
+/// The programs that all kernels run.
+struct Programs {
+    init: PathBuf,
+    /// The files of the tests.
+    files: Vec<GuestFile>,
+    power_cut: PathBuf,
+}
+
+impl Programs {
+    /// Builds them. `directory` is for those that are not in the cache.
+    async fn build(session: &Session, directory: &Path) -> Result<Programs> {
+        let file = |path: String, host: PathBuf| GuestFile { path, mode: 0o755, host };
+        let mut files = Vec::new();
+        for package in PACKAGES {
+            let host = rust_build::test_binary(session, package, TEST, FEATURE).await?;
+            files.push(file(format!("/tests/{package}"), host));
+        }
+        if go_tests::is_installed() {
+            files.push(file(GO_TESTS.to_owned(), go_tests::kernel_tests(session, directory).await?));
+        }
+        let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
+        let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
+        files.push(file(TOOL_PATH.to_owned(), tool));
+        let examples = builds::loopfs_examples(session, FEATURE).await?;
+        files.extend(
+            examples.programs().map(|(name, host)| file(format!("{EXAMPLES}/{name}"), host.to_owned())),
+        );
+        let debian = [LOSETUP.files(session).await?, MKFS_XFS.files(session).await?].concat();
+        // Both programs bring the C library of the same suite.
+        files.extend(
+            debian.into_iter().collect::<BTreeMap<_, _>>().into_iter().map(|(path, host)| file(path, host)),
+        );
+        Ok(Programs { init: builds::guest_programs(session).await?.init, files, power_cut })
+    }
+}
+
 /// Runs all tests on one kernel.
-async fn test(session: &Session, guest: Guest<'_>, only: &[String], power_cut: &Path) -> Result<Report> {
-    let Guest { kernel, hypervisor, init, logs, .. } = guest;
+async fn test(
+    session: &Session,
+    kernel: &str,
+    programs: &Programs,
+    left_out: &[&'static str],
+    only: &[String],
+) -> Result<Report> {
+    let Programs { init, files, power_cut } = programs;
+    let kernel = Kernel::prepare(session, Some(kernel)).await?;
+    let hypervisor = vm::choose(session, &kernel, init).await?;
+    let logs = session.workspace.reports("test").join(machine_name(kernel.name()));
     // The logs of an earlier run must not be read as those of this run.
-    cache::remove_dir(logs)?;
+    cache::remove_dir(&logs)?;
+    let (kernel, hypervisor, logs) = (&kernel, &hypervisor, logs.as_path());
+    let guest = Guest { kernel, hypervisor, init, files, logs, left_out };
     let mut report = run_on(session, guest, only).await?;
+    if left_out.is_empty() && machine_faults::is_selected(only) {
+        let machine = machine_faults::Machine { kernel, hypervisor, init, logs };
+        report.append(machine_faults::run(session, &machine).await);
+    }
     if only.is_empty() {
         let machine = power_cut::Machine { kernel, hypervisor, init, program: power_cut, logs };
         report.append(power_cut::run(session, &machine).await);
@@ -150,13 +180,13 @@ async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<
     let plain = directory.path().join("plain.xfs");
     disk::xfs(&plain, 512).await?;
     let machine = TestMachine {
-        name: format!("kernel-{}", kernel.name()),
+        name: machine_name(kernel.name()),
         kernel,
         hypervisor,
         init,
         files: files.to_vec(),
         memory_mib: MEMORY_MIB,
-        disks: vec![scratch("data", &data), scratch("plain", &plain)],
+        disks: vec![data_disk("data", &data), data_disk("plain", &plain)],
         tests: tests(files, only, left_out),
         logs: logs.to_owned(),
     };
@@ -166,7 +196,7 @@ async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<
         hypervisor.accelerator
     ));
     let heard = machine.run(&step).await?;
-    let report = evaluate(guest, only, &heard)?;
+    let report = evaluate(guest, only, &heard);
     if report.succeeded() {
         step.done(report.summary())
     } else {
@@ -224,10 +254,9 @@ fn binary_name(file: &GuestFile) -> &str {
     file.path.rsplit('/').next().unwrap_or(&file.path)
 }
 
-fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Result<Report> {
+fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Report {
     let Guest { kernel, files, logs, .. } = guest;
     let mut report = Report::new();
-    anyhow::ensure!(test_binaries(files).next().is_some(), "no crate has tests/{TEST}");
     for file in test_binaries(files) {
         let name = binary_name(file);
         let suite = format!("kernel {}: {name}", kernel.name());
@@ -238,24 +267,52 @@ fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Result<R
             continue;
         }
         let run = Run::parse_timed(&output, heard.line_times(name));
-        if !only.is_empty() && ended_well.is_ok() && run.selected_nothing() {
-            continue;
-        }
-        run.report(&mut report, &suite, ended_well, time);
+        run.report_selected(&mut report, &suite, ended_well, time, only);
     }
+    let suite = suite(kernel.name());
     if !files.iter().any(|file| file.path == GO_TESTS) {
-        let outcome = Outcome::Skipped(go_tests::WITHOUT_GO.to_owned());
-        report.push(
-            &format!("kernel {}", kernel.name()),
-            "Go tests of project quotas",
-            outcome,
-            Duration::ZERO,
-        );
+        let outcome = Outcome::Unavailable(go_tests::WITHOUT_GO.to_owned());
+        report.push(&suite, "Go tests of project quotas", outcome, Duration::ZERO);
     }
     for name in guest.left_out {
         let outcome = Outcome::Skipped("it runs on the default kernel".to_owned());
-        report.push(&format!("kernel {}", kernel.name()), name, outcome, Duration::ZERO);
+        report.push(&suite, name, outcome, Duration::ZERO);
     }
-    heard.verdict(&mut report, &format!("kernel {}", kernel.name()));
-    Ok(report)
+    heard.verdict(&mut report, &suite);
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use testvm::kernel_log::ExpectedLines;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_does_not_boot_is_a_failed_case_beside_those_of_the_others() {
+        let started = Instant::now();
+        let mut report = Report::new();
+        report.push("kernel trixie: loopfs", "a test", Outcome::Passed, Duration::ZERO);
+        report.append(with_failure(Err(anyhow::anyhow!("it did not boot")), "bookworm", started));
+        assert_eq!((report.passed(), report.failed()), (1, 1));
+        let failures = report.failures();
+        assert!(failures.contains("it did not boot"), "{failures}");
+        assert_eq!(report.cases[1].suite, "kernel bookworm");
+        let mut passed = Report::new();
+        passed.push("kernel sid: loopfs", "a test", Outcome::Passed, Duration::ZERO);
+        assert_eq!(with_failure(Ok(passed), "sid", started).failed(), 0);
+    }
+
+    #[test]
+    fn lines_are_expected_on_kernels_of_the_catalogue_and_on_known_machines() {
+        let session = crate::project::session().unwrap();
+        let list = session.workspace.definitions().join("kernels/kernel-log.toml");
+        let kernels = Kernel::names(&session).unwrap();
+        let others = ["sanity", "docker", "bench", "power-cut-work", "power-cut-check", "node-0", "node-1"];
+        let known: Vec<String> =
+            kernels.iter().map(|name| machine_name(name)).chain(others.map(str::to_owned)).collect();
+        for machine in ExpectedLines::read(&list).unwrap().machines() {
+            assert!(known.iter().any(|name| name == machine), "{}: {machine}", list.display());
+        }
+    }
 }

@@ -84,8 +84,22 @@ impl Run {
     }
 
     /// Returns `true` if the binary ran to its end and none of its tests was selected.
-    pub(super) fn selected_nothing(&self) -> bool {
+    fn selected_nothing(&self) -> bool {
         self.cases.is_empty() && self.totals == Some(Totals::default())
+    }
+
+    /// Adds the cases to `report` like [`Run::report`], or nothing if the binary has no test whose name contains one of `only`.
+    pub(super) fn report_selected(
+        self,
+        report: &mut Report,
+        suite: &str,
+        ended_well: Result<(), String>,
+        time: Duration,
+        only: &[String],
+    ) {
+        if only.is_empty() || ended_well.is_err() || !self.selected_nothing() {
+            self.report(report, suite, ended_well, time);
+        }
     }
 
     /// Adds the cases to `report`. Adds one more if the binary's own result contradicts them: no tests at
@@ -102,7 +116,7 @@ impl Run {
         let counted = Totals {
             passed: count(|outcome| *outcome == Outcome::Passed),
             failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
-            ignored: count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+            ignored: count(|outcome| matches!(outcome, Outcome::Unavailable(_))),
         };
         let problem = match (&ended_well, self.totals) {
             (Err(why), None) => Some(why.clone()),
@@ -138,7 +152,7 @@ fn outcome(word: &str) -> Option<Outcome> {
         "FAILED" => Some(Outcome::Failed("it failed; see the log".to_owned())),
         _ => word
             .strip_prefix("ignored")
-            .map(|reason| Outcome::Skipped(reason.trim_start_matches(',').trim().to_owned())),
+            .map(|reason| Outcome::Unavailable(reason.trim_start_matches(',').trim().to_owned())),
     }
 }
 
@@ -175,9 +189,8 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     #[test]
     fn every_test_is_a_case() {
         let report = report(GOOD, Ok(()));
-        assert_eq!(report.summary(), "2 passed, 0 failed, 1 skipped");
-        assert!(report.succeeded());
-        assert_eq!(report.cases[1].outcome, Outcome::Skipped("needs two disks".to_owned()));
+        assert_eq!((report.passed(), report.failed(), report.not_run()), (2, 0, 1));
+        assert_eq!(report.cases[1].outcome, Outcome::Unavailable("needs two disks".to_owned()));
     }
 
     #[test]

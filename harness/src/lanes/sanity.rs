@@ -15,7 +15,7 @@ use testvm::packages;
 use testvm::report::Report;
 use testvm::rust_build;
 use testvm::session::Session;
-use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
+use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile};
 use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 
@@ -118,7 +118,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         init: &init,
         files: vec![file(SANITY_PATH, sanity), file(DRIVER_PATH, driver), file(LEFT_PATH, left)],
         memory_mib: MEMORY_MIB,
-        disks: vec![scratch("data", &data)],
+        disks: vec![data_disk("data", &data)],
         tests: tests(),
         logs: logs.clone(),
     };

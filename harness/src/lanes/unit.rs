@@ -106,7 +106,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         Ok(false) => {
             let reason =
                 format!("rustc here has no standard library for it: rustup target add {OTHER_TARGET}");
-            report.push(SUITE, &name, Outcome::Skipped(reason), Duration::ZERO);
+            report.push(SUITE, &name, Outcome::Unavailable(reason), Duration::ZERO);
         }
         Err(error) => report.record::<()>(SUITE, &name, Duration::ZERO, &Err(error)),
     }
@@ -131,7 +131,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
 async fn go(session: &Session, report: &mut Report) {
     const TESTS: &str = "Go tests";
     if !go_tests::is_installed() {
-        report.push(SUITE, TESTS, Outcome::Skipped(go_tests::WITHOUT_GO.to_owned()), Duration::ZERO);
+        report.push(SUITE, TESTS, Outcome::Unavailable(go_tests::WITHOUT_GO.to_owned()), Duration::ZERO);
         return;
     }
     let (result, time) =
@@ -159,7 +159,7 @@ async fn go(session: &Session, report: &mut Report) {
 async fn alert_rules(session: &Session, report: &mut Report) {
     if let Err(reason) = ensure_promtool(session).await {
         for (name, _) in RULE_CHECKS {
-            report.push(SUITE, name, Outcome::Skipped(reason.clone()), Duration::ZERO);
+            report.push(SUITE, name, Outcome::Unavailable(reason.clone()), Duration::ZERO);
         }
         return;
     }

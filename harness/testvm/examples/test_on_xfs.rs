@@ -54,7 +54,6 @@ async fn run(session: &Session, init: &Path, test: &Path) -> Result<Report> {
 
     let logs = session.workspace.reports(PROJECT.name);
     std::fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
-    // The machine discards its writes to a scratch disk, so the image can be used again.
     let image = logs.join("data.xfs");
     disk::xfs(&image, DISK_MIB).await?;
 
@@ -73,7 +72,7 @@ async fn run(session: &Session, init: &Path, test: &Path) -> Result<Report> {
         init,
         files: vec![GuestFile { path: TEST.to_owned(), mode: 0o755, host: test.to_owned() }],
         memory_mib: MEMORY_MIB,
-        disks: vec![test_machine::scratch(DISK, &image)],
+        disks: vec![test_machine::data_disk(DISK, &image)],
         tests: TestsSpec {
             mounts: vec![test_machine::xfs(DISK, "/data", "prjquota")],
             binaries: vec![binary],

@@ -68,6 +68,7 @@ pub mod cargo_tool;
 mod disk_space;
 pub mod go_build;
 pub mod images;
+pub mod kernel_log;
 pub mod packages;
 pub mod process;
 pub mod progress;

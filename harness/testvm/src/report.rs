@@ -1,7 +1,9 @@
 //! The results of a run, with their times: for users, for CI and for the exit code.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,8 +22,11 @@ pub enum Outcome {
     Failed(String),
     /// The case failed, as it must, with the reason: the thing under test is known to lack what the case requires.
     ExpectedFailure(String),
-    /// The reason why the case does not apply here.
+    /// The reason why the case is left out, on any machine or by a decision of the user.
     Skipped(String),
+    /// What this machine lacks, so that the case could not run. The report fails, unless its owner decides that the case may be
+    /// skipped.
+    Unavailable(String),
     /// The case was selected, but an earlier one failed or the run was stopped.
     NotRun,
 }
@@ -91,7 +96,7 @@ impl Report {
         self.count(|outcome| matches!(outcome, Outcome::ExpectedFailure(_)))
     }
 
-    /// Returns the number of cases that do not apply here.
+    /// Returns the number of cases that were left out.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.count(|outcome| matches!(outcome, Outcome::Skipped(_)))
@@ -100,7 +105,7 @@ impl Report {
     /// Returns the number of selected cases that did not run.
     #[must_use]
     pub fn not_run(&self) -> usize {
-        self.count(|outcome| *outcome == Outcome::NotRun)
+        self.count(|outcome| matches!(outcome, Outcome::NotRun | Outcome::Unavailable(_)))
     }
 
     fn count(&self, matches: impl Fn(&Outcome) -> bool) -> usize {
@@ -164,24 +169,6 @@ impl Report {
         suites
     }
 
-    /// Writes `junit.xml`, `report.json`, `report.txt` and `versions.txt` into `dir`. `project` is
-    /// the name of the JUnit report.
-    ///
-    /// # Errors
-    /// A file cannot be written.
-    pub fn write(&self, dir: &Path, project: &str) -> Result<()> {
-        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        let junit = self.junit(project).to_string().context("render junit.xml")?;
-        let json = serde_json::to_string_pretty(&Summary { summary: self.summary(), report: self })
-            .context("render report.json")?;
-        let text = format!("{}\n{}\n", self.table(), self.summary());
-        for (name, content) in [("junit.xml", junit), ("report.json", json), ("report.txt", text)] {
-            let path = dir.join(name);
-            std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
-        }
-        versions::write(&self.versions, &dir.join("versions.txt"))
-    }
-
     fn junit(&self, project: &str) -> quick_junit::Report {
         let mut junit = quick_junit::Report::new(project);
         for name in self.suites() {
@@ -196,6 +183,62 @@ impl Report {
         junit
     }
 }
+
+/// The files of a report, for readers and for CI: `junit.xml`, `report.json`, `report.txt` and `versions.txt`.
+#[derive(Debug)]
+pub struct ReportFiles {
+    directory: PathBuf,
+    project: &'static str,
+}
+
+impl ReportFiles {
+    /// Removes the files of an earlier run, so that a run that is killed leaves no verdict. `project` is the name of the JUnit
+    /// report.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub fn begin(directory: PathBuf, project: &'static str) -> Result<ReportFiles> {
+        for name in [JUNIT, JSON, TEXT, VERSIONS] {
+            let path = directory.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("remove {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(ReportFiles { directory, project })
+    }
+
+    /// Returns the directory of the files.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Writes the files.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, report: &Report) -> Result<()> {
+        let directory = &self.directory;
+        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+        let junit = report.junit(self.project).to_string().context("render junit.xml")?;
+        let json = serde_json::to_string_pretty(&Summary { summary: report.summary(), report })
+            .context("render report.json")?;
+        let text = format!("{}\n{}\n", report.table(), report.summary());
+        for (name, content) in [(JUNIT, junit), (JSON, json), (TEXT, text)] {
+            let path = directory.join(name);
+            fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
+        }
+        versions::write(&report.versions, &directory.join(VERSIONS))
+    }
+}
+
+const JUNIT: &str = "junit.xml";
+const JSON: &str = "report.json";
+const TEXT: &str = "report.txt";
+const VERSIONS: &str = "versions.txt";
 
 /// A suite with more cases than this lists only those that need attention.
 const FOLD_ABOVE: usize = 24;
@@ -214,6 +257,7 @@ fn case_lines(text: &mut String, case: &Case, fold: bool) {
         Outcome::Failed(message) => ("FAILED", message.as_str()),
         Outcome::ExpectedFailure(reason) => ("expected", reason.as_str()),
         Outcome::Skipped(reason) => ("skipped", reason.as_str()),
+        Outcome::Unavailable(reason) => ("MISSING", reason.as_str()),
         Outcome::NotRun => ("not run", ""),
     };
     // Padding counts chars; names are ASCII.
@@ -242,13 +286,16 @@ fn junit_status(outcome: &Outcome) -> TestCaseStatus {
             status.set_message(reason.as_str());
             status
         }
-        // JUnit has no such state, and a reader must not take the case for skipped.
-        Outcome::NotRun => {
-            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
-            status.set_message("selected, but not run");
-            status
-        }
+        // JUnit has no such states, and a reader must not take the case for skipped.
+        Outcome::NotRun => error("selected, but not run"),
+        Outcome::Unavailable(reason) => error(reason),
     }
+}
+
+fn error(message: &str) -> TestCaseStatus {
+    let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+    status.set_message(message);
+    status
 }
 
 fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
@@ -277,6 +324,7 @@ mod tests {
     #[case::a_skip_beside_a_pass(&[Outcome::Passed, Outcome::Skipped("n/a".into())], true)]
     #[case::an_expected_failure_beside_a_pass(&[Outcome::Passed, Outcome::ExpectedFailure("known".into())], true)]
     #[case::only_expected_failures(&[Outcome::ExpectedFailure("known".into())], false)]
+    #[case::a_tool_is_missing(&[Outcome::Passed, Outcome::Unavailable("no Go".into())], false)]
     #[case::only_skips(&[Outcome::Skipped("n/a".into())], false)]
     fn success_takes_a_pass_and_no_failure(#[case] outcomes: &[Outcome], #[case] expected: bool) {
         assert_eq!(report(outcomes).succeeded(), expected);
@@ -319,9 +367,8 @@ mod tests {
     #[test]
     fn junit_and_json_hold_every_case_and_message() {
         let dir = tempfile::tempdir().unwrap();
-        report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun])
-            .write(dir.path(), "project")
-            .unwrap();
+        let report = report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun]);
+        ReportFiles::begin(dir.path().to_owned(), "project").unwrap().write(&report).unwrap();
         let junit = std::fs::read_to_string(dir.path().join("junit.xml")).unwrap();
         assert!(junit.contains("tests=\"3\"") && junit.contains("failures=\"1\""), "{junit}");
         assert!(junit.contains("reason &lt;&amp;"), "{junit}");
@@ -329,5 +376,16 @@ mod tests {
             serde_json::from_str(&std::fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
         assert_eq!(json["cases"][1]["outcome"], "failed");
         assert_eq!(json["cases"][1]["message"], "reason <&>");
+    }
+    #[test]
+    fn a_run_that_is_killed_leaves_no_report_of_an_earlier_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let begin = || ReportFiles::begin(dir.path().join("reports"), "project").unwrap();
+        begin().write(&report(&[Outcome::Passed])).unwrap();
+        let log = dir.path().join("reports/console.log");
+        std::fs::write(&log, "").unwrap();
+        drop(begin());
+        let left: Vec<_> = std::fs::read_dir(dir.path().join("reports")).unwrap().flatten().collect();
+        assert!(left.len() == 1 && log.exists(), "{left:?}");
     }
 }

@@ -19,6 +19,8 @@ pub const HARDENED: &str = "nodev,nosuid,noexec";
 /// The timeout of a boot, which takes a second with hardware virtualisation, ten with emulation, and more on
 /// a busy host.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// The case about the machine itself: it ended in order, its kernel logged no fault, and its disks are consistent.
+pub const MACHINE: &str = "the virtual machine, its kernel log and its disks";
 /// The memory of the machine: enough for thousands of loop devices.
 pub const MEMORY_MIB: u32 = 2048;
 /// The time to mount, unmount and power off, in addition to that of services and binaries.
@@ -87,7 +89,7 @@ impl TestMachine<'_> {
         let spec = VmSpec {
             name: self.name,
             hypervisor: self.hypervisor.clone(),
-            kernel: self.kernel.vmlinuz(),
+            kernel: self.kernel.clone(),
             initramfs,
             kernel_args: Vec::new(),
             memory_mib: self.memory_mib,
@@ -129,21 +131,20 @@ impl GuestResults {
         self.times.get(binary).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Adds the guest's verdict to the report, if no test failed: otherwise the verdict adds nothing.
+    /// Adds the end of the machine to the report. A failure that the guest reported adds nothing to failed tests.
     pub fn verdict(&self, report: &mut Report, suite: &str) {
-        match &self.ending {
-            ExitReason::Passed => {}
-            ExitReason::Failed(_) if report.failed() > 0 => {}
-            ExitReason::Failed(why) | ExitReason::Crashed(why) => {
-                report.push(suite, "the virtual machine", Outcome::Failed(why.clone()), Duration::ZERO);
-            }
-        }
+        let outcome = match &self.ending {
+            ExitReason::Passed => Outcome::Passed,
+            ExitReason::Failed(_) if report.failed() > 0 => return,
+            ending => Outcome::Failed(ending.failure().unwrap_or_default().to_owned()),
+        };
+        report.push(suite, MACHINE, outcome, Duration::ZERO);
     }
 }
 
-/// Returns a disk whose writes are discarded when the machine ends.
-pub fn scratch(name: &str, image: &Path) -> Disk {
-    Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Scratch }
+/// Returns a disk of this machine alone. If it has an XFS, that must be consistent at the end.
+pub fn data_disk(name: &str, image: &Path) -> Disk {
+    Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Persistent }
 }
 
 /// Returns a mount of a disk's XFS at `target`.

@@ -33,7 +33,7 @@ fn outcome(report: &Report, suite: &str, name: &str) -> &'static str {
         Some(Outcome::Failed(_)) => "FAILED",
         Some(Outcome::ExpectedFailure(_)) => "expected",
         Some(Outcome::Skipped(_)) => "skipped",
-        Some(Outcome::NotRun) | None => "not run",
+        Some(Outcome::Unavailable(_) | Outcome::NotRun) | None => "not run",
     }
 }
 

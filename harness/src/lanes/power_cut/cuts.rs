@@ -49,6 +49,13 @@ pub(super) enum SurvivingWrites {
     LostFlush(usize),
 }
 
+impl Cut {
+    /// Returns `true` if the disk loses writes that it reported as durable.
+    pub(super) fn forgets_a_flush(&self) -> bool {
+        matches!(self.surviving, SurvivingWrites::LostFlush(_))
+    }
+}
+
 /// Returns the text of a mark, or `None` if the entry is no mark.
 fn mark(entry: &Entry) -> Option<&str> {
     let Entry::Write { data, .. } = entry else { return None };

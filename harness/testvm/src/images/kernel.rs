@@ -10,8 +10,12 @@ use serde::Deserialize;
 use super::debian::{self, Selection, Variant};
 use super::debian_versions;
 use crate::cache::Recipe;
+use crate::kernel_log::ExpectedLines;
 use crate::process::Program;
 use crate::session::Session;
+
+/// The list of the lines about faults that kernels may log, beside the catalogue.
+const EXPECTED_LINES: &str = "kernel-log.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +40,7 @@ pub struct Kernel {
     release: String,
     directory: PathBuf,
     sets: BTreeMap<String, Vec<String>>,
+    expected_lines: ExpectedLines,
 }
 
 /// A decompressed module, as the kernel loads it.
@@ -67,7 +72,7 @@ impl Kernel {
     /// Returns the kernel of this name in the catalogue, or the default kernel.
     ///
     /// # Errors
-    /// The catalogue does not list it, or its package cannot be fetched.
+    /// The catalogue does not list it, its package cannot be fetched, or the list of expected lines is not valid.
     pub async fn prepare(session: &Session, name: Option<&str>) -> Result<Kernel> {
         let (path, catalogue) = catalogue(session)?;
         let name = name.unwrap_or(&catalogue.default);
@@ -92,7 +97,9 @@ impl Kernel {
         };
         let recipe = Recipe::new("kernel", 2);
         let directory = debian_versions::artifact(session, &what, &selection, recipe, build).await?;
-        Ok(Kernel { name: row.name, release: release(&directory)?, directory, sets: catalogue.modules })
+        let expected_lines = ExpectedLines::read(&path.with_file_name(EXPECTED_LINES))?;
+        let release = release(&directory)?;
+        Ok(Kernel { name: row.name, release, directory, sets: catalogue.modules, expected_lines })
     }
 
     /// Returns the name in the catalogue.
@@ -111,6 +118,12 @@ impl Kernel {
     #[must_use]
     pub fn vmlinuz(&self) -> PathBuf {
         self.directory.join("vmlinuz")
+    }
+
+    /// Returns the lines about faults that this kernel may log.
+    #[must_use]
+    pub fn expected_lines(&self) -> &ExpectedLines {
+        &self.expected_lines
     }
 
     /// Returns the directory for `/usr/lib/modules`. Its name is the release.
@@ -140,6 +153,17 @@ impl Kernel {
             }
         }
         Ok(order.modules)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at(directory: &Path) -> Kernel {
+        Kernel {
+            name: "test".to_owned(),
+            release: String::new(),
+            directory: directory.to_owned(),
+            sets: BTreeMap::new(),
+            expected_lines: ExpectedLines::default(),
+        }
     }
 }
 
@@ -280,15 +304,8 @@ mod tests {
         for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
             fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();
         }
-        let kernel = Kernel {
-            name: "test".to_owned(),
-            release: String::new(),
-            directory: dir.path().to_owned(),
-            sets: BTreeMap::from([(
-                "all".to_owned(),
-                vec!["xfs".into(), "built_in".into(), "br_net".into()],
-            )]),
-        };
+        let sets = [("all".to_owned(), vec!["xfs".into(), "built_in".into(), "br_net".into()])];
+        let kernel = Kernel { sets: sets.into(), ..Kernel::at(dir.path()) };
         fs::create_dir(dir.path().join("modules")).unwrap();
         for name in ["xfs.ko", "libcrc32c.ko", "br-net.ko"] {
             fs::rename(dir.path().join(name), dir.path().join("modules").join(name)).unwrap();

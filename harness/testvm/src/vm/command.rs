@@ -16,7 +16,7 @@ pub(super) const REPORT_SOCKET: &str = "report";
 pub(super) const CONTROL_SOCKET: &str = "control";
 pub(super) const MONITOR_SOCKET: &str = "monitor";
 
-/// The kernel panics at the first oops, so that no output follows the cause, and QEMU exits instead of
+/// The console shows lines of the severity notice and above, so all lines about faults. The kernel panics at the first oops, so that no output follows the cause, and QEMU exits instead of
 /// rebooting. The watchdogs' limits are long because the host may be busy. For the same reason the kernel
 /// does not check that the timer ticks in time: a kernel that misses a few of its ticks panics early in its
 /// boot.
@@ -40,7 +40,7 @@ pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
     }
     args.flag("-smp").value(spec.cpus.to_string());
     args.flag("-m").value(spec.memory_mib.to_string());
-    args.flag("-kernel").value(&spec.kernel);
+    args.flag("-kernel").value(spec.kernel.vmlinuz());
     args.flag("-initrd").value(&spec.initramfs);
     args.flag("-append").value(kernel_command_line(&spec.kernel_args));
 
@@ -155,6 +155,7 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddrV4};
 
     use super::*;
+    use crate::images::kernel::Kernel;
     use crate::images::qemu::Qemu;
     use crate::vm::hypervisor::{Accelerator, Hypervisor};
 
@@ -162,7 +163,7 @@ mod tests {
         VmSpec {
             name: "node-1".to_owned(),
             hypervisor: Hypervisor { qemu: Qemu::at(Path::new("/qemu")), accelerator: Accelerator::Tcg },
-            kernel: "/k/vmlinuz".into(),
+            kernel: Kernel::at(Path::new("/k")),
             initramfs: "/run/initramfs".into(),
             kernel_args: vec!["quiet".to_owned()],
             memory_mib: 2048,

@@ -1,35 +1,124 @@
-//! The console of a machine: logged to a file, and watched for messages of a crashing kernel.
+//! The console of a machine: logged to a file, and watched for messages of a crashed or faulty kernel.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The messages of a kernel that crashed.
-const FATAL: [&str; 8] = [
-    "Kernel panic - not syncing",
-    "BUG: ",
-    "Oops: ",
-    "general protection fault",
-    "Internal error: ",
-    "blocked for more than",
-    "rcu: INFO: rcu_sched detected stalls",
-    "rcu: INFO: rcu_preempt detected stalls",
-];
+use testvm_guest::report::END_OF_CONSOLE;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+
+use crate::kernel_log::{ExpectedLines, Finding, classify};
 
 /// The number of lines that are kept for an error message. A panic with its stack has fewer.
 const TAIL: usize = 60;
 
-/// Keeps the last lines of a console and detects a crash.
-#[derive(Debug, Default)]
+/// The number of faults that an error message has.
+const MAX_FAULTS: usize = 8;
+
+/// A console that a task reads. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Console {
+    watcher: Arc<Mutex<Watcher>>,
+    /// The sender is dropped at the end of the console.
+    open: watch::Receiver<()>,
+}
+
+impl Console {
+    /// Returns the console, and the task that reads it and appends it to `log`. The task sends a message when the kernel has
+    /// crashed.
+    pub(super) fn new(
+        stream: UnixStream,
+        log: PathBuf,
+        watcher: Watcher,
+        fatal: mpsc::Sender<()>,
+    ) -> (Console, impl Future<Output = ()> + Send + use<>) {
+        let (until_end, open) = watch::channel(());
+        let console = Console { watcher: Arc::new(Mutex::new(watcher)), open };
+        let reader = console.clone();
+        (console, async move {
+            reader.read(stream, log, fatal).await;
+            drop(until_end);
+        })
+    }
+
+    async fn read(&self, stream: UnixStream, log: PathBuf, fatal: mpsc::Sender<()>) {
+        let mut lines = BufReader::new(stream);
+        let mut file = tokio::fs::OpenOptions::new().create(true).append(true).open(log).await.ok();
+        let mut line = Vec::new();
+        while matches!(lines.read_until(b'\n', &mut line).await, Ok(count) if count > 0) {
+            if let Some(file) = &mut file {
+                // A failed write to the log is ignored, because only the verdict decides.
+                drop(file.write_all(&line).await);
+            }
+            let died = {
+                let mut watcher = self.lock();
+                watcher.line(String::from_utf8_lossy(&line).trim_end());
+                watcher.fatal().is_some()
+            };
+            if died {
+                // One message is enough.
+                fatal.try_send(()).ok();
+            }
+            line.clear();
+        }
+        if let Some(mut file) = file {
+            drop(file.flush().await);
+        }
+    }
+
+    /// Waits until QEMU has closed the console, as it does when it ends.
+    pub(super) async fn closed(&self) {
+        let mut open = self.open.clone();
+        while open.changed().await.is_ok() {}
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Watcher> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the last lines of a console, and detects crashes and faults.
+#[derive(Debug)]
 pub(super) struct Watcher {
+    machine: String,
+    expected: ExpectedLines,
     tail: VecDeque<String>,
     fatal: Option<String>,
+    /// The first lines that report a fault, each once.
+    faults: Vec<String>,
+    more_faults: usize,
+    complete: bool,
 }
 
 impl Watcher {
+    pub(super) fn new(machine: &str, expected: ExpectedLines) -> Watcher {
+        Watcher {
+            machine: machine.to_owned(),
+            expected,
+            tail: VecDeque::new(),
+            fatal: None,
+            faults: Vec::new(),
+            more_faults: 0,
+            complete: false,
+        }
+    }
+
     pub(super) fn line(&mut self, line: &str) {
         let line = without_escapes(line);
-        if self.fatal.is_none() && FATAL.iter().any(|word| line.contains(word)) {
-            self.fatal = Some(without_timestamp(&line).to_owned());
+        let text = without_timestamp(&line);
+        match classify(text, &self.machine, &self.expected) {
+            Some(Finding::Crash) if self.fatal.is_none() => self.fatal = Some(text.to_owned()),
+            Some(Finding::Fault)
+                if self.faults.len() < MAX_FAULTS && !self.faults.iter().any(|known| known == text) =>
+            {
+                self.faults.push(text.to_owned());
+            }
+            Some(Finding::Fault) => self.more_faults += 1,
+            _ => {}
         }
+        self.complete |= text.contains(END_OF_CONSOLE);
         if self.tail.len() == TAIL {
             self.tail.pop_front();
         }
@@ -39,6 +128,30 @@ impl Watcher {
     /// Returns the first line that reports a crash.
     pub(super) fn fatal(&self) -> Option<&str> {
         self.fatal.as_deref()
+    }
+
+    /// Returns the faults of a machine that ended in order. A console without the last line of PID 1 is one, because lines about
+    /// faults are missing then too.
+    pub(super) fn end_faults(&self) -> Vec<String> {
+        let incomplete = format!(
+            "the console of {} lacks the last line of the kernel's log, so faults could be missing",
+            self.machine
+        );
+        self.faults().into_iter().chain((!self.complete).then_some(incomplete)).collect()
+    }
+
+    /// Returns the crash or the faults that the kernel has logged, as a text for an error.
+    pub(super) fn faults(&self) -> Option<String> {
+        let mut lines: Vec<&str> =
+            self.fatal().into_iter().chain(self.faults.iter().map(String::as_str)).collect();
+        if lines.is_empty() {
+            return None;
+        }
+        let more = format!("and {} more lines; see console.log", self.more_faults);
+        if self.more_faults > 0 {
+            lines.push(&more);
+        }
+        Some(format!("the kernel of {} logged a fault:\n{}", self.machine, lines.join("\n")))
     }
 
     pub(super) fn tail(&self) -> String {
@@ -71,25 +184,15 @@ fn without_timestamp(line: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
 
-    #[rstest]
-    #[case("[    3.1] Kernel panic - not syncing: Attempted to kill init!", true)]
-    #[case("[   99.0] BUG: kernel NULL pointer dereference, address: 0", true)]
-    #[case("[  300.5] INFO: task xfsaild/vdb:77 blocked for more than 122 seconds.", true)]
-    #[case("[    1.0] XFS (vdb): Mounting V5 Filesystem", false)]
-    #[case("debugging: nothing", false)]
-    fn a_crashed_kernel_is_recognised(#[case] line: &str, #[case] fatal: bool) {
-        let mut watcher = Watcher::default();
-        watcher.line(line);
-        assert_eq!(watcher.fatal().is_some(), fatal);
+    fn watcher() -> Watcher {
+        Watcher::new("node-1", ExpectedLines::default())
     }
 
     #[test]
     fn the_first_fatal_line_is_the_cause_and_the_tail_is_bounded() {
-        let mut watcher = Watcher::default();
+        let mut watcher = watcher();
         watcher.line("[    2.0] Oops: 0002 [#1] SMP");
         for index in 0..200 {
             watcher.line(&format!("line {index}"));
@@ -98,6 +201,34 @@ mod tests {
         assert_eq!(watcher.fatal(), Some("Oops: 0002 [#1] SMP"));
         assert_eq!(watcher.tail().lines().count(), TAIL);
         assert!(watcher.tail().ends_with("Fatal exception"));
+    }
+
+    #[test]
+    fn the_first_faults_are_named_with_the_machine_and_the_others_counted() {
+        let mut watcher = watcher();
+        watcher.line("[    2.0] XFS (vda): Ending clean mount");
+        assert_eq!(watcher.faults(), None);
+        for index in 0..MAX_FAULTS + 2 {
+            watcher.line(&format!("[    3.{index}] XFS (vda): Corruption detected {index}."));
+        }
+        let text = watcher.faults().unwrap();
+        assert!(
+            text.starts_with("the kernel of node-1 logged a fault:\nXFS (vda): Corruption detected 0."),
+            "{text}"
+        );
+        watcher.line("[    4.0] XFS (vda): Corruption detected 0.");
+        let text = watcher.faults().unwrap();
+        assert!(text.ends_with("detected 7.\nand 3 more lines; see console.log"), "{text}");
+        assert_eq!(watcher.fatal(), None);
+    }
+
+    #[test]
+    fn a_console_is_complete_with_the_last_line_of_pid_1() {
+        let mut watcher = watcher();
+        watcher.line("[    2.0] reboot: Power down");
+        assert_eq!(watcher.end_faults().len(), 1);
+        watcher.line(&format!("[    2.1] {END_OF_CONSOLE}"));
+        assert_eq!(watcher.end_faults(), Vec::<String>::new());
     }
 
     #[test]

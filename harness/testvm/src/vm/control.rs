@@ -12,12 +12,14 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{oneshot, watch};
 
-use super::phase::{ExitReason, Phase};
+use super::phase::Phase;
 
 /// The additional time that the guest has to kill a program that exceeds its timeout, and to report that.
 const ANSWER_MARGIN: Duration = Duration::from_secs(30);
 /// The time from the end of the control port to the cause of the machine's end.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The cause of an end that is no failure.
+const SWITCHED_OFF: &str = "its power was switched off";
 
 /// A client for requests to a node. Clones share the port, and requests run concurrently.
 #[derive(Clone, Debug)]
@@ -132,8 +134,8 @@ impl Control {
         let mut phase = self.0.phase.clone();
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
         match tokio::time::timeout(CAUSE_TIMEOUT, ended).await.as_ref().map(|ended| ended.as_deref()) {
-            Ok(Ok(Phase::Ended(ExitReason::Failed(why) | ExitReason::Crashed(why)))) => why.clone(),
-            _ => "its power was switched off".to_owned(),
+            Ok(Ok(Phase::Ended(ending))) => ending.failure().unwrap_or(SWITCHED_OFF).to_owned(),
+            _ => SWITCHED_OFF.to_owned(),
         }
     }
 }

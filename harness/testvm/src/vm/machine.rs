@@ -1,22 +1,20 @@
 //! A running virtual machine and its one owner.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
-use testvm_guest::report::{Message, Verdict};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use testvm_guest::report::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, MONITOR_SOCKET, REPORT_SOCKET, arguments};
-use super::console::Watcher;
+use super::console::{Console, Watcher};
 use super::control::Control;
+use super::ending::{Evidence, FINAL_OUTPUT_TIMEOUT, POWER_OFF_TIMEOUT, checked_disks, follow};
 use super::monitor;
 use super::phase::{ExitReason, Phase};
 use super::reports::{LineTimes, Logs};
@@ -27,13 +25,8 @@ use crate::progress::seconds;
 
 /// The timeout of QEMU's connections. QEMU connects to its sockets before it starts the guest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// The time from the verdict to the power-off, in which the guest only syncs its disks.
-const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of attempts to boot if QEMU aborts.
 const MAX_BOOTS: usize = 3;
-/// The time to read remaining output. The console may lag behind the report port, and the stack follows a
-/// fatal line.
-const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running machine. Dropping it cuts its power.
 #[derive(Debug)]
@@ -44,7 +37,7 @@ pub struct Vm {
     phase: watch::Receiver<Phase>,
     messages: mpsc::UnboundedReceiver<Message>,
     said: watch::Receiver<LineTimes>,
-    console: Arc<Mutex<Watcher>>,
+    console: Console,
     /// The tasks that serve the sockets. They end when the machine is dropped.
     _tasks: JoinSet<()>,
     _sockets: tempfile::TempDir,
@@ -76,6 +69,7 @@ impl Vm {
     /// # Errors
     /// QEMU is not installed or rejects the specification.
     pub async fn start(spec: &VmSpec) -> Result<Vm> {
+        let disks = checked_disks(&spec.disks)?;
         let sockets = tempfile::Builder::new().prefix("testvm-").tempdir().context("make a directory")?;
         let listen = |name: &str| {
             let path = sockets.path().join(name);
@@ -119,20 +113,16 @@ impl Vm {
 
         let (phase_sender, phase) = watch::channel(Phase::Booting);
         let (message_sender, messages) = mpsc::unbounded_channel();
-        let console_state = Arc::new(Mutex::new(Watcher::default()));
         let (fatal_sender, fatal) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
-        tasks.spawn(watch_console(
-            console,
-            spec.logs.join("console.log"),
-            Arc::clone(&console_state),
-            fatal_sender,
-        ));
+        let watcher = Watcher::new(&spec.name, spec.kernel.expected_lines().clone());
+        let (console, reader) = Console::new(console, spec.logs.join("console.log"), watcher, fatal_sender);
+        tasks.spawn(reader);
         let logs = Logs::new(spec.logs.clone())?;
         let said = logs.times();
-        let crash_report = CrashReport { fatal, console: Arc::clone(&console_state), qemu_log };
+        let evidence = Evidence { fatal, console: console.clone(), qemu_log, disks };
         let disk_error = monitor::disk_error(monitor, spec.disks.clone());
-        tasks.spawn(follow(report, disk_error, logs, crash_report, phase_sender, message_sender));
+        tasks.spawn(follow(report, disk_error, logs, evidence, phase_sender, message_sender));
         let (control, responses) = Control::new(control, phase.clone());
         tasks.spawn(responses);
         Ok(Vm {
@@ -142,7 +132,7 @@ impl Vm {
             phase,
             messages,
             said,
-            console: console_state,
+            console,
             _tasks: tasks,
             _sockets: sockets,
         })
@@ -178,9 +168,7 @@ impl Vm {
     pub async fn wait_started(&self, timeout: Duration) -> Result<()> {
         let phase = self.wait_phase("did not boot", timeout, |phase| *phase != Phase::Booting).await?;
         match phase {
-            Phase::Ended(ExitReason::Failed(why) | ExitReason::Crashed(why)) => {
-                anyhow::bail!("{}: {why}", self.name)
-            }
+            Phase::Ended(ending) => ending.success(&self.name),
             _ => Ok(()),
         }
     }
@@ -192,13 +180,11 @@ impl Vm {
     pub async fn wait_ready(&self, timeout: Duration) -> Result<()> {
         let ready = |phase: &Phase| matches!(phase, Phase::Ready | Phase::Ended(_));
         let reached = self.wait_phase("was not ready", timeout, ready).await?;
-        match reached {
-            Phase::Ended(ExitReason::Failed(why) | ExitReason::Crashed(why)) => {
-                anyhow::bail!("{}: {why}", self.name)
-            }
-            Phase::Ended(ExitReason::Passed) => anyhow::bail!("{} was powered off", self.name),
-            _ => Ok(()),
+        if let Phase::Ended(ending) = reached {
+            ending.success(&self.name)?;
+            anyhow::bail!("{} was powered off", self.name);
         }
+        Ok(())
     }
 
     /// Waits until `source` has logged this many lines since the machine was started.
@@ -213,10 +199,10 @@ impl Vm {
             biased;
             // The channel closes when the machine has ended, and then the other branch has the reason.
             Ok(_) = enough => Ok(()),
-            ending = self.wait_ended(timeout) => match ending? {
-                ExitReason::Passed => anyhow::bail!("{} ended before {source} had said {lines} lines", self.name),
-                ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
-            },
+            ending = self.wait_ended(timeout) => {
+                ending?.success(&self.name)?;
+                anyhow::bail!("{} ended before {source} had said {lines} lines", self.name)
+            }
         }
     }
 
@@ -258,9 +244,8 @@ impl Vm {
     }
 
     fn overdue(&self, what: &str, timeout: Duration) -> String {
-        let watcher = self.console.lock().unwrap_or_else(PoisonError::into_inner);
         let phase = &*self.phase.borrow();
-        let console = tail(&watcher.tail(), 10);
+        let console = tail(&self.console.lock().tail(), 10);
         format!(
             "{} {what} within {}: it is {phase:?}, and its console ends with\n{console}\n",
             self.name,
@@ -272,25 +257,28 @@ impl Vm {
     /// machine.
     ///
     /// # Errors
-    /// The node does not respond, does not end in time, or reports a failure.
+    /// The node does not respond, does not end in time, or reports a failure. Its kernel has logged a fault, or a disk is
+    /// corrupt.
     pub async fn power_off(mut self) -> Result<()> {
         self.control.power_off().await.with_context(|| format!("power {} off", self.name))?;
-        let ending = self.wait_ended(POWER_OFF_TIMEOUT).await?;
+        // The services end and the disks are checked within this time as well.
+        let ending = self.wait_ended(2 * POWER_OFF_TIMEOUT).await?;
         let switched_off = tokio::time::timeout(POWER_OFF_TIMEOUT, self.process.wait()).await;
         switched_off.with_context(|| format!("{} was not switched off", self.name))??;
-        match ending {
-            ExitReason::Passed => Ok(()),
-            ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
-        }
+        ending.success(&self.name)
     }
 
     /// Cuts the power without a flush or a shutdown. Persistent disks can be booted again.
     ///
     /// # Errors
-    /// The state of the QEMU process is unknown.
+    /// The state of the QEMU process is unknown, or the kernel has logged a fault.
     pub async fn power_cut(mut self) -> Result<()> {
         self.process.signal(Signal::SIGKILL);
-        self.process.wait().await.map(drop)
+        self.process.wait().await?;
+        let read = tokio::time::timeout(POWER_OFF_TIMEOUT, self.console.closed()).await;
+        read.with_context(|| format!("the console of {} was not closed", self.name))?;
+        let faults = self.console.lock().faults();
+        faults.map_or(Ok(()), |faults| Err(anyhow::Error::msg(faults)))
     }
 }
 
@@ -300,130 +288,6 @@ fn is_abort(status: ExitStatus) -> bool {
 
 async fn accept(listener: &UnixListener) -> Result<UnixStream> {
     Ok(listener.accept().await?.0)
-}
-
-/// Logs the console, and reports a crash of the kernel.
-async fn watch_console(
-    stream: UnixStream,
-    log: impl AsRef<Path>,
-    state: Arc<Mutex<Watcher>>,
-    fatal: mpsc::Sender<()>,
-) {
-    let mut lines = BufReader::new(stream);
-    let mut file = tokio::fs::OpenOptions::new().create(true).append(true).open(log).await.ok();
-    let mut line = Vec::new();
-    while matches!(lines.read_until(b'\n', &mut line).await, Ok(count) if count > 0) {
-        if let Some(file) = &mut file {
-            // A failed write to the log is ignored, because only the verdict decides.
-            drop(file.write_all(&line).await);
-        }
-        let died = {
-            let mut watcher = state.lock().unwrap_or_else(PoisonError::into_inner);
-            watcher.line(String::from_utf8_lossy(&line).trim_end());
-            watcher.fatal().is_some()
-        };
-        if died {
-            // One message is enough.
-            fatal.try_send(()).ok();
-        }
-        line.clear();
-    }
-    if let Some(mut file) = file {
-        drop(file.flush().await);
-    }
-}
-
-/// The sources for the cause of an end without a verdict.
-struct CrashReport {
-    /// Receives a message when the kernel has crashed.
-    fatal: mpsc::Receiver<()>,
-    console: Arc<Mutex<Watcher>>,
-    /// The log of QEMU's own output.
-    qemu_log: PathBuf,
-}
-
-impl CrashReport {
-    fn cause(&self) -> String {
-        let watcher = self.console.lock().unwrap_or_else(PoisonError::into_inner);
-        let cause = watcher.fatal().unwrap_or("it ended without a verdict");
-        let qemu = std::fs::read_to_string(&self.qemu_log).unwrap_or_default();
-        let qemu = tail(&qemu, 3);
-        let said = if qemu.is_empty() { String::new() } else { format!("; QEMU said\n{qemu}\n") };
-        format!("{cause}{said}; the end of its console:\n{}", watcher.tail())
-    }
-}
-
-/// Reads the report port until the machine ends.
-async fn follow(
-    stream: UnixStream,
-    disk_error: impl Future<Output = String>,
-    mut logs: Logs,
-    mut crash_report: CrashReport,
-    phase: watch::Sender<Phase>,
-    messages: mpsc::UnboundedSender<Message>,
-) {
-    let reports = read_reports(stream, &mut logs, &phase, &messages);
-    let said = tokio::select! {
-        said = reports => said,
-        Some(()) = crash_report.fatal.recv() => None,
-        why = disk_error => Some(ExitReason::Crashed(why)),
-    };
-    let ending = match said {
-        Some(ending) => ending,
-        None => {
-            tokio::time::sleep(FINAL_OUTPUT_TIMEOUT).await;
-            ExitReason::Crashed(crash_report.cause())
-        }
-    };
-    phase.send_replace(Phase::Ended(ending));
-}
-
-/// Returns the exit reason of the verdict, or `None` if the port closed without one.
-async fn read_reports(
-    stream: UnixStream,
-    logs: &mut Logs,
-    phase: &watch::Sender<Phase>,
-    messages: &mpsc::UnboundedSender<Message>,
-) -> Option<ExitReason> {
-    let mut lines = BufReader::new(stream).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        let message = match serde_json::from_str(&line) {
-            Ok(message) => message,
-            Err(error) => {
-                return Some(ExitReason::Crashed(format!(
-                    "the guest said something unknown: {line}: {error}"
-                )));
-            }
-        };
-        match message {
-            Message::Log { source, line } => {
-                if let Err(error) = logs.line(&source, &line) {
-                    return Some(ExitReason::Crashed(format!("{error:#}")));
-                }
-            }
-            Message::Verdict(verdict) => {
-                return Some(match verdict {
-                    Verdict::Passed => ExitReason::Passed,
-                    Verdict::Failed(why) => ExitReason::Failed(why),
-                });
-            }
-            message => {
-                match &message {
-                    Message::Started { .. } => drop(phase.send_replace(Phase::Started)),
-                    Message::NodeReady => drop(phase.send_replace(Phase::Ready)),
-                    Message::ServiceEnded { name, how, restarted } => {
-                        let what = if *restarted { "restarted" } else { "not restarted" };
-                        // A failed write to the log is ignored here too.
-                        drop(logs.line(name, &format!("-- the service ended: {how}; {what}")));
-                    }
-                    _ => {}
-                }
-                // The receiver of messages may have been dropped.
-                drop(messages.send(message));
-            }
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod boot;
 mod command;
 mod console;
 mod control;
+mod ending;
 mod hypervisor;
 mod machine;
 mod monitor;

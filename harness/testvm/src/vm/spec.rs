@@ -4,6 +4,7 @@ use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 
 use super::hypervisor::Hypervisor;
+use crate::images::kernel::Kernel;
 
 /// Everything that determines QEMU's arguments. Starting the same specification again after a power cut is a
 /// reboot: [`DiskMode::Persistent`] disks have the content that the power cut left.
@@ -12,7 +13,8 @@ pub struct VmSpec {
     /// The name of the machine in messages and in the names of its files in `logs`.
     pub name: String,
     pub hypervisor: Hypervisor,
-    pub kernel: PathBuf,
+    /// The kernel, with the faults that it may log on a machine of this name.
+    pub kernel: Kernel,
     /// See [`super::initramfs`].
     pub initramfs: PathBuf,
     /// Arguments that are appended to the kernel command line.
@@ -62,9 +64,10 @@ impl Disk {
 /// What happens to the guest's writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiskMode {
-    /// Writes go to the image.
+    /// Writes go to the image. If it has an XFS when the machine starts, that must be consistent when the machine has ended in
+    /// order.
     Persistent,
-    /// Writes go to the image, and a copy of each, in order, to [`Disk::write_log`].
+    /// As [`DiskMode::Persistent`], and a copy of each write, in order, goes to [`Disk::write_log`].
     Logged,
     /// Writes are discarded when the machine ends, so machines can share the image.
     Scratch,

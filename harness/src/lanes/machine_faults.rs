@@ -1,0 +1,152 @@
+//! Checks that a machine fails if its kernel logs a fault or one of its disks is corrupt, by a machine with such faults.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use testvm::images::debian_program::{DASH, DD};
+use testvm::images::disk;
+use testvm::images::kernel::Kernel;
+use testvm::report::Report;
+use testvm::session::Session;
+use testvm::test_machine::{MEMORY_MIB, TestMachine, data_disk, xfs};
+use testvm::vm::{ExitReason, GuestFile, Hypervisor};
+use testvm_guest::spec::{TestBinary, TestsSpec};
+
+/// The size of each disk, of which a quarter is in one allocation group.
+const DISK_MIB: u64 = 300;
+/// The disks: one on which the kernel meets the damage, and one on which only the check at the end does.
+const USED: &str = "used";
+const UNUSED: &str = "unused";
+
+const WARNING: &str = "WARNING: CPU: 0 PID: 1 at a test of the harness";
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The faults, and texts of which each must be in the failure of the machine.
+const FAULTS: [(&str, &[&str]); 3] = [
+    ("a warning in the kernel's log fails the machine", &["the kernel of faulty logged a fault", WARNING]),
+    ("damage that the kernel finds on a disk fails the machine", &["XFS (vda): "]),
+    (
+        "damage that only xfs_repair finds on a disk fails the machine",
+        &["the disk unused: ", "btbno block 1/1"],
+    ),
+];
+
+/// The parts of the machine that do not depend on the faults.
+pub(super) struct Machine<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) hypervisor: &'a Hypervisor,
+    pub(super) init: &'a Path,
+    pub(super) logs: &'a Path,
+}
+
+/// Returns `true` if all tests run, or a case of this check contains one of the texts.
+pub(super) fn is_selected(only: &[String]) -> bool {
+    only.is_empty() || FAULTS.iter().any(|(name, _)| only.iter().any(|text| name.contains(text)))
+}
+
+/// Boots the machine, and returns a case for each fault.
+pub(super) async fn run(session: &Session, machine: &Machine<'_>) -> Report {
+    let suite = format!("kernel {}: faults", machine.kernel.name());
+    let mut report = Report::new();
+    let step = session.progress.step("run a machine with faults");
+    let started = Instant::now();
+    let ended = async {
+        let directory = tempfile::tempdir().context("create a directory")?;
+        anyhow::Ok(machine.with_faults(session, directory.path()).await?.run(&step).await?.ending)
+    };
+    let ended = ended.await;
+    let time = started.elapsed();
+    for (name, texts) in FAULTS {
+        let ended = ended.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"));
+        report.record(&suite, name, time / 3, &ended.and_then(|ending| names(ending, texts)));
+    }
+    if report.succeeded() {
+        step.done(report.summary());
+    } else {
+        step.failed(report.summary());
+    }
+    report
+}
+
+/// Checks that a machine failed because of a fault, with these texts.
+fn names(ending: &ExitReason, texts: &[&str]) -> Result<()> {
+    let ExitReason::Faulty(why) = ending else { anyhow::bail!("no fault was found: {ending:?}") };
+    let missing: Vec<_> = texts.iter().filter(|text| !why.contains(**text)).collect();
+    anyhow::ensure!(missing.is_empty(), "the failure does not contain {missing:?}: {why}");
+    Ok(())
+}
+
+impl<'a> Machine<'a> {
+    async fn with_faults(&self, session: &Session, directory: &Path) -> Result<TestMachine<'a>> {
+        let mut disks = Vec::new();
+        for name in [USED, UNUSED] {
+            let image = directory.join(name);
+            disk::xfs(&image, DISK_MIB).await?;
+            disk::damage_xfs(&image)?;
+            disks.push(data_disk(name, &image));
+        }
+        let programs = [DASH.files(session).await?, DD.files(session).await?].concat();
+        // Both programs bring the C library of the same suite.
+        let programs = programs.into_iter().collect::<BTreeMap<_, _>>().into_iter();
+        let script = format!(
+            "echo '<4>{WARNING}' > /dev/kmsg\n\
+             # More than the first allocation group has.\n\
+             {} if=/dev/zero of=/mnt/{USED}/file bs=1M count={} conv=fsync\n\
+             exit 0",
+            DD.path(),
+            DISK_MIB / 3
+        );
+        let binary = TestBinary {
+            name: "faults".to_owned(),
+            path: DASH.path().to_owned(),
+            args: vec!["-c".to_owned(), script],
+            env: BTreeMap::new(),
+            report: None,
+            timeout: TIMEOUT,
+        };
+        let mount = |name| xfs(name, &format!("/mnt/{name}"), "defaults");
+        Ok(TestMachine {
+            name: "faulty".to_owned(),
+            kernel: self.kernel,
+            hypervisor: self.hypervisor,
+            init: self.init,
+            files: programs.map(|(path, host)| GuestFile { path, mode: 0o755, host }).collect(),
+            memory_mib: MEMORY_MIB,
+            disks,
+            tests: TestsSpec {
+                mounts: [USED, UNUSED].map(mount).into(),
+                binaries: vec![binary],
+                ..TestsSpec::default()
+            },
+            logs: self.logs.join("faults"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_is_selected_by_the_names_of_its_cases() {
+        let selected =
+            |only: &[&str]| is_selected(&only.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        assert!(selected(&[]) && selected(&["quota", "fails the machine"]));
+        assert!(!selected(&["quota"]));
+    }
+
+    #[test]
+    fn a_machine_that_passes_or_fails_for_another_reason_notices_no_fault() {
+        assert!(names(&ExitReason::Faulty("a and b".into()), &["a", "b"]).is_ok());
+        for ending in [
+            ExitReason::Passed,
+            ExitReason::Failed("a and b".into()),
+            ExitReason::Crashed("a and b".into()),
+            ExitReason::Faulty("a".into()),
+        ] {
+            assert!(names(&ending, &["a", "b"]).is_err(), "{ending:?}");
+        }
+    }
+}
