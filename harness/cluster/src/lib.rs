@@ -27,7 +27,7 @@
 //! | kills and freezes of containers | [`containers`] |
 //! | programs on the node as root | [`Node::exec`], [`Node::output`] |
 //! | power cuts and boots of a node, and faults of the API server | [`Node::cut_power`], [`Node::boot`], [`Cluster::restart_api_server`] |
-//! | files and mounts that a test left | [`leak_check`] |
+//! | files and mounts that a test left | [`leak_check`], [`mount_table`] |
 //! | the programs that the kubelet starts | [`started_programs`] |
 //! | the storage tests of Kubernetes | [`conformance`] |
 //! | releases of Kubernetes, kernels, kubelets | [`KubernetesSource`], [`NodeVariant`] |
@@ -94,6 +94,7 @@ mod layout;
 pub mod leak_check;
 mod loopback;
 pub mod manifests;
+pub mod mount_table;
 mod node;
 mod node_spec;
 mod parts;

@@ -13,6 +13,7 @@ use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, freeze, kill};
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
+use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
 use crate::e2e::faults::Fault;
@@ -136,9 +137,9 @@ pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: 
 pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &str) -> Result<()> {
     let uid = env.pods().get(pod).await.map_err(api_error)?.uid().context("the pod has no uid")?;
     let mut mounts = volume_mounts(node).await?;
-    mounts.retain(|(target, _)| target.split('/').any(|part| part == uid));
+    mounts.retain(|mount| mount.target.split('/').any(|part| part == uid));
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
-    for (target, options) in mounts {
+    for Mounted { target, options, .. } in mounts {
         for option in env.driver.class.mount_options.iter().flatten() {
             anyhow::ensure!(
                 options.contains(option),
