@@ -298,5 +298,9 @@ async fn remove(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResul
     if state.fault == Some(Fault::Leak) {
         scenario.step("break: leak a loop device", faults::leak_loop_device(state.env)).await?;
     }
-    removal::run(scenario, state.env, state.before.as_ref()).await
+    removal::run(scenario, state.env, state.before.as_ref()).await?;
+    if state.fault == Some(Fault::Restart) {
+        scenario.step("break: kill a container of the driver", faults::kill_undeclared(state.env)).await?;
+    }
+    Ok(())
 }

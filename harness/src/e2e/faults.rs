@@ -6,10 +6,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use kube::runtime::watcher;
 use testvm_cluster::Node;
+use testvm_cluster::containers::{kill_in, until_replaced};
 
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::is_mounted;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -31,16 +33,19 @@ pub(crate) enum Fault {
     Unsynced,
     /// A loop device stays attached to a volume.
     Leak,
+    /// A container of the driver is killed, which the scenario does not declare.
+    Restart,
 }
 
 /// The faults of a self-check, in an order in which each can be repaired before the next.
-pub(super) const ALL: [Fault; 7] = [
+pub(super) const ALL: [Fault; 8] = [
     Fault::Quota,
     Fault::NoDisk,
     Fault::WrongDisk,
     Fault::Readonly,
     Fault::Resize,
     Fault::Leak,
+    Fault::Restart,
     Fault::Unsynced,
 ];
 
@@ -55,6 +60,7 @@ impl Fault {
             Fault::Resize => "resize",
             Fault::Unsynced => "unsynced",
             Fault::Leak => "leak",
+            Fault::Restart => "restart",
         }
     }
 
@@ -68,6 +74,9 @@ impl Fault {
             Fault::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
             Fault::Unsynced => &["is not what was written", "/vol/power-cut-0-0"],
             Fault::Leak => &["leaked", "loop device"],
+            Fault::Restart => {
+                &["container csi of pod", "restarted, which the test did not cause", "exit code 137"]
+            }
         }
     }
 }
@@ -127,6 +136,14 @@ pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
 /// Detaches a loop device, such as that of [`leak_loop_device`].
 pub(super) async fn detach(node: &Node, device: &str) -> Result<()> {
     node.output(&["losetup", "--detach", device], TOOL_DEADLINE).await.map(drop)
+}
+
+/// Kills the csi container of the driver without a declaration, and waits until another runs in its place.
+pub(super) async fn kill_undeclared(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    let killed = kill_in(node, &env.driver_pods(), env.driver.pod_labels(), "csi").await?;
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until_replaced(env.driver_pods(), scope, &[killed], env.timeouts.start).await
 }
 
 async fn mount(node: &Node, device: &str, options: &str) -> Result<()> {

@@ -10,12 +10,15 @@ use testvm::session::Session;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, thaw};
+use testvm_cluster::restarts::Watch;
 use testvm_cluster::waiting::until_event;
 
 use super::faults::{self, Fault};
+use super::restarts;
 use super::scenario::Scenario;
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{flow, install, removal};
+use crate::test_env::disturbances::watched;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::create_namespace;
@@ -113,6 +116,14 @@ impl Checker<'_> {
                 // The driver keeps a deleted image while a device has it open, and checks again after a minute.
                 env.timeouts.end = timeouts;
                 removal::nothing_left(env, self.node, &before).await
+            }
+            Fault::Restart => {
+                let mut watch = Watch::start(watched(env)).await?;
+                faults::kill_undeclared(env).await?;
+                let scenario = &mut self.scenario(inner, restarts::NAME);
+                let outcome = restarts::check(scenario, &mut watch, env, broken.name()).await;
+                anyhow::ensure!(outcome.is_err(), "the restart went unseen");
+                check_failure(inner, first_case, broken)
             }
         }
     }

@@ -11,7 +11,7 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, freeze, kill};
+use testvm_cluster::containers::{Container, freeze};
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
@@ -19,6 +19,7 @@ use testvm_cluster::waiting::{State, until, until_event, until_logged, until_non
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
+use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::sizes::Size;
@@ -266,9 +267,7 @@ async fn kill_driver(
             let mut killed = Vec::new();
             for pod in env.live_driver_pods().await? {
                 for container in containers {
-                    let container = Container::of(&pod, container)?;
-                    kill(node, &container).await?;
-                    killed.push(container);
+                    killed.push(kill(env, node, &pod, container).await?);
                 }
             }
             Ok(killed)
