@@ -296,7 +296,7 @@ async fn install(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResu
 
 async fn remove(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResult {
     if state.fault == Some(Fault::Leak) {
-        scenario.step("break: leak a loop device", faults::leak_loop_device(state.env)).await?;
+        scenario.step("break: leak an object of each kind", faults::leak(state.env)).await?;
     }
     removal::run(scenario, state.env, state.before.as_ref()).await?;
     if state.fault == Some(Fault::Restart) {
