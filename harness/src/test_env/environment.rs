@@ -129,6 +129,13 @@ impl<'a> TestEnv<'a> {
         Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts, reports, caused })
     }
 
+    /// Returns the environment of another namespace, with the same cluster and driver. `name` is added to this namespace.
+    pub(crate) fn in_other_namespace(&self, name: &str) -> Result<TestEnv<'a>> {
+        let namespace = format!("{}-{name}", self.namespace);
+        let other = TestEnv::new(self.manifests.clone(), self.client.clone(), self.cluster, &namespace)?;
+        Ok(TestEnv { timeouts: self.timeouts, ..other })
+    }
+
     /// Returns the environment of a benchmark, which works in a namespace of its own.
     pub(crate) fn in_namespace(
         session: &Session,
