@@ -121,17 +121,32 @@ pub async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) -> Resu
 
 /// Returns the end of a container's log, or that of its previous instance if it was just restarted.
 pub async fn log_tail(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
-    let mut params =
-        LogParams { container: Some(container.into()), tail_lines: Some(lines), ..LogParams::default() };
-    match pods.logs(pod, &params).await {
+    match tail(pods, pod, container, lines, false).await {
         Ok(text) if !text.trim().is_empty() => text,
-        current => {
-            params.previous = true;
-            match (pods.logs(pod, &params).await, current) {
-                (Ok(text), _) => text,
-                (Err(_), Ok(_)) => "(nothing was logged)".into(),
-                (Err(_), Err(error)) => format!("(its log cannot be read: {error})"),
-            }
-        }
+        current => match (tail(pods, pod, container, lines, true).await, current) {
+            (Ok(text), _) => text,
+            (Err(_), Ok(_)) => "(nothing was logged)".into(),
+            (Err(_), Err(error)) => format!("(its log cannot be read: {error})"),
+        },
     }
+}
+
+/// Returns the end of the log of a container's previous instance.
+pub async fn previous_log_tail(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
+    match tail(pods, pod, container, lines, true).await {
+        Ok(text) => text,
+        Err(error) => format!("(its log cannot be read: {error})"),
+    }
+}
+
+async fn tail(
+    pods: &Api<Pod>,
+    pod: &str,
+    container: &str,
+    lines: i64,
+    previous: bool,
+) -> kube::Result<String> {
+    let container = Some(container.into());
+    let params = LogParams { container, tail_lines: Some(lines), previous, ..LogParams::default() };
+    pods.logs(pod, &params).await
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::mount_table::{Mounted, mounts};
 use super::node::Node;
 
 /// The timeout of each program on a busy emulated processor.
@@ -44,8 +45,7 @@ impl Entries {
     pub async fn of_file_system(node: &Node, directory: &str) -> Result<Entries> {
         let find = ["find", directory, "-mindepth", "1", "-printf", "%y %p\\0"];
         let files = parse_files(&node.output(&find, TOOL_DEADLINE).await?)?;
-        let mounts = node.output(&["cat", "/proc/self/mountinfo"], TOOL_DEADLINE).await?;
-        let mounts = parse_mounts(&mounts, directory)
+        let mounts = of_same_device(&mounts(node).await?, directory)
             .with_context(|| format!("{directory} of {} is not a mount point", node.name()))?;
         Ok(files.into_iter().chain(mounts).collect())
     }
@@ -88,25 +88,18 @@ fn parse_files(text: &str) -> Result<Vec<String>> {
     files.collect()
 }
 
-/// Parses rows of `ID PARENT DEVICE ROOT TARGET ..`. Returns the mounts of the device that is mounted at `directory`, or
-/// `None` if there is none.
-fn parse_mounts(text: &str, directory: &str) -> Option<Vec<String>> {
-    let mounts: Vec<(&str, &str, &str)> = text
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split(' ').skip(2);
-            Some((words.next()?, words.next()?, words.next()?))
-        })
-        .collect();
+/// Returns the mounts of the device that is mounted at `directory`, or `None` if there is none.
+fn of_same_device(mounts: &[Mounted], directory: &str) -> Option<Vec<String>> {
     // The last mount at a path is the visible one.
-    let (device, ..) = *mounts.iter().rev().find(|(.., target)| *target == directory)?;
-    let of_device = mounts.iter().filter(|(other, ..)| *other == device);
-    Some(of_device.map(|(_, root, target)| format!("mount of {root} at {target}")).collect())
+    let device = &mounts.iter().rev().find(|mount| mount.target == directory)?.device;
+    let of_device = mounts.iter().filter(|mount| mount.device == *device);
+    Some(of_device.map(|Mounted { root, target, .. }| format!("mount of {root} at {target}")).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount_table;
 
     fn entries(names: &[&str]) -> Entries {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -131,17 +124,18 @@ mod tests {
 
     #[test]
     fn all_mounts_of_the_file_system_are_listed_and_no_others() {
-        let text = "22 1 0:5 / /proc rw - proc proc rw\n\
+        let text = "20 1 254:0 / / rw - ext4 /dev/vda rw\n\
+                    22 1 0:5 / /proc rw - proc proc rw\n\
                     90 1 8:1 / /data rw - xfs /dev/vdb rw\n\
                     91 1 8:1 /v /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount rw - xfs /dev/vdb rw\n";
-        let mounts = parse_mounts(text, "/data").unwrap();
+        let mounts = mount_table::parse(text).unwrap();
         assert_eq!(
-            mounts,
+            of_same_device(&mounts, "/data").unwrap(),
             [
                 "mount of / at /data",
                 "mount of /v at /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount"
             ]
         );
-        assert_eq!(parse_mounts(text, "/other"), None);
+        assert_eq!(of_same_device(&mounts, "/other"), None);
     }
 }

@@ -27,7 +27,8 @@
 //! | kills and freezes of containers | [`containers`] |
 //! | programs on the node as root | [`Node::exec`], [`Node::output`] |
 //! | power cuts and boots of a node, and faults of the API server | [`Node::cut_power`], [`Node::boot`], [`Cluster::restart_api_server`] |
-//! | files and mounts that a test left | [`leak_check`] |
+//! | files and mounts that a test left | [`leak_check`], [`mount_table`] |
+//! | containers that restarted, and pods that were replaced, although the test did not cause it | [`restarts`] |
 //! | the programs that the kubelet starts | [`started_programs`] |
 //! | the storage tests of Kubernetes | [`conformance`] |
 //! | releases of Kubernetes, kernels, kubelets | [`KubernetesSource`], [`NodeVariant`] |
@@ -95,6 +96,7 @@ mod layout;
 pub mod leak_check;
 mod loopback;
 pub mod manifests;
+pub mod mount_table;
 mod node;
 mod node_spec;
 mod node_vm;
@@ -104,6 +106,7 @@ mod plan;
 mod pod_token;
 mod programs;
 mod release;
+pub mod restarts;
 mod running;
 pub mod snapshotter;
 mod spec;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use nix::sys::signal::Signal;
 use testvm::images::disk::{self, Edit};
 use testvm::images::kernel::Module;
 use testvm::session::Session;
@@ -125,6 +126,14 @@ impl Node {
     /// As [`Node::exec`], or the exit code is not 0.
     pub async fn output(&self, argv: &[&str], timeout: Duration) -> Result<String> {
         self.control().await?.output(argv, timeout).await
+    }
+
+    /// Kills the kubelet with SIGKILL. The node starts it again after a second, and pods run on.
+    ///
+    /// # Errors
+    /// The kubelet does not run, or the machine ends first.
+    pub async fn kill_kubelet(&self) -> Result<()> {
+        self.control().await?.signal_service("kubelet", Signal::SIGKILL).await
     }
 
     /// Cuts the power, without a flush or a shutdown.

@@ -9,8 +9,8 @@ use super::scenario::{Scenario, StepResult};
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
     bad_claims, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages, read_only_claims,
-    removal, retained_volumes, second_node, snapshots, user_namespaces,
+    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages,
+    read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
 };
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
@@ -67,7 +67,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 22] = [
+pub(super) const SCENARIOS: [Entry; 23] = [
     Entry {
         name: install::NAME,
         about: "apply the manifests; every node with a pod of the driver offers it",
@@ -127,6 +127,15 @@ pub(super) const SCENARIOS: [Entry; 22] = [
         run: Run::OwnNode {
             skipped: "pods with a user namespace of their own",
             run: |s, state, _, _| Box::pin(user_namespaces::run(s, state.env)),
+        },
+    },
+    Entry {
+        name: hostile_tenant::NAME,
+        about: "a tenant attacks the node and another tenant by names, links, project ids and special files",
+        always: false,
+        run: Run::OwnNode {
+            skipped: "a tenant who attacks the node and another tenant",
+            run: |s, state, _, node| Box::pin(hostile_tenant::run(s, state.env, node)),
         },
     },
     Entry {
@@ -296,7 +305,11 @@ async fn install(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResu
 
 async fn remove(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResult {
     if state.fault == Some(Fault::Leak) {
-        scenario.step("break: leak a loop device", faults::leak_loop_device(state.env)).await?;
+        scenario.step("break: leak an object of each kind", faults::leak(state.env)).await?;
     }
-    removal::run(scenario, state.env, state.before.as_ref()).await
+    removal::run(scenario, state.env, state.before.as_ref()).await?;
+    if state.fault == Some(Fault::Restart) {
+        scenario.step("break: kill a container of the driver", faults::kill_undeclared(state.env)).await?;
+    }
+    Ok(())
 }

@@ -6,10 +6,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use kube::runtime::watcher;
 use testvm_cluster::Node;
+use testvm_cluster::containers::{kill_in, until_replaced};
 
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::is_mounted;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -29,18 +31,21 @@ pub(crate) enum Fault {
     Resize,
     /// The data written before the power cut is not synced.
     Unsynced,
-    /// A loop device stays attached to a volume.
+    /// A loop device stays attached to a volume, and a project id with a limit, a mount and a file are left, too.
     Leak,
+    /// A container of the driver is killed, which the scenario does not declare.
+    Restart,
 }
 
 /// The faults of a self-check, in an order in which each can be repaired before the next.
-pub(super) const ALL: [Fault; 7] = [
+pub(super) const ALL: [Fault; 8] = [
     Fault::Quota,
     Fault::NoDisk,
     Fault::WrongDisk,
     Fault::Readonly,
     Fault::Resize,
     Fault::Leak,
+    Fault::Restart,
     Fault::Unsynced,
 ];
 
@@ -55,6 +60,7 @@ impl Fault {
             Fault::Resize => "resize",
             Fault::Unsynced => "unsynced",
             Fault::Leak => "leak",
+            Fault::Restart => "restart",
         }
     }
 
@@ -67,7 +73,16 @@ impl Fault {
             Fault::Readonly => &["a write was allowed on the read-only volume", "/vol/readonly"],
             Fault::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
             Fault::Unsynced => &["is not what was written", "/vol/power-cut-0-0"],
-            Fault::Leak => &["leaked", "loop device"],
+            Fault::Leak => &[
+                "leaked",
+                "loop device attached to",
+                "project id 4242 with a limit of 1024 blocks",
+                "mount of /leaked at",
+                "/leaked/file",
+            ],
+            Fault::Restart => {
+                &["container csi of pod", "restarted, which the test did not cause", "exit code 137"]
+            }
         }
     }
 }
@@ -111,10 +126,29 @@ pub(super) async fn forget_identity(node: &Node) -> Result<()> {
     node.output(&["rm", &format!("{DATA_DIR}.filesystem-uuid")], TOOL_DEADLINE).await.map(drop)
 }
 
+/// Leaves one object of each kind that an [`Inventory`](crate::test_env::inventory::Inventory) has, and returns the loop device.
+pub(super) async fn leak(env: &TestEnv<'_>) -> Result<String> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    let device = leak_loop_device(node).await?;
+    node.output(&["sh", "-exc", &LEAK.replace("DATA", DATA_DIR)], TOOL_DEADLINE).await?;
+    Ok(device)
+}
+
+/// The project id is not one of the store or of the kubelet, which would free theirs.
+const LEAK: &str = "mkdir -p DATA/leaked /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+echo leaked > DATA/leaked/file
+mount --bind DATA/leaked /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+xfs_quota -x -c 'limit -p bhard=1m 4242' DATA";
+
+/// Removes what [`LEAK`] leaves.
+const REMOVE_LEAK: &str = "umount /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+rmdir /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+rm -r DATA/leaked
+xfs_quota -x -c 'limit -p bhard=0 4242' DATA";
+
 /// Attaches a loop device to the image of a block volume, and returns its path. The device is read-only, because the driver also
 /// finds the writable devices of other programs and detaches them with its own.
-pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
-    let node = env.node.context("a loop device can be leaked only on a node of the harness")?;
+async fn leak_loop_device(node: &Node) -> Result<String> {
     // Independent of the layout: an image is a regular file of a volume's size below the data directory.
     let argv = ["find", DATA_DIR, "-type", "f", "-size", "+1023k", "-print", "-quit"];
     let image = node.output(&argv, TOOL_DEADLINE).await?;
@@ -124,9 +158,18 @@ pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
     Ok(device.trim().to_owned())
 }
 
-/// Detaches a loop device, such as that of [`leak_loop_device`].
-pub(super) async fn detach(node: &Node, device: &str) -> Result<()> {
-    node.output(&["losetup", "--detach", device], TOOL_DEADLINE).await.map(drop)
+/// Removes what [`leak`] left. `device` is the loop device.
+pub(super) async fn remove_leak(node: &Node, device: &str) -> Result<()> {
+    node.output(&["losetup", "--detach", device], TOOL_DEADLINE).await?;
+    node.output(&["sh", "-exc", &REMOVE_LEAK.replace("DATA", DATA_DIR)], TOOL_DEADLINE).await.map(drop)
+}
+
+/// Kills the csi container of the driver without a declaration, and waits until another runs in its place.
+pub(super) async fn kill_undeclared(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    let killed = kill_in(node, &env.driver_pods(), env.driver.pod_labels(), "csi").await?;
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until_replaced(env.driver_pods(), scope, &[killed], env.timeouts.start).await
 }
 
 async fn mount(node: &Node, device: &str, options: &str) -> Result<()> {

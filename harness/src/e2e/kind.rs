@@ -38,12 +38,15 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
 
 const ROLLED_OUT: &str = "kubectl --namespace loopfs-system rollout status daemonset/loopfs --timeout 20m";
-/// Prints what the driver has on the machine, one line each: files, project quotas, loop devices, and mounts in the node.
+/// Prints what the driver has on the machine, one line each: files, project quotas, loop devices, and mounts in the node. It fails
+/// if a list lacks what each has: a row of project 0, and the root.
 const INVENTORY: &str = "
 find /srv/loopfs -mindepth 1 -ignore_readdir_race -printf '%y %P\\n'
-xfs_quota -x -c 'report -p -n -N -b' /srv/loopfs | awk '$1 != \"#0\" && NF { print \"project\", $1 }'
+xfs_quota -x -c 'report -p -n -N -b' /srv/loopfs | awk '
+    $1 == \"#0\" { complete = 1; next } NF { print \"project\", $1 } END { exit !complete }'
 losetup --list --noheadings --raw --output BACK-FILE
-docker exec kind-control-plane cat /proc/self/mountinfo | awk '/kubernetes.io.csi/ { print \"mount\", $4, $5 }'";
+docker exec kind-control-plane cat /proc/self/mountinfo | awk '
+    $5 == \"/\" { complete = 1 } /kubernetes.io.csi/ { print \"mount\", $4, $5 } END { exit !complete }'";
 
 /// The control plane is emulated too.
 const TIMEOUTS: Timeouts = Timeouts {

@@ -12,6 +12,7 @@ mod faults;
 mod host_service;
 mod kind;
 mod own_cluster;
+mod restarts;
 mod run;
 mod runner;
 mod scenario;

@@ -9,12 +9,13 @@ use std::time::Duration;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::KubeletRoot;
+use testvm_cluster::restarts::Watch;
 
 use super::catalogue::{Entry, Run, SCENARIOS, State};
 use super::faults::Fault;
 use super::scenario::{Scenario, ScenarioFailed, StepResult};
 use super::scenarios::{flow, install, removal};
-use super::state_dump;
+use super::{restarts, state_dump};
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
@@ -72,13 +73,17 @@ pub(super) enum AfterFailure<'a> {
 pub(super) async fn run_all(session: &Session, report: &mut Report, env: &TestEnv<'_>, plan: Plan<'_>) {
     let Plan { nodes, selection, fault, after_failure } = plan;
     let state = State { env, nodes, fault, before: None };
+    let watch = restarts::watch(session, report, env).await;
     let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
-    let remaining = remaining.collect();
-    let mut runner =
-        ScenarioRunner { session, report, selection, after_failure, state, remaining, failed: 0 };
+    let mut remaining: Vec<_> = remaining.collect();
     // The report has the reason of a failure.
-    drop(run_in_order(&mut runner, &SCENARIOS).await);
-    for name in runner.remaining {
+    if let Ok(watch) = watch {
+        let mut runner =
+            ScenarioRunner { session, report, selection, after_failure, state, watch, remaining, failed: 0 };
+        drop(run_in_order(&mut runner, &SCENARIOS).await);
+        remaining = runner.remaining;
+    }
+    for name in remaining {
         report.push(name, "all steps", Outcome::NotRun, Duration::ZERO);
     }
 }
@@ -89,6 +94,7 @@ struct ScenarioRunner<'a> {
     selection: Selection<'a>,
     after_failure: AfterFailure<'a>,
     state: State<'a>,
+    watch: Watch,
     remaining: Vec<&'static str>,
     /// The number of scenarios that failed.
     failed: usize,
@@ -115,7 +121,11 @@ async fn run_in_order(runner: &mut impl Runner, entries: &[Entry]) -> StepResult
 impl Runner for ScenarioRunner<'_> {
     async fn run(&mut self, entry: &Entry) -> StepResult {
         if self.selection.contains(entry) {
-            self.run_one(entry).await
+            let outcome = self.run_one(entry).await;
+            // After a failure too, because it can be the cause.
+            let mut scenario = Scenario::begin(self.session, self.report, restarts::NAME);
+            let checked = restarts::check(&mut scenario, &mut self.watch, self.state.env, entry.name).await;
+            outcome.and(checked)
         } else if entry.name == flow::NAME {
             self.create_namespace().await
         } else {
@@ -141,7 +151,10 @@ impl Runner for ScenarioRunner<'_> {
         scenario.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
         scenario.step(&about("the driver serves"), install::served(env)).await?;
         let created = create_namespace(&env.client, &env.namespace);
-        scenario.step(&about("create the namespace"), created).await
+        scenario.step(&about("create the namespace"), created).await?;
+        // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
+        let restarted = async { self.watch.unexpected(&env.caused).await.map(drop) };
+        scenario.step(&about("later restarts count from here"), restarted).await
     }
 }
 

@@ -10,12 +10,15 @@ use testvm::session::Session;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, thaw};
+use testvm_cluster::restarts::Watch;
 use testvm_cluster::waiting::until_event;
 
 use super::faults::{self, Fault};
+use super::restarts;
 use super::scenario::Scenario;
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{flow, install, removal};
+use crate::test_env::disturbances::watched;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::create_namespace;
@@ -101,18 +104,26 @@ impl Checker<'_> {
                 let before = Inventory::take(self.node).await?;
                 let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, None).await;
                 anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, first_case));
-                let device = faults::leak_loop_device(env).await?;
-                // The slow clean-up comes first, so that the short timeout covers only the leaked device.
+                let device = faults::leak(env).await?;
+                // The slow clean-up comes first, so that the short timeout covers only what was leaked.
                 self.clean_up(env).await?;
                 let timeouts = std::mem::replace(&mut env.timeouts.end, Timeouts::SHORT.end);
                 let scenario = &mut self.scenario(inner, removal::NAME);
                 let outcome = removal::run(scenario, env, Some(&before)).await;
                 anyhow::ensure!(outcome.is_err(), "the removal passed");
                 check_failure(inner, first_case, broken)?;
-                faults::detach(self.node, &device).await?;
+                faults::remove_leak(self.node, &device).await?;
                 // The driver keeps a deleted image while a device has it open, and checks again after a minute.
                 env.timeouts.end = timeouts;
                 removal::nothing_left(env, self.node, &before).await
+            }
+            Fault::Restart => {
+                let mut watch = Watch::start(watched(env)).await?;
+                faults::kill_undeclared(env).await?;
+                let scenario = &mut self.scenario(inner, restarts::NAME);
+                let outcome = restarts::check(scenario, &mut watch, env, broken.name()).await;
+                anyhow::ensure!(outcome.is_err(), "the restart went unseen");
+                check_failure(inner, first_case, broken)
             }
         }
     }

@@ -11,6 +11,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::restarts::Caused;
 use testvm_cluster::{Cluster, Node};
 
 use super::manifests::{self, Manifests};
@@ -29,6 +30,8 @@ pub(crate) struct TestEnv<'a> {
     pub(crate) timeouts: Timeouts,
     /// The directory in which scenarios store outputs, if the run has a report.
     pub(crate) reports: Option<PathBuf>,
+    /// The restarts of the driver's containers that scenarios cause: [`super::disturbances`].
+    pub(crate) caused: Caused,
 }
 
 /// The directory of the outputs of `loopfs doctor` in the reports of a run.
@@ -122,7 +125,15 @@ impl<'a> TestEnv<'a> {
         let node = cluster.and_then(|cluster| cluster.nodes().first());
         let namespace = namespace.to_owned();
         let timeouts = Timeouts::FULL;
-        Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts, reports: None })
+        let (reports, caused) = (None, Caused::default());
+        Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts, reports, caused })
+    }
+
+    /// Returns the environment of another namespace, with the same cluster and driver. `name` is added to this namespace.
+    pub(crate) fn in_other_namespace(&self, name: &str) -> Result<TestEnv<'a>> {
+        let namespace = format!("{}-{name}", self.namespace);
+        let other = TestEnv::new(self.manifests.clone(), self.client.clone(), self.cluster, &namespace)?;
+        Ok(TestEnv { timeouts: self.timeouts, ..other })
     }
 
     /// Returns the environment of a benchmark, which works in a namespace of its own.

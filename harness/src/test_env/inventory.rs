@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
 use testvm_cluster::Node;
 use testvm_cluster::leak_check::Entries;
+use testvm_cluster::mount_table::{Mounted, mounts};
 use testvm_guest::control::ExecOutput;
 
 use super::projects::is_of_kubelet;
@@ -34,7 +35,7 @@ impl Inventory {
         // The files of the kubelet come and go with pods, and are not the driver's.
         let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
         let files = node.exec(&find, TOOL_DEADLINE).await?;
-        let report = "report -p -n -N -b -i";
+        let report = "report -p -n -b -i";
         let quotas =
             output(node, &[&node.inspection_program(XFS_QUOTA), "-x", "-c", report, DATA_DIR]).await?;
         let columns = "BACK-MAJ:MIN,BACK-INO,BACK-FILE";
@@ -43,11 +44,12 @@ impl Inventory {
             &[&node.inspection_program(LOSETUP), "--list", "--noheadings", "--raw", "--output", columns],
         )
         .await?;
-        let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
+        let mounts = mounts(node).await?;
         let files = Files::parse(still_there(&files)?)?;
+        let quotas = parse_quotas(&quotas)?;
         let loops = parse_loops(&loops, &files)?;
         let devices = loops.iter().map(|(image, _)| format!("loop device attached to {image}"));
-        let all = files.entries().chain(parse_quotas(&quotas)).chain(devices).chain(parse_mounts(&mounts));
+        let all = files.entries().chain(quotas).chain(devices).chain(csi_mounts(&mounts));
         let entries = all.collect();
         let ours = loops.into_iter().filter_map(|(image, ours)| ours.then_some(image));
         Ok(Inventory { entries, attached: ours.collect() })
@@ -125,24 +127,65 @@ impl Files {
     }
 }
 
-/// Parses rows of `xfs_quota report`: `#ID USED SOFT HARD ..`. Id 0 has all files without a project id. Leaves out the ids
-/// of the kubelet.
-fn parse_quotas(text: &str) -> impl Iterator<Item = String> {
-    text.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let id = words.next()?.strip_prefix('#').filter(|id| *id != "0")?;
-        if id.parse().is_ok_and(is_of_kubelet) {
-            return None;
+/// The columns of `xfs_quota report` that [`parse_quotas`] reads, as its header names them for blocks and for inodes.
+const QUOTA_COLUMNS: [&str; 10] =
+    ["Project", "ID", "Used", "Soft", "Hard", "Warn/Grace", "Used", "Soft", "Hard", "Warn/Grace"];
+
+/// Parses the report of `xfs_quota`: a header, and a row `#ID USED SOFT HARD WARN [GRACE] USED SOFT HARD WARN [GRACE]` for each
+/// project. Leaves out the ids of the kubelet, and id 0, which has all files without a project id.
+///
+/// A header or row that cannot be understood is an error, because a quota that is overlooked would not count as leaked.
+fn parse_quotas(text: &str) -> Result<Vec<String>> {
+    let mut lines = text.lines();
+    lines
+        .find(|line| is_quota_header(line))
+        .with_context(|| format!("xfs_quota printed no header {}: {text:?}", QUOTA_COLUMNS.join(" ")))?;
+    let ruler = |line: &&str| !line.trim_matches([' ', '-']).is_empty();
+    let row = |line: &str| quota_row(line).with_context(|| format!("xfs_quota printed the row {line:?}"));
+    let rows = lines.filter(ruler).map(row).collect::<Result<Vec<_>>>()?;
+    anyhow::ensure!(rows.iter().any(|row| row.id == 0), "xfs_quota printed no row of project 0: {text:?}");
+    Ok(rows.iter().filter(|row| row.id != 0 && !is_of_kubelet(row.id)).filter_map(QuotaRow::entry).collect())
+}
+
+fn is_quota_header(line: &str) -> bool {
+    // xfs_quota prints "Warn/ Grace" above the second column.
+    line.replace("/ ", "/").split_whitespace().eq(QUOTA_COLUMNS)
+}
+
+/// A row of `xfs_quota report`, in blocks of 1 KiB.
+#[derive(Debug)]
+struct QuotaRow {
+    id: u32,
+    used: u64,
+    hard: u64,
+}
+
+impl QuotaRow {
+    /// Returns the entry of a project that has a limit or a use.
+    fn entry(&self) -> Option<String> {
+        match *self {
+            QuotaRow { used: 0, hard: 0, .. } => None,
+            QuotaRow { id, used, hard: 0 } => {
+                Some(format!("project id {id} without a limit and with {used} blocks used"))
+            }
+            QuotaRow { id, hard, .. } => Some(format!("project id {id} with a limit of {hard} blocks")),
         }
-        let numbers: Vec<&str> =
-            words.filter(|word| word.bytes().all(|byte| byte.is_ascii_digit())).collect();
-        let (used, hard) = (numbers.first()?, numbers.get(2)?);
-        match (*used, *hard) {
-            ("0", "0") => None,
-            (used, "0") => Some(format!("project id {id} without a limit and with {used} blocks used")),
-            (_, hard) => Some(format!("project id {id} with a limit of {hard} blocks")),
-        }
-    })
+    }
+}
+
+fn quota_row(line: &str) -> Option<QuotaRow> {
+    let mut id_and_numbers = Vec::new();
+    // A grace period can contain spaces, such as `[6 days]`.
+    for part in line.split('[') {
+        let numbers = part.rsplit_once(']').map_or(part, |(_, after)| after);
+        id_and_numbers.extend(numbers.split_whitespace());
+    }
+    let [id, numbers @ ..] = id_and_numbers.as_slice() else { return None };
+    let numbers = numbers.iter().map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?;
+    let [used, _soft, hard, _warn, _inodes_used, _inodes_soft, _inodes_hard, _inodes_warn] = *numbers else {
+        return None;
+    };
+    Some(QuotaRow { id: id.strip_prefix('#')?.parse().ok()?, used, hard })
 }
 
 /// Parses rows of `MAJOR:MINOR INODE PATH`. Returns the file that each device is attached to, and whether
@@ -164,13 +207,11 @@ fn parse_loops(text: &str, files: &Files) -> Result<Vec<(String, bool)>> {
     text.lines().map(image).collect()
 }
 
-/// Parses the mounts by which CSI volumes are published, wherever they are.
-fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
-    text.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(3);
-        // For a block volume, the root of the mount is the name of its loop device.
-        let (root, target) = (words.next()?, words.next()?);
+/// Returns the mounts by which CSI volumes are published, wherever they are.
+fn csi_mounts(mounts: &[Mounted]) -> impl Iterator<Item = String> {
+    mounts.iter().filter_map(|Mounted { root, target, .. }| {
         let of_csi = ["kubernetes.io~csi", "kubernetes.io/csi"].iter().any(|part| target.contains(part));
+        // For a block volume, the root of the mount is the name of its loop device.
         of_csi.then(|| match root.strip_prefix("/loop") {
             Some(_) => format!("mount of a loop device at {target}"),
             None => format!("mount of {root} at {target}"),
@@ -178,57 +219,23 @@ fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Returns the mount points and options of all CSI volumes on the driver's file system at this moment.
-pub(crate) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String>)>> {
-    let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
-    let of_csi = mounts.lines().filter_map(|line| {
-        let words: Vec<&str> = line.split(' ').collect();
-        let (target, options) = (words.get(4)?, words.get(5)?);
-        let options = options.split(',').map(str::to_owned).collect();
-        (target.contains("kubernetes.io~csi") && target.ends_with("/mount"))
-            .then(|| ((*target).to_owned(), options))
-    });
-    Ok(of_csi.collect())
-}
-
-/// A row of the node's mount table.
-#[derive(Debug)]
-pub(crate) struct Mounted {
-    /// The device, as `MAJOR:MINOR`.
-    pub(crate) device: String,
-    /// The directory of the file system that is mounted.
-    pub(crate) root: String,
-    pub(crate) target: String,
-    pub(crate) options: Vec<String>,
-    /// The number of the peer group of a shared mount.
-    pub(crate) peers: Option<String>,
-}
-
-/// Returns all mounts of the node at this moment.
-pub(crate) async fn mounts(node: &Node) -> Result<Vec<Mounted>> {
-    let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
-    mounts.lines().map(|line| parse_mount(line).with_context(|| format!("mountinfo has {line:?}"))).collect()
-}
-
-fn parse_mount(line: &str) -> Option<Mounted> {
-    let mut words = line.split(' ').skip(2).map(str::to_owned);
-    let (device, root, target) = (words.next()?, words.next()?, words.next()?);
-    let options = words.next()?.split(',').map(str::to_owned).collect();
-    let mut optional = words.take_while(|word| word != "-");
-    let peers = optional.find_map(|field| field.strip_prefix("shared:").map(str::to_owned));
-    Some(Mounted { device, root, target, options, peers })
+/// Returns the mounts of all CSI volumes on the driver's file system at this moment.
+pub(crate) async fn volume_mounts(node: &Node) -> Result<Vec<Mounted>> {
+    let of_csi =
+        |mount: &Mounted| mount.target.contains("kubernetes.io~csi") && mount.target.ends_with("/mount");
+    Ok(mounts(node).await?.into_iter().filter(of_csi).collect())
 }
 
 /// Returns `true` if the path is a mount point. Unlike the inventory, this works on a node without the data
 /// directory's mount.
 pub(crate) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
-    let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await.context("read the node's mounts")?;
-    Ok(mounts.lines().any(|line| line.split(' ').nth(4) == Some(path)))
+    Ok(mounts(node).await?.iter().any(|mount| mount.target == path))
 }
 
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use testvm_cluster::mount_table;
 
     use super::*;
 
@@ -270,19 +277,47 @@ mod tests {
         assert_eq!(still_there(&found).ok(), read.then_some(FOUND));
     }
 
+    /// The output of xfs_quota of xfsprogs 6.13.
+    const REPORT: &str = "Project quota on /var/lib/loopfs/data (/dev/vdb)
+                               Blocks                                          Inodes                     
+Project ID       Used       Soft       Hard    Warn/Grace           Used       Soft       Hard    Warn/ Grace     
+---------- -------------------------------------------------- -------------------------------------------------- 
+#0                  0          0          0     00 [--------]          7          0          0     00 [--------]
+#1275068416          0          0       1024     00 [--------]          2          0        512     00 [--------]
+#1275068417          4          0          0     00 [6 days]          2          0          0     00 [--------]
+#1275068418          0          0          0     00 [--------]          0          0          0     00 [--------]
+#1048577          8          0       1024     00 [--------]          2          0          0     00 [--------]
+
+";
+
     #[test]
     fn a_quota_counts_while_it_has_a_limit_or_a_use() {
-        let report = "#0         0          0          0     00 [--------]\n\
-                      #1275068416 0          0       1024     00 [--------]          2   0  512  00 [--------]\n\
-                      #1275068417 4          0          0     00 [--------]\n\
-                      #1275068418 0          0          0     00 [--------]\n";
         assert_eq!(
-            all(parse_quotas(report)),
+            parse_quotas(REPORT).unwrap(),
             [
                 "project id 1275068416 with a limit of 1024 blocks",
                 "project id 1275068417 without a limit and with 4 blocks used",
             ]
         );
+    }
+
+    #[rstest]
+    #[case::no_output(REPORT, "", "no header")]
+    #[case::another_column("Used       Soft       Hard", "Used       Hard       Soft", "no header")]
+    #[case::no_row_of_id_0("#0 ", "#1 ", "no row of project 0")]
+    #[case::a_name("#1275068417 ", "volume ", "row \"volume ")]
+    #[case::no_number("#1275068417          4", "#1275068417          4K", "row \"#1275068417 ")]
+    #[case::a_missing_column("#1275068417          4", "#1275068417", "row \"#1275068417 ")]
+    #[case::an_error_in_between("\n#1275068417 ", "\nxfs_quota: cannot\n#1275068417 ", "row \"xfs_quota: ")]
+    fn a_quota_report_that_cannot_be_understood_is_quoted(
+        #[case] from: &str,
+        #[case] to: &str,
+        #[case] words: &str,
+    ) {
+        let report = REPORT.replacen(from, to, 1);
+        assert_ne!(report, REPORT);
+        let error = parse_quotas(&report).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
     }
 
     #[test]
@@ -303,24 +338,13 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_parsed_with_its_peer_group() {
-        let line = "90 1 8:1 /kubelet /var/lib/kubelet rw,nodev master:3 shared:7 - xfs /dev/vdb rw,prjquota";
-        let mount = parse_mount(line).unwrap();
-        let fields = [&mount.device, &mount.root, &mount.target].map(String::as_str);
-        assert_eq!(fields, ["8:1", "/kubelet", "/var/lib/kubelet"]);
-        assert_eq!((mount.options.join(","), mount.peers.as_deref()), ("rw,nodev".to_owned(), Some("7")));
-        let private = parse_mount("90 1 8:1 / /a rw - xfs /dev/vdb rw,shared:9").unwrap();
-        assert_eq!(private.peers, None);
-        assert!(parse_mount("90 1 8:1").is_none());
-    }
-
-    #[test]
     fn only_mounts_of_csi_volumes_count() {
-        let text = "22 1 0:5 / /proc rw - proc proc rw\n\
+        let text = "20 1 254:0 / / rw - ext4 /dev/vda rw\n\
+                    22 1 0:5 / /proc rw - proc proc rw\n\
                     90 1 8:1 /volumes/v /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount rw - xfs /dev/vdb rw\n\
                     91 1 0:5 /loop65536 /var/lib/kubelet/plugins/kubernetes.io/csi/b rw - devtmpfs dev rw\n";
         assert_eq!(
-            all(parse_mounts(text)),
+            all(csi_mounts(&mount_table::parse(text).unwrap())),
             [
                 "mount of /volumes/v at /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount",
                 "mount of a loop device at /var/lib/kubelet/plugins/kubernetes.io/csi/b",

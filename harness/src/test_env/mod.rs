@@ -2,6 +2,7 @@
 //! pods and their volumes, and the inventory of a node.
 
 pub(crate) mod claims;
+pub(crate) mod disturbances;
 pub(crate) mod environment;
 pub(crate) mod in_use;
 pub(crate) mod inventory;

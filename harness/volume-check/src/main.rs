@@ -3,10 +3,11 @@
 //! `volume-check watch` checks every volume at the requested size and logs `[INIT-PASSED]` or `[INIT-FAILED]
 //! reason`. It then repeats the checks until they pass at the size to which the claims are expanded, and logs
 //! `[RESIZE-PASSED]`. `volume-check check-new` and `check-kept` do the first and the last of these checks, once, in a pod of
-//! `volume-check hold`, which only keeps a pod running. `check-limit` checks only that no more than a size fits. The other
+//! `volume-check hold`, which only keeps a pod running. `plant` fills volumes as a hostile tenant does. `check-limit` checks only that no more than a size fits. The other
 //! verbs read and write volumes from within a pod, through `kubectl exec`.
 
 mod execution;
+mod hostile;
 mod mount_flags;
 mod pattern;
 mod pattern_files;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
             Watch::parse(rest).and_then(|watch| check_all(&watch, watch.grown_size, Some(watch.size)))
         }
         ["hold"] => ended_by_signal(|| ()),
+        ["plant", directory, deep, outside] => plant([directory, deep, outside].map(Path::new)),
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
         ["check-limit", directory, size] => check_limit_below(Path::new(directory), size),
@@ -106,6 +108,13 @@ impl Watch {
             volumes,
         })
     }
+}
+
+/// Plants the files of a hostile tenant, and keeps some of them open.
+fn plant([directory, deep, outside]: [&Path; 3]) -> Checked {
+    let _open = hostile::plant(directory, deep, outside)?;
+    println!("[PLANTED]");
+    ended_by_signal(|| ())
 }
 
 /// Runs `work` in a thread of its own. This thread waits for the signal that ends the pod, because the kernel

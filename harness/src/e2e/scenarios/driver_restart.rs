@@ -13,6 +13,7 @@ use testvm_cluster::waiting::{State, until};
 use super::install;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
+use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
@@ -31,7 +32,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
 
 /// Deletes the driver's pods, and waits until they no longer exist and new ones do. The new ones may not be ready yet.
 pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
-    let old_pods = env.live_driver_pods().await?;
+    let old_pods = replace_pods(env).await?;
     for pod in &old_pods {
         let name = pod.name_any();
         let deleted = env.driver_pods().delete(&name, &DeleteParams::default()).await;

@@ -11,13 +11,15 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, freeze, kill};
+use testvm_cluster::containers::{Container, freeze};
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
+use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
+use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::sizes::Size;
@@ -136,9 +138,9 @@ pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: 
 pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &str) -> Result<()> {
     let uid = env.pods().get(pod).await.map_err(api_error)?.uid().context("the pod has no uid")?;
     let mut mounts = volume_mounts(node).await?;
-    mounts.retain(|(target, _)| target.split('/').any(|part| part == uid));
+    mounts.retain(|mount| mount.target.split('/').any(|part| part == uid));
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
-    for (target, options) in mounts {
+    for Mounted { target, options, .. } in mounts {
         for option in env.driver.class.mount_options.iter().flatten() {
             anyhow::ensure!(
                 options.contains(option),
@@ -265,9 +267,7 @@ async fn kill_driver(
             let mut killed = Vec::new();
             for pod in env.live_driver_pods().await? {
                 for container in containers {
-                    let container = Container::of(&pod, container)?;
-                    kill(node, &container).await?;
-                    killed.push(container);
+                    killed.push(kill(env, node, &pod, container).await?);
                 }
             }
             Ok(killed)

@@ -9,6 +9,7 @@ use super::install;
 use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::helm::Helm;
+use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::{InUse, running};
 use crate::test_env::workload::VolumeMode;
@@ -37,6 +38,7 @@ pub(in crate::e2e) async fn run(
     scenario.step("helm install --take-ownership replaces no pod of the driver", taken).await?;
     scenario.step("the volumes are expanded in use", in_use.expand(env)).await?;
     let uninstalled = async {
+        replace_pods(env).await?;
         helm.uninstall(&kubeconfig).await?;
         let existing = env.manifests.existing(&env.client).await?;
         anyhow::ensure!(existing.is_empty(), "these objects exist: {existing:?}");
@@ -65,6 +67,7 @@ pub(in crate::e2e) async fn run(
     };
     scenario.step("claims are provisioned, and deleted with their volumes", replaced).await?;
     let with_manifests = async {
+        replace_pods(env).await?;
         helm.uninstall(&kubeconfig).await?;
         env.manifests.apply(&env.client).await?;
         install::served(env).await

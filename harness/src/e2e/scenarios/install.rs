@@ -16,6 +16,7 @@ use testvm_cluster::waiting::{State, until, until_one};
 
 use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 
 pub(in crate::e2e) const NAME: &str = "install";
@@ -26,7 +27,12 @@ const LOG_TAIL_LINES: i64 = 5;
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
-    scenario.step("apply the manifests", env.manifests.apply(&env.client)).await?;
+    let applied = async {
+        // On a cluster with another version of the driver, this updates it.
+        replace_pods(env).await?;
+        env.manifests.apply(&env.client).await
+    };
+    scenario.step("apply the manifests", applied).await?;
     scenario.step("the driver's pods are ready", ready(env)).await?;
     scenario.step("every node with a driver pod offers the driver", offered(env)).await?;
     scenario
@@ -170,6 +176,7 @@ pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
 /// Deletes the driver's pods and waits until they are deleted. Applying the manifests creates them again.
 pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
+    replace_pods(env).await?;
     match env.daemon_sets().delete(name, &DeleteParams::background()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         result => drop(result.map_err(api_error).with_context(|| format!("delete DaemonSet {name}"))?),

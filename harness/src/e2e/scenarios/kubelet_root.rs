@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::mount_table::{Mounted, mounts};
 use testvm_cluster::{KUBELET_ROOT, Node};
 
 use crate::e2e::scenario::{Scenario, StepResult};
@@ -13,7 +14,7 @@ use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Held, SCRATCH, VolumeMode, claim, scratch_pod};
-use crate::test_env::{claims, inventory, pods};
+use crate::test_env::{claims, pods};
 
 pub(in crate::e2e) const NAME: &str = "kubelet root";
 
@@ -39,7 +40,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, 
 }
 
 async fn mounted(node: &Node) -> Result<()> {
-    let mounts = inventory::mounts(node).await?;
+    let mounts = mounts(node).await?;
     let at = |target: &str| mounts.iter().find(|mount| mount.target == target);
     let root = at(KUBELET_ROOT).with_context(|| format!("nothing is mounted at {KUBELET_ROOT}"))?;
     let data = at(DATA_DIR).context("the data disk is not mounted")?;
@@ -93,8 +94,8 @@ async fn programs(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn hidden(node: &Node) -> Result<()> {
-    let mounts = inventory::mounts(node).await?;
-    let below = |directory: &str| -> Vec<&inventory::Mounted> {
+    let mounts = mounts(node).await?;
+    let below = |directory: &str| -> Vec<&Mounted> {
         let directory = format!("{directory}/");
         mounts.iter().filter(|mount| mount.target.starts_with(&directory)).collect()
     };

@@ -9,6 +9,7 @@ pub(super) mod full_node;
 pub(super) mod gvisor;
 pub(super) mod half_provisioned;
 pub(super) mod helm;
+pub(super) mod hostile_tenant;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
 pub(super) mod kubelet_quotas;

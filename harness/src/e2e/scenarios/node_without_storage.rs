@@ -15,6 +15,7 @@ use super::full_node::largest;
 use super::install::{rolled_out, serves};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
+use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::node_debug;
 
@@ -33,6 +34,7 @@ pub(super) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &N
 /// Restarts the pods of the DaemonSet as `kubectl rollout restart` does, and waits until all are new and available.
 async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
+    replace_pods(env).await?;
     let restarted = env.daemon_sets().restart(name).await.map_err(api_error).context("restart the driver")?;
     rolled_out(env, restarted.metadata.generation, 2).await
 }

@@ -10,13 +10,13 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, kill};
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, Node};
 
 use super::removal;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
+use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
@@ -74,7 +74,7 @@ async fn kill_at_work(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 
 pub(super) async fn kill_provisioner(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     for pod in env.live_driver_pods().await? {
-        kill(node, &Container::of(&pod, PROVISIONER)?).await?;
+        kill(env, node, &pod, PROVISIONER).await?;
     }
     Ok(())
 }

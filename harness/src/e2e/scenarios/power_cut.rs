@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::install;
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::disturbances::cut_power;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
@@ -121,7 +122,7 @@ async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[
 async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     let object = nodes.get(node.name()).await.map_err(api_error)?;
-    node.cut_power().await?;
+    cut_power(env, node).await?;
     boot_id(&object).map(str::to_owned).context("the Node does not say which boot it is of")
 }
 

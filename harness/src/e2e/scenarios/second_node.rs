@@ -37,6 +37,7 @@ async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
     nodes.delete(&name, &DeleteParams::default()).await.map_err(api_error).context("delete the Node")?;
     for pod in env.live_driver_pods().await? {
         if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name) {
+            env.caused.replace([&pod]);
             let forced = DeleteParams::default().grace_period(0);
             let deleted = env.driver_pods().delete(&pod.name_any(), &forced).await;
             deleted.map_err(api_error).context("delete the driver's pod")?;

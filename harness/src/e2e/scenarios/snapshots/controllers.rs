@@ -10,6 +10,7 @@ use testvm_cluster::workload;
 
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::e2e::scenarios::install;
+use crate::test_env::disturbances::{delete_snapshot_controller, replace_pods};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::{self, Manifests};
 
@@ -65,6 +66,7 @@ pub(in crate::e2e) async fn add_component(
     kubectl: &Path,
 ) -> Result<Manifests> {
     let manifests = manifests::with_component(root, kubectl, COMPONENT).await?;
+    replace_pods(env).await?;
     manifests.apply(&env.client).await?;
     rolled_out(env).await?;
     Ok(manifests.without(&env.manifests))
@@ -78,9 +80,11 @@ pub(super) async fn remove(
 ) -> StepResult {
     let Installed { controller, component } = installed;
     let removed = async {
+        replace_pods(env).await?;
         env.manifests.apply(&env.client).await?;
         rolled_out(env).await?;
         component.delete(&env.client).await?;
+        delete_snapshot_controller(env).await?;
         controller.delete(&env.client).await
     };
     scenario.step("csi-snapshotter and snapshot-controller are removed", removed).await

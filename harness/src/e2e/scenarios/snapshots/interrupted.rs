@@ -8,11 +8,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use testvm_cluster::Node;
-use testvm_cluster::containers::{Container, freeze, kill, thaw, until_replaced};
+use testvm_cluster::containers::{Container, freeze, thaw, until_replaced};
 
 use super::names::{SIZE, snapshots_added_since};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::e2e::scenarios::outages::until_bound;
+use crate::test_env::disturbances::kill;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::snapshots::{IN_CREATION, IN_DELETION};
@@ -86,17 +87,17 @@ async fn kill_while_frozen(
     requested: impl Future<Output = Result<()>>,
 ) -> Result<()> {
     let pod = driver_pod(env).await?;
-    let (driver, snapshotter) = (Container::of(&pod, DRIVER)?, Container::of(&pod, SNAPSHOTTER)?);
+    let driver = Container::of(&pod, DRIVER)?;
     freeze(node, &driver).await?;
     let killed = async {
         requested.await?;
-        kill(node, &snapshotter).await
+        kill(env, node, &pod, SNAPSHOTTER).await
     };
     let killed = killed.await;
     // Other scenarios need the driver, so it goes on after a failure, too. The first error has the cause: if it took long, the
     // kubelet has restarted the frozen driver.
     let thawed = thaw(node, &driver).await;
-    killed.and(thawed)?;
+    let snapshotter = killed.and_then(|killed| thawed.map(|()| killed))?;
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
     until_replaced(env.driver_pods(), scope, &[snapshotter], env.timeouts.start).await
 }

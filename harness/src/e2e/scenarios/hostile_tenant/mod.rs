@@ -1,0 +1,59 @@
+//! A tenant who attacks the node and another tenant by the content of volumes: names, symbolic links, project ids, special
+//! files. At the end its volumes are gone, and the other tenant's volume is what it was.
+
+mod foreign_files;
+mod kubelet;
+mod sub_paths;
+mod tenants;
+
+use testvm_cluster::Node;
+
+use self::foreign_files::Settings;
+use self::tenants::{OTHER, move_in};
+use super::removal;
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::TestEnv;
+
+pub(in crate::e2e) const NAME: &str = "hostile tenant";
+
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    let prepared = async { Ok((env.in_other_namespace(OTHER)?, Settings::read(env).await?)) };
+    let (other, settings) = scenario.step("read the settings of the provisioner", prepared).await?;
+    let attacked = attack(scenario, env, node, &other, &settings).await;
+    // After a failure too: the recovery deletes only the namespace of the scenarios.
+    let restored = async {
+        removal::delete_namespace(&other).await?;
+        removal::no_volumes(&other).await?;
+        settings.restore(env).await
+    };
+    let restored =
+        scenario.step("the other tenant leaves, and the provisioner has its settings", restored).await;
+    attacked.and(restored)
+}
+
+async fn attack(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    node: &Node,
+    other: &TestEnv<'_>,
+    settings: &Settings,
+) -> StepResult {
+    let title = "the provisioner searches for foreign files often, and puts them back";
+    scenario.step(title, settings.search_often(env)).await?;
+    let tenants =
+        scenario.step("the other tenant's pod writes to its volume", move_in(env, node, other)).await?;
+    let title = "a tenant fills its volumes with links, names, special files and a deep tree";
+    scenario.step(title, tenants.plant()).await?;
+    foreign_files::run(scenario, &tenants).await?;
+    kubelet::run(scenario, &tenants).await?;
+    sub_paths::run(scenario, &tenants).await?;
+    let title = "ReadWriteOncePod: the kubelet starts no second pod with the volume";
+    scenario.step(title, tenants.second_pod()).await?;
+    scenario
+        .step("the tenant's pods and claims are deleted together, and its volumes go", tenants.evict())
+        .await?;
+    let title = "nothing of the tenant is left on the node";
+    scenario.step(title, removal::nothing_left(env, node, &tenants.inventory)).await?;
+    let title = "the other tenant has its data, its quota and its owners as before";
+    scenario.step(title, tenants.check_other()).await
+}

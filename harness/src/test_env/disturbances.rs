@@ -1,0 +1,58 @@
+//! What scenarios do to the driver's containers and pods. Another restart of a container fails the scenario in which it
+//! happens, so these functions declare each in [`TestEnv::caused`].
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{self, Container};
+use testvm_cluster::restarts::Scope;
+
+use super::environment::TestEnv;
+
+/// The pods of snapshot-controller, as its manifests have them.
+const CONTROLLER_NAMESPACE: &str = "kube-system";
+const CONTROLLER_LABELS: &str = "app.kubernetes.io/name=snapshot-controller";
+
+/// Returns the pods whose containers must not restart otherwise: those of the driver, and of snapshot-controller while it is
+/// installed.
+pub(crate) fn watched(env: &TestEnv<'_>) -> Vec<Scope> {
+    let driver = Scope { pods: env.driver_pods(), labels: env.driver.pod_labels().to_owned() };
+    vec![driver, snapshot_controller(env)]
+}
+
+fn snapshot_controller(env: &TestEnv<'_>) -> Scope {
+    let pods = Api::namespaced(env.client.clone(), CONTROLLER_NAMESPACE);
+    Scope { pods, labels: CONTROLLER_LABELS.to_owned() }
+}
+
+/// Kills a container of one of the driver's pods, and returns it.
+pub(crate) async fn kill(env: &TestEnv<'_>, node: &Node, pod: &Pod, container: &str) -> Result<Container> {
+    let killed = Container::of(pod, container)?;
+    env.caused.kill(pod, container);
+    containers::kill(node, &killed).await?;
+    Ok(killed)
+}
+
+/// Cuts the power of a node, which is then to boot again.
+pub(crate) async fn cut_power(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    env.caused.reboot(node.name());
+    node.cut_power().await
+}
+
+/// Declares that the caller replaces or deletes the driver's pods that exist now, and returns them.
+pub(crate) async fn replace_pods(env: &TestEnv<'_>) -> Result<Vec<Pod>> {
+    let pods = env.live_driver_pods().await?;
+    env.caused.replace(&pods);
+    Ok(pods)
+}
+
+/// Declares that the caller deletes the pods of snapshot-controller that exist now.
+pub(crate) async fn delete_snapshot_controller(env: &TestEnv<'_>) -> Result<()> {
+    let Scope { pods, labels } = snapshot_controller(env);
+    let pods = pods.list(&ListParams::default().labels(&labels)).await.map_err(api_error);
+    env.caused.replace(&pods.context("list the pods of snapshot-controller")?.items);
+    Ok(())
+}
