@@ -103,7 +103,7 @@ async fn measure(session: &Session, args: &Args) -> Result<Measured> {
         // A run of all takes long. What it measured remains if it is stopped.
         measured.results.write(&json)?;
     }
-    if let Err(error) = shared.stop().await {
+    if let Err(error) = Box::pin(shared.stop()).await {
         measured.results.add_failure("cluster", &error.context("stop the shared cluster"));
     }
     Ok(measured)
