@@ -1,0 +1,230 @@
+//! The restarts of containers that were seen, and those that nothing explains.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use kube::ResourceExt;
+
+use super::caused::Causes;
+
+/// The pods that were seen, by their UID.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pods: BTreeMap<String, SeenPod>,
+}
+
+#[derive(Debug, Default)]
+struct SeenPod {
+    uid: String,
+    name: String,
+    node: String,
+    /// `true` if the last list did not have it, or it was being deleted then.
+    gone: bool,
+    gone_reported: bool,
+    containers: BTreeMap<String, SeenContainer>,
+}
+
+#[derive(Debug, Default)]
+struct SeenContainer {
+    restarts: i32,
+    /// The restarts that were reported, and those before the watch.
+    reported: i32,
+    last: Option<ContainerStateTerminated>,
+}
+
+/// A container that restarted. If a pod was deleted, the container has no name.
+#[derive(Debug)]
+pub(super) struct Finding {
+    pub(super) pod: String,
+    pub(super) container: String,
+    pub(super) text: String,
+}
+
+impl Seen {
+    /// Records the state of all pods that exist.
+    pub(super) fn list<'a>(&mut self, pods: impl Iterator<Item = &'a Pod>) {
+        for pod in self.pods.values_mut() {
+            pod.gone = true;
+        }
+        for pod in pods {
+            let gone = pod.metadata.deletion_timestamp.is_some();
+            self.record(pod).gone = gone;
+        }
+    }
+
+    /// Records the state of a pod.
+    pub(super) fn pod(&mut self, pod: &Pod) {
+        self.record(pod);
+    }
+
+    fn record(&mut self, pod: &Pod) -> &mut SeenPod {
+        let uid = pod.uid().unwrap_or_default();
+        let seen = self.pods.entry(uid.clone()).or_default();
+        seen.uid = uid;
+        seen.name = pod.name_any();
+        seen.node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        for status in pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()) {
+            let container = seen.containers.entry(status.name.clone()).or_default();
+            // A list can be older than what the watch has seen.
+            if status.restart_count >= container.restarts {
+                container.restarts = status.restart_count;
+                let terminated = status.last_state.as_ref().and_then(|state| state.terminated.clone());
+                container.last = terminated.or(container.last.take());
+            }
+        }
+        seen
+    }
+
+    /// Counts all restarts as reported.
+    pub(super) fn forgive(&mut self) {
+        for container in self.pods.values_mut().flat_map(|pod| pod.containers.values_mut()) {
+            container.reported = container.restarts;
+        }
+    }
+
+    /// Returns what was not reported yet and is not in `causes`.
+    pub(super) fn unexpected(&mut self, causes: &Causes) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for pod in self.pods.values_mut() {
+            let expected: Vec<i32> =
+                pod.containers.keys().map(|name| causes.restarts(&pod.uid, &pod.node, name)).collect();
+            for ((name, container), expected) in pod.containers.iter_mut().zip(expected) {
+                let more = container.restarts - container.reported - expected;
+                if more > 0 {
+                    container.reported += more;
+                    let text = format!(
+                        "container {name} of pod {} restarted, which the test did not cause ({more} of {} restarts); its \
+                         last instance {}",
+                        pod.name,
+                        container.restarts,
+                        end(container.last.as_ref())
+                    );
+                    findings.push(Finding { pod: pod.uid.clone(), container: name.clone(), text });
+                }
+            }
+            if pod.gone && !pod.gone_reported && !causes.has_replaced(&pod.uid) {
+                pod.gone_reported = true;
+                let text = format!(
+                    "pod {} of node {} was deleted, which the test did not cause",
+                    pod.name, pod.node
+                );
+                findings.push(Finding { pod: pod.uid.clone(), container: String::new(), text });
+            }
+        }
+        findings
+    }
+}
+
+/// Returns how an instance of a container ended.
+fn end(last: Option<&ContainerStateTerminated>) -> String {
+    let Some(last) = last else { return "ended in an unknown way".to_owned() };
+    let reason = last.reason.as_deref().unwrap_or("no reason");
+    let message = last.message.as_deref().map(|message| format!(": {}", message.trim_end()));
+    format!("ended with exit code {} ({reason}){}", last.exit_code, message.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::caused::Caused;
+    use super::*;
+
+    fn pod(uid: &str, csi: i32, provisioner: i32) -> Pod {
+        let status = |name: &str, restarts: i32| {
+            let mut status = json!({
+                "name": name, "restartCount": restarts, "ready": true, "image": "", "imageID": "",
+                "state": {"running": {}},
+            });
+            if restarts > 0 {
+                status["lastState"] = json!({"terminated": {"exitCode": 101, "reason": "Error"}});
+            }
+            status
+        };
+        serde_json::from_value(json!({
+            "metadata": {"name": format!("pod-{uid}"), "uid": uid},
+            "spec": {"nodeName": "node-0", "containers": []},
+            "status": {"containerStatuses": [status("csi", csi), status("provisioner", provisioner)]},
+        }))
+        .unwrap()
+    }
+
+    fn texts(seen: &mut Seen, caused: &Caused) -> Vec<String> {
+        seen.unexpected(&caused.causes()).into_iter().map(|finding| finding.text).collect()
+    }
+
+    #[test]
+    fn a_restart_that_the_test_did_not_cause_is_reported_once_with_its_end() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        seen.list([pod("a", 3, 0)].iter());
+        seen.forgive();
+        assert!(texts(&mut seen, &caused).is_empty());
+        seen.list([pod("a", 3, 1)].iter());
+        assert_eq!(
+            texts(&mut seen, &caused),
+            [
+                "container provisioner of pod pod-a restarted, which the test did not cause (1 of 1 restarts); its last \
+                 instance ended with exit code 101 (Error)"
+            ]
+        );
+        assert!(texts(&mut seen, &caused).is_empty());
+    }
+
+    #[test]
+    fn a_kill_explains_one_restart_of_its_container_whenever_it_is_counted() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        caused.kill(&pod("a", 0, 0), "csi");
+        seen.list([pod("a", 0, 0)].iter());
+        assert!(texts(&mut seen, &caused).is_empty());
+        seen.list([pod("a", 1, 0)].iter());
+        assert!(texts(&mut seen, &caused).is_empty());
+        seen.list([pod("a", 2, 1)].iter());
+        let texts = texts(&mut seen, &caused);
+        assert!(texts[0].contains("container csi of") && texts[0].contains("(1 of 2 restarts)"), "{texts:?}");
+        assert!(texts[1].starts_with("container provisioner"), "{texts:?}");
+    }
+
+    #[test]
+    fn a_reboot_explains_one_restart_of_each_container_of_its_node() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        caused.reboot("node-1");
+        seen.list([pod("a", 1, 0)].iter());
+        assert_eq!(texts(&mut seen, &caused).len(), 1);
+        caused.reboot("node-0");
+        seen.list([pod("a", 2, 1)].iter());
+        assert!(texts(&mut seen, &caused).is_empty());
+    }
+
+    #[test]
+    fn a_restart_is_reported_although_its_pod_was_deleted_since() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        caused.replace([&pod("a", 0, 0)]);
+        seen.list([pod("a", 0, 0)].iter());
+        seen.pod(&pod("a", 1, 0));
+        seen.list([pod("b", 0, 0)].iter());
+        let texts = texts(&mut seen, &caused);
+        assert!(texts.len() == 1 && texts[0].starts_with("container csi of pod pod-a"), "{texts:?}");
+    }
+
+    #[test]
+    fn a_replaced_pod_is_reported_once_unless_the_test_replaced_it() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        seen.list([pod("a", 0, 0), pod("b", 0, 0)].iter());
+        caused.replace([&pod("a", 0, 0)]);
+        seen.list([pod("c", 0, 0)].iter());
+        assert_eq!(
+            texts(&mut seen, &caused),
+            ["pod pod-b of node node-0 was deleted, which the test did not cause"]
+        );
+        assert!(texts(&mut seen, &caused).is_empty());
+    }
+
+    #[test]
+    fn a_new_pod_that_restarts_is_reported() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        seen.list([].iter());
+        seen.forgive();
+        seen.list([pod("a", 1, 0)].iter());
+        assert_eq!(texts(&mut seen, &caused).len(), 1);
+    }
+}
