@@ -48,7 +48,6 @@ pub struct Case {
 pub struct Report {
     pub cases: Vec<Case>,
     /// The versions of what was tested and of what tested it.
-    #[serde(skip_serializing_if = "Used::is_empty")]
     pub versions: Used,
 }
 

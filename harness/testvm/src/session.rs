@@ -48,7 +48,7 @@ pub struct Session {
     /// The versions of what this session uses.
     pub versions: Versions,
     /// The temporary files of this process, which are removed with the session.
-    scratch: ScratchDir,
+    _scratch: ScratchDir,
 }
 
 impl Session {
@@ -77,7 +77,7 @@ impl Session {
             progress: Progress::new(),
             cancel: CancellationToken::new(),
             versions: Versions::default(),
-            scratch,
+            _scratch: scratch,
         }
     }
 
@@ -86,12 +86,6 @@ impl Session {
         if self.versions.record(what, versions) {
             self.progress.line(format!("version of {what}: {summary}"));
         }
-    }
-
-    /// Returns the directory of the temporary files of this process.
-    #[must_use]
-    pub fn scratch(&self) -> &Path {
-        self.scratch.path()
     }
 
     /// Waits until no other run in this target directory writes the reports and logs of `name`, and locks them.

@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use super::tail;
-
 /// The result of a program that ran to its end.
 #[derive(Debug)]
 pub struct Finished {
@@ -37,4 +35,11 @@ impl Finished {
         };
         (tail(&output, 20), hint)
     }
+}
+
+/// Returns the last `count` lines of a text.
+#[must_use]
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-pub use finished::Finished;
+pub use finished::{Finished, tail};
 use limits::Limits;
 use output::{LineSink, Output, input};
 pub use running::Process;
@@ -236,13 +236,6 @@ pub fn find(program: &OsStr) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(SYSTEM_DIRECTORIES.map(PathBuf::from));
     directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
-}
-
-/// Returns the last `count` lines of a text.
-#[must_use]
-pub fn tail(text: &str, count: usize) -> String {
-    let lines: Vec<&str> = text.trim_end().lines().collect();
-    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 /// Returns `true` for the variables that name a proxy, in upper and in lower case. Programs read either.
