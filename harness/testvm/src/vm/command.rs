@@ -16,10 +16,10 @@ pub(super) const REPORT_SOCKET: &str = "report";
 pub(super) const CONTROL_SOCKET: &str = "control";
 pub(super) const MONITOR_SOCKET: &str = "monitor";
 
-/// The console shows lines of the severity notice and above, so all lines about faults. The kernel panics at the first oops, so that no output follows the cause, and QEMU exits instead of
-/// rebooting. The watchdogs' limits are long because the host may be busy. For the same reason the kernel
-/// does not check that the timer ticks in time: a kernel that misses a few of its ticks panics early in its
-/// boot.
+/// The console shows lines of the severity notice and above, so all lines about faults. The kernel panics at the first oops,
+/// so that no output follows the cause, and QEMU exits instead of rebooting. The watchdogs' limits are long because the host
+/// may be busy. For the same reason the kernel does not check that the timer ticks in time: a kernel that misses a few of its
+/// ticks panics early in its boot.
 const KERNEL_ARGS: &str = "console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 \
                            rcupdate.rcu_cpu_stall_timeout=120";
 
