@@ -231,7 +231,11 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
-            .chain([SEED, STEPS].into_iter().filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?))))
+            .chain(
+                [SEED, STEPS]
+                    .into_iter()
+                    .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?))),
+            )
             .collect::<BTreeMap<_, _>>(),
         binaries: test_binaries(files)
             .map(|file| TestBinary {
