@@ -15,7 +15,7 @@ use std::{
 use futures::{future::BoxFuture, stream};
 use http::{
     HeaderValue, Request, Response, Uri,
-    header::{AUTHORIZATION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
+    header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
     request::Parts,
 };
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -262,7 +262,7 @@ impl Shared {
             request.headers_mut().remove(header);
         }
         if is_expired {
-            request.headers_mut().insert(AUTHORIZATION, HeaderValue::from_static("Bearer expired"));
+            request.headers_mut().insert("authorization", HeaderValue::from_static("Bearer expired"));
         }
         let mut response = (self.forward)(request).await.map_err(io::Error::other)?;
         for header in [CONTENT_LENGTH, TRANSFER_ENCODING] {
