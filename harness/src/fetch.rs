@@ -31,7 +31,7 @@ pub async fn fetch(session: &Session, args: &FetchArgs) -> Result<()> {
         session.versions.look_for_newest();
     }
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
-    for name in Kernel::names(session)? {
+    for name in Kernel::names(&session.workspace)? {
         Kernel::prepare(session, Some(&name)).await?;
     }
     for program in [LOSETUP, MKFS_XFS] {

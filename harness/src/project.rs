@@ -18,7 +18,11 @@ pub(crate) fn session() -> Result<Session> {
     Session::new(LOOPFS, workspace()?)
 }
 
-fn workspace() -> Result<Workspace> {
+/// Returns the directories of this checkout.
+///
+/// # Errors
+/// The checkout cannot be found.
+pub(crate) fn workspace() -> Result<Workspace> {
     // Cargo sets this for `cargo run`. The compiled-in value is for a binary that is started directly.
     let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

@@ -58,7 +58,7 @@ pub(super) async fn run(session: &Session, kernel: Option<&str>, only: &[String]
 async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
     let kernels = match kernel {
         Some(name) => vec![name.to_owned()],
-        None => Kernel::names(session)?,
+        None => Kernel::names(&session.workspace)?,
     };
     let default = Kernel::default_name(session)?;
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
@@ -312,9 +312,9 @@ mod tests {
 
     #[test]
     fn lines_are_expected_on_kernels_of_the_catalogue_and_on_known_machines() {
-        let session = crate::project::session().unwrap();
-        let list = session.workspace.definitions().join("kernels/kernel-log.toml");
-        let kernels = Kernel::names(&session).unwrap();
+        let workspace = crate::project::workspace().unwrap();
+        let list = workspace.definitions().join("kernels/kernel-log.toml");
+        let kernels = Kernel::names(&workspace).unwrap();
         let others = ["sanity", "docker", "bench", "power-cut-work", "power-cut-check", "node-0", "node-1"];
         let known: Vec<String> =
             kernels.iter().map(|name| machine_name(name)).chain(others.map(str::to_owned)).collect();

@@ -1,5 +1,6 @@
 //! Converts the output of Rust's test harness to cases.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use testvm::report::{Outcome, Report};
@@ -130,13 +131,32 @@ impl Run {
         };
         // Tests without times get an equal share of the suite's time in the table.
         let each = time.checked_div(u32::try_from(self.cases.len()).unwrap_or(u32::MAX)).unwrap_or(time);
+        let passed: BTreeSet<String> = self.cases.iter().filter_map(Case::name_of_passed).collect();
         for case in self.cases {
-            report.push(suite, &case.name, case.outcome, case.time.unwrap_or(each));
+            let outcome = match case.outcome {
+                Outcome::Unavailable(reason) if is_run_by(&reason, &passed) => Outcome::Skipped(reason),
+                outcome => outcome,
+            };
+            report.push(suite, &case.name, outcome, case.time.unwrap_or(each));
         }
         if let Some(problem) = problem {
             report.push(suite, "the test binary", Outcome::Failed(problem), Duration::ZERO);
         }
     }
+}
+
+impl Case {
+    /// Returns the name of the test without its module, if it passed.
+    fn name_of_passed(&self) -> Option<String> {
+        let name = self.name.rsplit("::").next().unwrap_or(&self.name);
+        (self.outcome == Outcome::Passed).then(|| name.to_owned())
+    }
+}
+
+/// Returns `true` if a test is ignored because another one runs it, such as `the test NAME runs it`, and that one passed.
+fn is_run_by(reason: &str, passed: &BTreeSet<String>) -> bool {
+    let other = reason.strip_prefix("the test ").and_then(|rest| rest.split_once(" runs it"));
+    other.is_some_and(|(name, _)| passed.contains(name))
 }
 
 /// Parses `test a::b ... ok`, or the start of such a line if the test wrote other output in between.
@@ -184,6 +204,18 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
         let mut report = Report::new();
         Run::parse(output).report(&mut report, "kernel", ended, Duration::from_secs(3));
         report
+    }
+
+    #[test]
+    fn an_ignored_test_that_a_passed_test_runs_is_skipped() {
+        for (outer, expected) in [("ok", 1), ("FAILED", 0)] {
+            let output = format!(
+                "running 2 tests\ntest a::outer ... {outer}\ntest a::inner ... ignored, the test outer runs it twice\n"
+            );
+            let mut report = Report::new();
+            Run::parse(&output).report(&mut report, "suite", Ok(()), Duration::ZERO);
+            assert_eq!(report.skipped(), expected, "{report:?}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         kubernetes: KubernetesOptions::of_minor(minor),
         nodes: NodeOptions::default(),
     });
-    let kernels = Kernel::names(session)?.into_iter().filter(|name| *name != default_kernel);
+    let kernels = Kernel::names(&session.workspace)?.into_iter().filter(|name| *name != default_kernel);
     let kernels = kernels.map(|kernel| LaneCluster {
         name: format!("kernel-{kernel}"),
         kubernetes: KubernetesOptions::default(),

@@ -12,7 +12,7 @@ use super::debian_versions;
 use crate::cache::Recipe;
 use crate::kernel_log::ExpectedLines;
 use crate::process::Program;
-use crate::session::Session;
+use crate::session::{Session, Workspace};
 
 /// The list of the lines about faults that kernels may log, beside the catalogue.
 const EXPECTED_LINES: &str = "kernel-log.toml";
@@ -55,8 +55,8 @@ impl Kernel {
     ///
     /// # Errors
     /// The catalogue cannot be read.
-    pub fn names(session: &Session) -> Result<Vec<String>> {
-        let (_, catalogue) = catalogue(session)?;
+    pub fn names(workspace: &Workspace) -> Result<Vec<String>> {
+        let (_, catalogue) = catalogue(workspace)?;
         Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
     }
 
@@ -65,7 +65,7 @@ impl Kernel {
     /// # Errors
     /// The catalogue cannot be read.
     pub fn default_name(session: &Session) -> Result<String> {
-        let (_, catalogue) = catalogue(session)?;
+        let (_, catalogue) = catalogue(&session.workspace)?;
         Ok(catalogue.default)
     }
 
@@ -74,7 +74,7 @@ impl Kernel {
     /// # Errors
     /// The catalogue does not list it, its package cannot be fetched, or the list of expected lines is not valid.
     pub async fn prepare(session: &Session, name: Option<&str>) -> Result<Kernel> {
-        let (path, catalogue) = catalogue(session)?;
+        let (path, catalogue) = catalogue(&session.workspace)?;
         let name = name.unwrap_or(&catalogue.default);
         let known = || catalogue.kernel.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
         let row = catalogue
@@ -167,8 +167,8 @@ impl Kernel {
     }
 }
 
-fn catalogue(session: &Session) -> Result<(PathBuf, Catalogue)> {
-    let path = session.workspace.definitions().join("kernels/kernels.toml");
+fn catalogue(workspace: &Workspace) -> Result<(PathBuf, Catalogue)> {
+    let path = workspace.definitions().join("kernels/kernels.toml");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let catalogue = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
     Ok((path, catalogue))
