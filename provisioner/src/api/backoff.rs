@@ -63,6 +63,11 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
         (!remaining.is_zero()).then_some(remaining)
     }
 
+    /// Returns `true` if the object has failed and not succeeded since, with whatever retry key.
+    pub(crate) fn has_failed(&self, key: &K) -> bool {
+        self.lock().contains_key(key)
+    }
+
     /// Records a failed attempt. Returns the wait before the next.
     pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
         let mut failures = self.lock();

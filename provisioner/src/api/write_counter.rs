@@ -70,7 +70,7 @@ where
 }
 
 /// Returns the RBAC verb of a write, or `None` for a read.
-fn verb(method: &Method) -> Option<&'static str> {
+pub(crate) fn verb(method: &Method) -> Option<&'static str> {
     match *method {
         Method::POST => Some("create"),
         Method::PUT => Some("update"),
@@ -82,7 +82,7 @@ fn verb(method: &Method) -> Option<&'static str> {
 
 /// Returns the resource of a path with its subresource, as RBAC names it. This process uses few resources, so
 /// there are few time series.
-fn resource(path: &str) -> String {
+pub(crate) fn resource(path: &str) -> String {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let groups = if parts.next() == Some("apis") { 2 } else { 1 };
     let rest: Vec<_> = parts.skip(groups).collect();

@@ -5,7 +5,7 @@ use loopfs::volume_store::{VolumeId, VolumeKind};
 use super::*;
 use crate::node::audit::{Collection, Settings};
 
-fn auditing(collect_after: Option<Duration>) -> Options {
+pub(super) fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
     let settings = Settings { interval: Duration::from_millis(50), collection };
     Options { audit: Some(settings), ..Options::default() }
@@ -13,14 +13,14 @@ fn auditing(collect_after: Option<Duration>) -> Options {
 
 impl Cluster {
     /// Creates a volume in the store that no PersistentVolume names.
-    fn create_orphan(&self, suffix: &str) -> VolumeId {
+    pub(super) fn create_orphan(&self, suffix: &str) -> VolumeId {
         let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
         self.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
         id
     }
 
     /// Creates a PersistentVolume as an administrator would, without the label of this node.
-    async fn object(&self, id: &str, change: Value) -> PersistentVolume {
+    pub(super) async fn object(&self, id: &str, change: Value) -> PersistentVolume {
         let mut object = json!({
             "metadata": {"name": id},
             "spec": {
@@ -46,7 +46,7 @@ impl Cluster {
         .await;
     }
 
-    async fn remove_objects(&self, names: &[&str]) {
+    pub(super) async fn remove_objects(&self, names: &[&str]) {
         for name in names {
             self.objects().delete(name, &DeleteParams::default()).await.unwrap();
             self.wait_until_deleted(&self.objects(), name).await;

@@ -51,7 +51,11 @@ use crate::{
 
 mod audit;
 mod builtin;
+mod data_safety;
 mod deletion;
+mod fault_plan;
+mod faulty_api_server;
+mod faulty_lives;
 mod growth;
 mod node_loss;
 mod nodes;
@@ -179,11 +183,14 @@ impl Cluster {
 
     /// Returns a client with the rights of the provisioner of a node.
     async fn client_of(&self, node: &str, writes: &ApiWrites) -> Client {
+        crate::api::client::connect(Some(Self::kubeconfig_of(node)), writes).await.unwrap()
+    }
+
+    /// Returns the kubeconfig of the provisioner of a node.
+    fn kubeconfig_of(node: &str) -> PathBuf {
         let kubeconfigs: PathBuf =
             std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
-        crate::api::client::connect(Some(kubeconfigs.join(format!("{node}.kubeconfig"))), writes)
-            .await
-            .unwrap()
+        kubeconfigs.join(format!("{node}.kubeconfig"))
     }
 
     /// Returns an owner reference to the driver's pod on a node.

@@ -2,8 +2,14 @@
 
 use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
 
-use super::*;
-use crate::{loss::NodeLoss, objects::ownership::SELECTED_NODE};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{
+    data_safety::TIMEOUTS,
+    faulty_api_server::{Call, Fault, FaultyApiServer},
+    *,
+};
+use crate::{api::jitter::fnv1a, loss::NodeLoss, objects::ownership::SELECTED_NODE};
 
 const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
@@ -127,6 +133,56 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
     for checking_provisioner in checking {
         checking_provisioner.stop().await;
     }
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
+#[tokio::test]
+async fn no_fault_proves_that_a_node_is_deleted() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    cluster.create_node().await;
+    let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
+    // The driver is not registered, so the provisioner reads the Node.
+    let registered: Api<CSINode> = Api::all(cluster.admin.clone());
+    registered.delete(LOST, &DeleteParams::default()).await.unwrap();
+    // This node checks for deleted nodes without a delay.
+    let driver = fixtures::identity().driver().to_owned();
+    let first = [HERE, THERE].into_iter().min_by_key(|node| fnv1a(&[&driver, node])).unwrap();
+    let api_server = FaultyApiServer::before(&cluster, first).await;
+    let reads_node = |call: &Call, _: Option<Fault>| call.is("get", "nodes") && call.name == LOST;
+    // The last fault is that of all further reads.
+    let (faults, number) = (Fault::OF_READS.into_iter().rev(), AtomicUsize::new(0));
+    let faults: Vec<_> = faults.collect();
+    api_server.set(move |call| {
+        let next = || faults[number.fetch_add(1, Ordering::Relaxed).min(faults.len() - 1)];
+        reads_node(call, None).then(next)
+    });
+    let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
+    let provisioner = api_server.provisioner(&cluster, (first, &cluster.volumes), TIMEOUTS, options).await;
+    // A change of a CSINode makes the provisioner check again.
+    let check = async || {
+        let checked = api_server.now();
+        let change = json!({"metadata": {"annotations": {"checked": checked.to_string()}}});
+        registered.patch(THERE, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+        api_server.until(checked, 1, "the provisioner reads the Node", reads_node).await;
+    };
+    // These checks take longer than the grace time.
+    let is_last = |_: &Call, fault| fault == Some(Fault::OF_READS[0]);
+    while api_server.count(0, is_last) < 5 {
+        check().await;
+    }
+    let found = cluster.claims().get("data").await.unwrap();
+    assert_eq!((found.uid(), found.metadata.deletion_timestamp), (claim.uid(), None));
+
+    api_server.heal();
+    check().await;
+    let nodes: Api<Node> = Api::all(cluster.admin.clone());
+    nodes.delete(LOST, &DeleteParams::default()).await.unwrap();
+    check().await;
+    cluster.wait_until_deleted(&cluster.claims(), "data").await;
+    cluster.wait_until_removed(&volume).await;
+    provisioner.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }

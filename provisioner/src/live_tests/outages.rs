@@ -1,124 +1,22 @@
-//! Tests of outages of the API server at chosen moments of provisioning. All connections to it pass through a relay, which the test
-//! interrupts.
+//! Tests of outages of the API server at chosen moments of provisioning.
 
-use std::net::Ipv4Addr;
+use super::{
+    data_safety::TIMEOUTS,
+    faulty_api_server::{Call, Fault, FaultyApiServer},
+    *,
+};
+use crate::api::connection::Timeouts;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::watch;
-
-use super::*;
-use crate::api::connection::{self, Timeouts};
-
-/// The state of the connections to the API server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Line {
-    Open,
-    /// Connections are closed.
-    Cut,
-    /// Connections stay open but forward nothing, not even after new connections work again: as if the API server had lost its
-    /// power.
-    Dead,
-}
-
-/// The state of the line, which every connection observes.
-#[derive(Debug)]
-struct State {
-    line: Line,
-    /// How often the line became dead. A connection that is older than the last time stays dead.
-    deaths: usize,
-}
-
-/// A relay between the provisioner and the API server.
-struct Relay {
-    state: watch::Sender<State>,
-    kubeconfig: PathBuf,
-    accepting: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.accepting.abort();
-    }
-}
-
-impl Relay {
-    /// Starts a relay and writes a kubeconfig that names it instead of the API server.
-    async fn before(cluster: &Cluster) -> Self {
-        let directory: PathBuf =
-            std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
-        let text = std::fs::read_to_string(directory.join(format!("{HERE}.kubeconfig"))).unwrap();
-        let (_, after) = text.split_once("https://127.0.0.1:").expect("an API server of this machine");
-        let port: String = after.chars().take_while(char::is_ascii_digit).collect();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let own = listener.local_addr().unwrap().port();
-        let text = text.replace(&format!("https://127.0.0.1:{port}"), &format!("https://127.0.0.1:{own}"));
-        let kubeconfig = cluster.scratch.path().join("relayed.kubeconfig");
-        std::fs::write(&kubeconfig, text).unwrap();
-        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
-        let (state, _) = watch::channel(State { line: Line::Open, deaths: 0 });
-        let accepting = tokio::spawn(accept(listener, server, state.clone()));
-        Relay { state, kubeconfig, accepting }
-    }
-
-    fn set(&self, line: Line) {
-        set(&self.state, line);
-    }
-
-    async fn is(&self, line: Line) {
-        drop(self.state.subscribe().wait_for(|state| state.line == line).await.unwrap());
-    }
-
-    /// Sets the line at the moment when the store has created a volume.
-    fn set_once_created(&self, volumes: &FakeStore, line: Line) {
-        let state = self.state.clone();
-        volumes.once_created(move || set(&state, line));
-    }
-
-    async fn provisioner(&self, cluster: &Cluster) -> Provisioner {
-        self.provisioner_that_waits(cluster, Timeouts::default()).await
-    }
-
-    async fn provisioner_that_waits(&self, cluster: &Cluster, timeouts: Timeouts) -> Provisioner {
-        let writes = ApiWrites::default();
-        let config = crate::api::client::config(Some(self.kubeconfig.clone())).await.unwrap();
-        let client = connection::client(config, timeouts, &writes).unwrap();
-        cluster.start(HERE, &cluster.volumes, Options::default(), client, writes).await
-    }
-}
-
-fn set(state: &watch::Sender<State>, line: Line) {
-    state.send_modify(|state| {
-        state.line = line;
-        state.deaths += usize::from(line == Line::Dead);
-    });
-}
-
-async fn accept(listener: TcpListener, server: SocketAddr, state: watch::Sender<State>) {
-    let mut carried = JoinSet::new();
-    while let Ok((client, _peer)) = listener.accept().await {
-        if state.borrow().line == Line::Open
-            && let Ok(server) = TcpStream::connect(server).await
-        {
-            carried.spawn(carry(client, server, state.subscribe()));
-        }
-    }
-}
-
-async fn carry(mut client: TcpStream, mut server: TcpStream, mut state: watch::Receiver<State>) {
-    let deaths = state.borrow().deaths;
-    let is_open = tokio::select! {
-        // Polled first, so that nothing is forwarded once the line is not open.
-        biased;
-        _changed = state.wait_for(|state| state.line == Line::Cut || state.deaths != deaths) => false,
-        _ended = tokio::io::copy_bidirectional(&mut client, &mut server) => true,
-    };
-    if !is_open && state.borrow().deaths != deaths {
-        // Both sockets stay until the test ends.
-        std::future::pending::<()>().await;
+impl FaultyApiServer {
+    async fn usual_provisioner(&self, cluster: &Cluster) -> Provisioner {
+        let node = (HERE, &cluster.volumes);
+        self.provisioner(cluster, node, Timeouts::default(), Options::default()).await
     }
 }
 
 impl Cluster {
-    fn stored(&self) -> Vec<String> {
+    pub(super) fn stored(&self) -> Vec<String> {
         self.volumes.state().volumes.keys().map(ToString::to_string).collect()
     }
 
@@ -149,15 +47,15 @@ impl Cluster {
 #[tokio::test]
 async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_between_them() {
     let cluster = Cluster::connect().await;
-    let relay = Relay::before(&cluster).await;
-    let provisioner = relay.provisioner(&cluster).await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let provisioner = api_server.usual_provisioner(&cluster).await;
     for claim in ["a", "b"] {
-        relay.set_once_created(&cluster.volumes, Line::Cut);
+        api_server.set_once_created(&cluster.volumes, Fault::Disconnect);
         cluster.claim(claim, json!({})).await;
         cluster.volume_exists().await;
         let id = cluster.stored().remove(0);
         assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was unreachable");
-        relay.set(Line::Open);
+        api_server.heal();
         cluster.expect_one_of_each(claim).await;
         cluster.delete_claim_and_wait(claim).await;
     }
@@ -167,17 +65,27 @@ async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_betwe
 #[tokio::test]
 async fn claims_are_served_on_new_connections_after_a_silent_outage() {
     let cluster = Cluster::connect().await;
-    let relay = Relay::before(&cluster).await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3) };
-    let provisioner = relay.provisioner_that_waits(&cluster, timeouts).await;
+    let node = (HERE, &cluster.volumes);
+    let provisioner = api_server.provisioner(&cluster, node, timeouts, Options::default()).await;
     cluster.claim("before", json!({})).await;
     cluster.bound("before").await;
 
     // The request that creates the PersistentVolume gets no response, and no watch delivers anything.
-    relay.set_once_created(&cluster.volumes, Line::Dead);
+    let before = api_server.now();
+    api_server.set_once_created(&cluster.volumes, Fault::Silence);
     cluster.claim("during", json!({})).await;
-    relay.is(Line::Dead).await;
-    relay.set(Line::Open);
+    for (verb, resource) in [
+        ("create", "persistentvolumes"),
+        ("watch", "persistentvolumes"),
+        ("watch", "persistentvolumeclaims"),
+        ("watch", "storageclasses"),
+    ] {
+        let silent = |call: &Call, fault| call.is(verb, resource) && fault == Some(Fault::Silence);
+        api_server.until(before, 1, "a silent connection", silent).await;
+    }
+    api_server.heal();
     cluster.bound("during").await;
     cluster.claim("after", json!({})).await;
     cluster.bound("after").await;
@@ -192,20 +100,20 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
 #[tokio::test]
 async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orphan() {
     let cluster = Cluster::connect().await;
-    let relay = Relay::before(&cluster).await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
     for deletes_claim in [false, true] {
-        let provisioner = relay.provisioner(&cluster).await;
-        relay.set_once_created(&cluster.volumes, Line::Cut);
+        let provisioner = api_server.usual_provisioner(&cluster).await;
+        api_server.set_once_created(&cluster.volumes, Fault::Disconnect);
         cluster.claim("a", json!({})).await;
         cluster.volume_exists().await;
         provisioner.kill().await;
-        relay.set(Line::Open);
+        api_server.heal();
         assert_eq!(cluster.intents().list().unwrap().len(), 1);
         if deletes_claim {
-            cluster.delete_claim_without_provisioner("a", &relay).await;
+            cluster.delete_claim_without_provisioner("a", &api_server).await;
             continue;
         }
-        let next = relay.provisioner(&cluster).await;
+        let next = api_server.usual_provisioner(&cluster).await;
         cluster.expect_one_of_each("a").await;
         cluster.delete_claim_and_wait("a").await;
         next.stop().await;
@@ -215,11 +123,84 @@ async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orph
 
 impl Cluster {
     /// Deletes the claim while no provisioner runs. Waits until the next one has deleted the volume.
-    async fn delete_claim_without_provisioner(&self, claim: &str, relay: &Relay) {
+    async fn delete_claim_without_provisioner(&self, claim: &str, api_server: &FaultyApiServer) {
         self.delete_claim(claim).await;
         self.wait_until_deleted(&self.claims(), claim).await;
-        let next = relay.provisioner(self).await;
+        let next = api_server.usual_provisioner(self).await;
         eventually("no orphan", || async { self.stored().is_empty().then_some(()) }).await;
         next.stop().await;
     }
+}
+
+/// Each fault of the watch, once, before a claim is created.
+#[tokio::test]
+async fn a_claim_is_served_after_each_fault_of_the_watch() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let node = (HERE, &cluster.volumes);
+    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    let begins =
+        |call: &Call, fault: Option<Fault>| call.is("watch", "persistentvolumeclaims") && fault.is_none();
+    api_server.until(0, 1, "the watch begins", begins).await;
+    for fault in Fault::OF_WATCHES {
+        let name = format!("{fault:?}").to_lowercase();
+        let (begun, is_injected) = (api_server.now(), AtomicBool::new(false));
+        api_server.set(move |call| {
+            let is_next =
+                call.is("watch", "persistentvolumeclaims") && !is_injected.swap(true, Ordering::Relaxed);
+            is_next.then_some(fault)
+        });
+        cluster.claim(&name, json!({})).await;
+        cluster.bound(&name).await;
+        assert_eq!(api_server.count(begun, |_, injected| injected == Some(fault)), 1);
+        cluster.delete_claim_and_wait(&name).await;
+    }
+    cluster.finish([provisioner]).await;
+}
+
+/// Without its own writes, the provisioner would not know the PersistentVolume. Kubernetes changes it when it binds the claim, so the
+/// provisioner can expand it only once the watch delivers again.
+#[tokio::test]
+async fn own_writes_count_while_the_watch_of_persistent_volumes_is_silent() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    api_server.set(|call| call.is("watch", "persistentvolumes").then_some(Fault::Silence));
+    let node = (HERE, &cluster.volumes);
+    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    cluster.claim("data", json!({})).await;
+    cluster.bound("data").await;
+    cluster.request_size("data", "2Mi").await;
+    let expands = |call: &Call, _: Option<Fault>| call.is("patch", "persistentvolumes");
+    api_server.until(0, 1, "the provisioner records the new capacity", expands).await;
+    assert_eq!(api_server.count(0, |call, _| call.is("event", "persistentvolumes")), 0);
+    api_server.heal();
+    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
+    assert_eq!(api_server.count(0, |call, _| call.is("create", "persistentvolumes")), 1);
+    cluster.delete_claim_and_wait("data").await;
+    cluster.finish([provisioner]).await;
+}
+
+#[tokio::test]
+async fn readiness_fails_while_the_token_is_expired_and_claims_are_served_afterwards() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let provisioner = api_server.usual_provisioner(&cluster).await;
+    let responds = async |status: &str| {
+        eventually(&format!("readiness is {status}"), || async {
+            provisioner.page("/readyz").await.starts_with(&format!("HTTP/1.1 {status}")).then_some(())
+        })
+        .await;
+    };
+    responds("200").await;
+    api_server.set(|_call| Some(Fault::ExpiredToken));
+    responds("503").await;
+    let expired = api_server.now();
+    cluster.claim("data", json!({})).await;
+    let creates = |call: &Call, _: Option<Fault>| call.is("create", "persistentvolumes");
+    api_server.until(expired, 1, "the provisioner tries", creates).await;
+    api_server.heal();
+    cluster.expect_one_of_each("data").await;
+    responds("200").await;
+    cluster.delete_claim_and_wait("data").await;
+    cluster.finish([provisioner]).await;
 }

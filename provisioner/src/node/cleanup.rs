@@ -9,7 +9,10 @@ use tokio::time::timeout;
 use crate::{
     api::backoff,
     error::Error,
-    node::{context::Context, references},
+    node::{
+        context::Context,
+        references::{self, Labelled},
+    },
     objects::ownership,
     store::{intents::Intent, volumes::StorageError},
 };
@@ -106,7 +109,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
         None => bound.is_some(),
     };
     if !is_provisioned {
-        references::require_none(id, None, ctx).await?;
+        references::require_none(id, None, Labelled::Listed, ctx).await?;
     }
     let (intents, orphan) = (ctx.intents.clone(), id.clone());
     // If the volume has a PersistentVolume, its reclaim policy decides about the data.
@@ -142,7 +145,7 @@ mod tests {
     use crate::testing::{
         fake_store::{self, FakeStore},
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
     };
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
@@ -176,7 +179,7 @@ mod tests {
     async fn a_volume_without_persistent_volume_is_deleted_if_its_claim_was_deleted() {
         let (test_context, intent) = recorded(
             vec![],
-            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])],
+            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()],
         );
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
@@ -184,7 +187,8 @@ mod tests {
     #[tokio::test]
     async fn a_newer_claim_of_the_same_name_does_not_keep_the_volume() {
         let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
+        let requests =
+            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()];
         let (test_context, intent) = recorded(vec![successor], requests);
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
@@ -206,6 +210,7 @@ mod tests {
                 expect(Method::GET, VOLUME, None).respond(deleted),
                 expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
                 unlabelled(&[]),
+                labelled(),
             ],
         );
         assert!(!process_record(&id(), &intent, &test_context.ctx).await.unwrap());
@@ -216,7 +221,8 @@ mod tests {
     /// A task that fails after its claim was deleted leaves a volume behind, and no event announces that.
     #[tokio::test(start_paused = true)]
     async fn the_record_of_a_locked_volume_is_read_again_although_no_claim_is_deleted() {
-        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
+        let requests =
+            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()];
         let (test_context, _intent) = recorded(vec![], requests);
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
@@ -255,7 +261,7 @@ mod tests {
     #[tokio::test]
     async fn a_volume_whose_claim_was_provisioned_on_another_node_is_deleted() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).respond(object), unlabelled(&[])];
+        let requests = vec![expect(Method::GET, VOLUME, None).respond(object), unlabelled(&[]), labelled()];
         let (test_context, intent) = recorded(vec![], requests);
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
@@ -310,6 +316,7 @@ mod tests {
             expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
             unlabelled(&[]),
+            labelled(),
         ];
         let (test_context, intent) = recorded(vec![], requests);
         assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());

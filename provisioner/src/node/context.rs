@@ -174,6 +174,11 @@ impl<K: Object> ControllerState<K> {
         self.conflicts.remaining(key, &(), now).or_else(|| self.backoff.remaining(key, retry_key, now))
     }
 
+    /// Returns `true` if an attempt failed and none has succeeded since. No change of the object may have caused the next one.
+    pub(crate) fn has_failed(&self, key: &ObjectRef<K>) -> bool {
+        self.conflicts.has_failed(key) || self.backoff.has_failed(key)
+    }
+
     /// Stores the response to a write of an object. If the write failed, the version in the mutation cache may be stale, and is
     /// removed.
     pub(crate) fn remember(&self, object: &K, response: kube::Result<Pruned<K>>) -> kube::Result<Arc<K>> {

@@ -1,16 +1,20 @@
 //! Deletes a released PersistentVolume and its data.
 //!
 //! The order of the steps makes this safe. First the provisioner marks the PersistentVolume for deletion, with the resource
-//! version of the decision as a precondition: an administrator may have bound it again while the cache lagged behind. The
+//! version of the decision as a precondition: an administrator may have bound or retained it while the cache lagged behind. The
 //! finalizer then keeps the PersistentVolume until its data is in the trash. A crash in between leaves a marked
-//! PersistentVolume, with which the next attempt continues.
+//! PersistentVolume, with which the next attempt continues. It marks the PersistentVolume again, because an administrator can
+//! still keep the data by another reclaim policy.
 //!
 //! The provisioner does the same for a PersistentVolume that no claim has bound, once a person deletes it.
 
 use crate::{
     api::{absence, events::Reason},
     error::Error,
-    node::{context::Context, references},
+    node::{
+        context::Context,
+        references::{self, Labelled},
+    },
     objects::{identity::Identity, ownership, pv},
 };
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -42,8 +46,6 @@ pub(crate) struct Deletion {
     pub(crate) id: VolumeId,
     /// The file system of the data, if the PersistentVolume names it.
     pub(crate) filesystem_uuid: Option<String>,
-    /// Mark the PersistentVolume for deletion first. If it is marked already, marking it again proves that it is unchanged.
-    pub(crate) mark: bool,
 }
 
 /// Decides what to do about a PersistentVolume.
@@ -66,8 +68,6 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
         (true, true) if pv::is_discarded(volume) => Plan::Delete(Deletion {
             id: ownership::volume_id(volume, identity)?,
             filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
-            // A claim can still bind an available PersistentVolume that is marked.
-            mark: !is_deleted || phase == Some("Available"),
         }),
         (true, true) => Plan::UpToDate,
     })
@@ -98,10 +98,10 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
         }
         Plan::Delete(deletion) => {
             ctx.storage.require_open()?;
-            references::require_none(&deletion.id, Some(volume), ctx).await?;
-            if deletion.mark {
-                mark(volume, ctx).await?;
-            }
+            let is_retry = ctx.volumes.has_failed(&ObjectRef::from_obj(volume));
+            let labelled = if is_retry { Labelled::Listed } else { Labelled::Cached };
+            references::require_none(&deletion.id, Some(volume), labelled, ctx).await?;
+            mark(volume, ctx).await?;
             // Another task may be copying the volume. Until the finalizer is removed, the claim's reconcile must not create the
             // volume again: it would find this PersistentVolume, and leave a volume that no PersistentVolume names.
             let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
@@ -113,7 +113,7 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
     }
 }
 
-/// Marks the PersistentVolume for deletion.
+/// Marks the PersistentVolume for deletion. If it is marked already, that proves that it has not changed since the decision.
 async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     let unchanged = Preconditions { uid: volume.uid(), resource_version: volume.resource_version() };
     let parameters = DeleteParams::default().preconditions(unchanged);
@@ -129,7 +129,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
 
 /// Moves the data to the trash, where it is inaccessible. The trash cleanup frees its space in the background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
-    let Deletion { id, filesystem_uuid, mark: _ } = deletion;
+    let Deletion { id, filesystem_uuid } = deletion;
     if ctx.run_on(filesystem_uuid, move |volumes| volumes.delete(&id)).await? {
         ctx.trash.notify_one();
     }
@@ -164,11 +164,10 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    fn deletion(mark: bool) -> Plan {
+    fn deletion() -> Plan {
         Plan::Delete(Deletion {
             id: VolumeId::parse(fixtures::VOLUME).unwrap(),
             filesystem_uuid: Some(fixtures::FILESYSTEM.to_owned()),
-            mark,
         })
     }
 
@@ -176,9 +175,9 @@ mod tests {
 
     #[rstest]
     #[case::bound(json!({}), Plan::UpToDate)]
-    #[case::released(json!({"status": {"phase": "Released"}}), deletion(true))]
-    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion(false))]
-    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion(true))]
+    #[case::released(json!({"status": {"phase": "Released"}}), deletion())]
+    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion())]
+    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion())]
     #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
     #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), Plan::UpToDate)]
     #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::UpToDate)]

@@ -159,7 +159,7 @@ mod tests {
         testing::{
             fake_store::{self, FakeStore},
             fixtures,
-            mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
+            mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
         },
     };
 
@@ -172,7 +172,11 @@ mod tests {
     }
 
     fn marks() -> ExpectedRequest {
-        let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
+        marks_version("200")
+    }
+
+    fn marks_version(version: &str) -> ExpectedRequest {
+        let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": version}});
         expect(Method::DELETE, VOLUME, preconditions)
             .respond(released(json!({"metadata": {"resourceVersion": "201"}})))
     }
@@ -240,7 +244,7 @@ mod tests {
 
     #[tokio::test]
     async fn deletion_continues_after_a_crash_that_followed_the_mark() {
-        let test_context = test_context(vec![unlabelled(&[]), removes_finalizer()]);
+        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
@@ -249,7 +253,8 @@ mod tests {
 
     #[tokio::test]
     async fn deletion_continues_after_a_crash_that_followed_the_data() {
-        let test_context = test_context(vec![unlabelled(&[]), removes_finalizer().refuse(404, "NotFound")]);
+        let test_context =
+            test_context(vec![unlabelled(&[]), marks(), removes_finalizer().refuse(404, "NotFound")]);
         test_context.volumes.state().volumes.clear();
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
@@ -312,6 +317,29 @@ mod tests {
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
+    /// The watch may be silent, so the cache may lack what happened since the first attempt.
+    #[tokio::test]
+    async fn a_retry_keeps_data_that_a_persistent_volume_outside_of_the_cache_needs() {
+        let listed = unlabelled(&[second(json!({}))]);
+        let test_context = test_context(vec![unlabelled(&[]), marks(), unlabelled(&[]), listed]);
+        test_context.volumes.state().busy = true;
+        reconciled(&test_context, released(json!({}))).await;
+        test_context.volumes.state().busy = false;
+        test_context.ctx.retry_generation.bump();
+        reconciled(&test_context, released(json!({}))).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete", "VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn a_marked_persistent_volume_that_changed_in_the_meantime_keeps_its_data() {
+        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&test_context, marked).await, Action::requeue(backoff::CONFLICT.first));
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
     #[rstest]
     #[case::released(json!({"status": {"phase": "Released"}}))]
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
@@ -331,8 +359,11 @@ mod tests {
     async fn a_404_of_a_proxy_does_not_prove_that_the_finalizer_is_removed() {
         let test_context = test_context(vec![
             unlabelled(&[]),
+            marks(),
             removes_finalizer().refuse_by_proxy(404),
             unlabelled(&[]),
+            labelled(),
+            marks(),
             removes_finalizer(),
         ]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
@@ -350,7 +381,8 @@ mod tests {
         let mut released = marked.clone();
         released.metadata.finalizers = None;
         let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
-        let test_context = context_with(caches, vec![unlabelled(&[]), removes_finalizer().respond(released)]);
+        let requests = vec![unlabelled(&[]), marks_version("201"), removes_finalizer().respond(released)];
+        let test_context = context_with(caches, requests);
         for _ in 0..2 {
             assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
         }
@@ -359,7 +391,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_persistent_volume_that_left_the_watch_cache_is_not_stored() {
-        let test_context = test_context(vec![unlabelled(&[]), removes_finalizer()]);
+        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         reconciled(&test_context, marked.clone()).await;
         assert_eq!(test_context.ctx.volumes.writes.get(&ObjectRef::from_obj(&marked)), None);
@@ -397,7 +429,7 @@ mod tests {
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
             "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": uuid}}},
         }));
-        let test_context = test_context(vec![unlabelled(&[])]);
+        let test_context = test_context(vec![unlabelled(&[]), marks()]);
         reconciled(&test_context, elsewhere).await;
         assert_eq!(
             test_context.volumes.state().volumes.len(),

@@ -14,6 +14,16 @@ use crate::{
     objects::{ownership, pv},
 };
 
+/// How the PersistentVolumes that are labelled with this node are found. The watch may have been silent for minutes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Labelled {
+    /// In the cache: an event of the watch has just caused the deletion, so the cache is recent. A list for each deletion would make the
+    /// deletion of all volumes of the node quadratic.
+    Cached,
+    /// In the cache, and by a list of the API server.
+    Listed,
+}
+
 /// Checks that no PersistentVolume but `deleted`, if given, needs the data of a volume.
 ///
 /// It checks the PersistentVolumes that are labelled with this node, and those without the label, as a person creates them. A
@@ -24,6 +34,7 @@ use crate::{
 pub(crate) async fn require_none(
     id: &VolumeId,
     deleted: Option<&PersistentVolume>,
+    labelled: Labelled,
     ctx: &Context,
 ) -> Result<(), Error> {
     let needs = |volume: &PersistentVolume| {
@@ -36,8 +47,16 @@ pub(crate) async fn require_none(
     if let Some(volume) = ctx.volumes.cache.state().iter().find(|volume| needs(volume)) {
         return Err(refused(volume));
     }
-    let unlabelled = ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label()));
-    let needing = list::selected(&ctx.cluster.volume_api(), unlabelled, needs).await;
-    let needing = needing.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-    needing.first().map_or(Ok(()), |volume| Err(refused(volume)))
+    let label = ctx.cluster.identity.node_label();
+    let unlabelled = format!("!{label}");
+    let of_node = (labelled == Labelled::Listed).then(|| format!("{label}={}", ctx.cluster.identity.node()));
+    for selector in [unlabelled].into_iter().chain(of_node) {
+        let listed = ListParams::default().labels(&selector);
+        let needing = list::selected(&ctx.cluster.volume_api(), listed, needs).await;
+        let needing = needing.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
+        if let Some(volume) = needing.first() {
+            return Err(refused(volume));
+        }
+    }
+    Ok(())
 }

@@ -112,6 +112,12 @@ fn details(path: &str) -> Value {
     }
 }
 
+/// Returns the request that precedes each deletion of data but the first attempt to delete a released volume: it lists the
+/// PersistentVolumes with the label of this node. None of them is returned.
+pub(crate) fn labelled() -> ExpectedRequest {
+    unlabelled(&[])
+}
+
 /// Returns the request that precedes each deletion of data: it lists the PersistentVolumes without a node label.
 pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> ExpectedRequest {
     let list = json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": volumes});

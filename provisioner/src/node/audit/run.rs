@@ -16,7 +16,10 @@ use crate::{
     api::events::Reason,
     error::Error,
     metrics::Findings,
-    node::{context::Context, references},
+    node::{
+        context::Context,
+        references::{self, Labelled},
+    },
     objects::ownership,
     store::volumes::StorageError,
 };
@@ -178,7 +181,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
         return Ok(false);
     }
-    references::require_none(id, None, ctx).await?;
+    references::require_none(id, None, Labelled::Listed, ctx).await?;
     let orphan = id.clone();
     Ok(ctx.storage.run(move |volumes| volumes.delete(&orphan)).await?)
 }
@@ -208,7 +211,7 @@ mod tests {
     use crate::testing::{
         fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
     };
 
     fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
@@ -259,7 +262,7 @@ mod tests {
 
     #[tokio::test]
     async fn few_orphans_are_removed() {
-        let test_context = bench_of(vec![absent(), unlabelled(&[])]);
+        let test_context = bench_of(vec![absent(), unlabelled(&[]), labelled()]);
         collected(&test_context, &["pvc-1", "csi-1"], 25).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 4);
         assert_eq!(test_context.finish().await, ["OrphanedVolumeRemoved"]);

@@ -1,0 +1,262 @@
+//! Tests that no fault of the API server makes the provisioner delete data: neither responses that prove nothing, nor old lists, nor
+//! changes that a silent watch hides.
+
+use loopfs::volume_store::VolumeId;
+
+use super::{
+    audit::auditing,
+    faulty_api_server::{Call, Fault, FaultyApiServer},
+    *,
+};
+use crate::api::connection::Timeouts;
+
+const OBJECTS: &str = "persistentvolumes";
+
+/// Longer than a request takes on a busy machine, and short enough for a test that waits for it.
+pub(super) const TIMEOUTS: Timeouts =
+    Timeouts { request: Duration::from_secs(1), silence: Duration::from_secs(3) };
+
+fn label() -> String {
+    fixtures::identity().node_label()
+}
+
+fn labelled() -> Value {
+    json!({"metadata": {"labels": {label(): HERE}}})
+}
+
+/// Returns the fault of a call while another API server returns old lists of PersistentVolumes, and the watch is silent.
+fn hides_new_objects(call: &Call) -> Option<Fault> {
+    match (call.verb, call.resource.as_str()) {
+        ("list", OBJECTS) => Some(Fault::StaleList),
+        ("watch", OBJECTS) => Some(Fault::Silence),
+        _ => None,
+    }
+}
+
+/// A volume for each fault of reading its PersistentVolume.
+struct Hidden {
+    volumes: Vec<(Fault, VolumeId)>,
+}
+
+impl Hidden {
+    /// Creates volumes with PersistentVolumes that only a read of the single object shows.
+    async fn create(cluster: &Cluster, api_server: &FaultyApiServer) -> Self {
+        // The old lists.
+        let objects: Api<PersistentVolume> =
+            Api::all(api_server.client(TIMEOUTS, &ApiWrites::default()).await);
+        let all = ListParams::default();
+        for list in [all.clone().labels(&format!("{}={HERE}", label())), all] {
+            objects.list(&list).await.unwrap();
+        }
+        let mut volumes = Vec::new();
+        for fault in Fault::OF_READS {
+            let id = cluster.create_orphan(&format!("{fault:?}").to_lowercase());
+            cluster.object(id.as_str(), labelled()).await;
+            volumes.push((fault, id));
+        }
+        Hidden { volumes }
+    }
+
+    /// Makes each read of one of the PersistentVolumes end with its fault.
+    fn inject(&self, api_server: &FaultyApiServer) {
+        let volumes = self.volumes.clone();
+        api_server.set(move |call| {
+            let named = volumes.iter().find(|(_, id)| call.is("get", OBJECTS) && call.name == id.as_str());
+            named.map(|(fault, _)| *fault).or_else(|| hides_new_objects(call))
+        });
+    }
+
+    /// Waits until each PersistentVolume was read after a moment, with its fault or without any.
+    async fn until_read(&self, api_server: &FaultyApiServer, since: usize, with_fault: bool) {
+        for (fault, id) in &self.volumes {
+            let expected = with_fault.then_some(*fault);
+            let read =
+                |call: &Call, fault| call.is("get", OBJECTS) && call.name == id.as_str() && fault == expected;
+            api_server.until(since, 1, &format!("{id} is read with {expected:?}"), read).await;
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.volumes.iter().map(|(_, id)| id.as_str()).collect()
+    }
+
+    fn assert_kept(&self, cluster: &Cluster) {
+        for (fault, id) in &self.volumes {
+            assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{fault:?} deleted the data of {id}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let hidden = Hidden::create(&cluster, &api_server).await;
+    for (_, id) in &hidden.volumes {
+        let uid = id.as_str().trim_start_matches("pvc-").to_owned();
+        let intent = Intent { namespace: cluster.namespace.clone(), name: "deleted".to_owned(), uid };
+        cluster.intents().record(id, &intent).unwrap();
+    }
+    hidden.inject(&api_server);
+    let node = (HERE, &cluster.volumes);
+    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    hidden.until_read(&api_server, 0, true).await;
+
+    api_server.set(hides_new_objects);
+    let no_records = || cluster.intents().list().unwrap().is_empty().then_some(());
+    eventually("no record of provisioning", || async { no_records() }).await;
+    hidden.assert_kept(&cluster);
+    provisioner.stop().await;
+    cluster.remove_objects(&hidden.names()).await;
+    cluster.finish([]).await;
+}
+
+#[tokio::test]
+async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let hidden = Hidden::create(&cluster, &api_server).await;
+    hidden.inject(&api_server);
+    let node = (HERE, &cluster.volumes);
+    let options = auditing(Some(Duration::ZERO));
+    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, options).await;
+    hidden.until_read(&api_server, 0, true).await;
+
+    let healed = api_server.now();
+    api_server.set(hides_new_objects);
+    hidden.until_read(&api_server, healed, false).await;
+    hidden.assert_kept(&cluster);
+    provisioner.stop().await;
+    cluster.remove_objects(&hidden.names()).await;
+    cluster.finish([]).await;
+}
+
+/// An administrator binds the data of an orphaned volume again, and keeps the labels of its former PersistentVolume.
+#[tokio::test]
+async fn the_audit_keeps_a_volume_that_is_named_again_while_the_watch_is_silent() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let orphan = cluster.create_orphan("orphan");
+    let (silent, read) = (orphan.to_string(), orphan.to_string());
+    // The audit has found the volume orphaned, and waits for the API server before it removes the volume.
+    api_server.set(move |call| match (call.verb, call.resource.as_str()) {
+        ("watch", OBJECTS) => Some(Fault::Silence),
+        ("get", OBJECTS) if call.name == silent => Some(Fault::TooManyRequests),
+        _ => None,
+    });
+    let node = (HERE, &cluster.volumes);
+    let options = auditing(Some(Duration::ZERO));
+    let provisioner = api_server.provisioner(&cluster, node, Timeouts::default(), options).await;
+    let is_read = |call: &Call, _: Option<Fault>| call.is("get", OBJECTS) && call.name == read;
+    api_server.until(0, 1, "the audit reads the PersistentVolume", is_read).await;
+    let adopted = format!("adopted-{}", cluster.namespace);
+    let mut change = labelled();
+    fixtures::merge(&mut change, json!({"spec": {"csi": {"volumeHandle": orphan.as_str()}}}));
+    cluster.object(&adopted, change).await;
+
+    let named = api_server.now();
+    api_server.set(|call| call.is("watch", OBJECTS).then_some(Fault::Silence));
+    api_server.until(named, 1, "the audit proves that the volume is orphaned", is_read).await;
+    // The next audit begins after the decision.
+    let audits = |call: &Call, _: Option<Fault>| call.is("list", OBJECTS) && call.selector.is_empty();
+    api_server.until(api_server.now(), 1, "the next audit", audits).await;
+    assert!(cluster.volumes.capacity(orphan.as_str()).is_some(), "the audit removed the volume of {adopted}");
+    provisioner.stop().await;
+    cluster.remove_objects(&[&adopted]).await;
+    cluster.finish([]).await;
+}
+
+impl Cluster {
+    /// Waits until the provisioner has received the newest version of a PersistentVolume.
+    async fn until_received(&self, api_server: &FaultyApiServer, name: &str) {
+        let version = self.objects().get(name).await.unwrap().resource_version().unwrap();
+        let received = |call: &Call, _: Option<Fault>| {
+            call.is("event", OBJECTS) && call.name == name && call.version == version
+        };
+        api_server.until(0, 1, &format!("version {version} of {name}"), received).await;
+    }
+
+    /// Creates a second PersistentVolume of a volume.
+    async fn second(&self, name: &str, volume: &str, labels: Value) -> String {
+        let name = format!("{name}-{}", self.namespace);
+        let mut change = json!({"spec": {"csi": {"volumeHandle": volume}}});
+        fixtures::merge(&mut change, labels);
+        self.object(&name, change).await;
+        name
+    }
+
+    pub(super) async fn retain(&self, name: &str) {
+        let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+        self.objects().patch(name, &PatchParams::default(), &Patch::Merge(retain)).await.unwrap();
+    }
+}
+
+/// An administrator keeps the data of volumes whose deletion has failed so far. The provisioner does not receive that.
+#[tokio::test]
+async fn a_retried_deletion_respects_changes_that_a_silent_watch_hides() {
+    let cluster = Cluster::connect().await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let node = (HERE, &cluster.volumes);
+    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    let mut names = Vec::new();
+    for claim in ["marked", "labelled", "unlabelled", "unmarked"] {
+        cluster.claim(claim, json!({})).await;
+        names.push(cluster.bound(claim).await.name_any());
+    }
+    let [marked, labelled_twice, unlabelled, unmarked] = &names[..] else { panic!("four volumes") };
+    // This volume is not even marked for deletion.
+    let holder = cluster.second("holder", unmarked, json!({})).await;
+    cluster.volumes.state().busy = true;
+    for claim in ["marked", "labelled", "unlabelled", "unmarked"] {
+        cluster.delete_claim(claim).await;
+    }
+    for name in &names {
+        cluster.event_in("default", name, "VolumeFailedDelete", "").await;
+        cluster.until_received(&api_server, name).await;
+    }
+
+    let hidden = api_server.now();
+    api_server.set(|call| call.is("watch", OBJECTS).then_some(Fault::Silence));
+    let silent = |call: &Call, fault| call.is("watch", OBJECTS) && fault == Some(Fault::Silence);
+    api_server.until(hidden, 1, "the watch is silent", silent).await;
+    cluster.retain(marked).await;
+    cluster.retain(unmarked).await;
+    cluster.remove_objects(&[&holder]).await;
+    let second = cluster.second("second", labelled_twice, labelled()).await;
+    let third = cluster.second("third", unlabelled, json!({})).await;
+    let decided = api_server.now();
+    cluster.volumes.state().busy = false;
+
+    let is_kept = || {
+        for name in &names {
+            assert!(cluster.volumes.capacity(name).is_some(), "the data of {name} is deleted: {names:?}");
+        }
+    };
+    let tried =
+        |name: &str| api_server.count(decided, |call, _| call.is("delete", OBJECTS) && call.name == name) > 0;
+    eventually("the deletions are retried", || async {
+        is_kept();
+        (tried(marked) && tried(unmarked)).then_some(())
+    })
+    .await;
+    cluster.event_in("default", labelled_twice, "VolumeFailedDelete", &second).await;
+    cluster.event_in("default", unlabelled, "VolumeFailedDelete", &third).await;
+    is_kept();
+
+    api_server.heal();
+    cluster.wait_until_deleted(&cluster.objects(), marked).await;
+    let is_free = |volume: &PersistentVolume| {
+        !volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
+    };
+    until(&cluster.objects(), unmarked, is_free).await;
+    cluster.remove_objects(&[&second, &third]).await;
+    for name in [labelled_twice, unlabelled] {
+        cluster.wait_until_deleted(&cluster.objects(), name).await;
+    }
+    let mut kept = vec![marked.clone(), unmarked.clone()];
+    kept.sort();
+    assert_eq!(cluster.stored(), kept);
+    provisioner.stop().await;
+    cluster.remove_objects(&[unmarked]).await;
+    cluster.finish([]).await;
+}

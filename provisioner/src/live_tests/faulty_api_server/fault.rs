@@ -1,0 +1,152 @@
+//! The faults of an API server, and of the load balancer in front of it.
+
+use http::{
+    HeaderName, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
+use hyper::body::Bytes;
+use serde_json::json;
+
+use super::call::Call;
+
+/// The fate of a request, or of the next event of a watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::live_tests) enum Fault {
+    /// The request gets no response, and the API server does not receive it. The connection stays open. A watch delivers nothing
+    /// more.
+    Silence,
+    /// The connection is closed before the API server receives the request. A watch ends before its next event.
+    Disconnect,
+    /// The API server carries the request out, and the connection is closed in the middle of the response, or of the event.
+    HalfBody,
+    /// The API server carries the request out, and the response is complete but for the end of its JSON.
+    TruncatedJson,
+    /// The API server carries the write out, and responds with the status 500.
+    LostResponse,
+    /// The load balancer has no such page.
+    PlainNotFound,
+    BadGateway,
+    Unavailable,
+    /// The API server has too many requests, and says when to retry.
+    TooManyRequests,
+    /// The object changed in the meantime.
+    Conflict,
+    /// The resource version, or the next page of a list, is too old.
+    Gone,
+    /// The API server receives an expired token.
+    ExpiredToken,
+    /// Another API server returns an older list than the client has seen. The watch that follows repeats all events since then.
+    StaleList,
+    /// An event is delivered twice.
+    RepeatedEvent,
+}
+
+impl Fault {
+    /// The faults of a request that reads one object. None of them proves that the object is absent.
+    pub(in crate::live_tests) const OF_READS: [Fault; 10] = [
+        Fault::PlainNotFound,
+        Fault::BadGateway,
+        Fault::Unavailable,
+        Fault::TooManyRequests,
+        Fault::Gone,
+        Fault::ExpiredToken,
+        Fault::Disconnect,
+        Fault::HalfBody,
+        Fault::TruncatedJson,
+        Fault::Silence,
+    ];
+
+    pub(in crate::live_tests) const OF_WRITES: [Fault; 11] = [
+        Fault::PlainNotFound,
+        Fault::BadGateway,
+        Fault::Unavailable,
+        Fault::TooManyRequests,
+        Fault::Conflict,
+        Fault::LostResponse,
+        Fault::ExpiredToken,
+        Fault::Disconnect,
+        Fault::HalfBody,
+        Fault::TruncatedJson,
+        Fault::Silence,
+    ];
+
+    pub(in crate::live_tests) const OF_WATCHES: [Fault; 5] =
+        [Fault::Silence, Fault::Disconnect, Fault::HalfBody, Fault::Gone, Fault::RepeatedEvent];
+
+    /// Returns `true` if the API server receives the request.
+    pub(super) fn is_forwarded(self) -> bool {
+        matches!(self, Fault::HalfBody | Fault::TruncatedJson | Fault::LostResponse | Fault::ExpiredToken)
+    }
+
+    /// Returns the response of a fault that consists of a response only.
+    pub(super) fn response(self, call: &Call) -> Option<Response> {
+        let response = match self {
+            Fault::PlainNotFound => page(StatusCode::NOT_FOUND, "text/plain", "404 page not found\n"),
+            Fault::BadGateway => page(StatusCode::BAD_GATEWAY, "text/html", "<html>Bad Gateway</html>"),
+            Fault::Unavailable => {
+                page(StatusCode::SERVICE_UNAVAILABLE, "text/html", "<html>no server is available</html>")
+            }
+            Fault::TooManyRequests => Response {
+                retry_after: Some("1"),
+                ..status(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "TooManyRequests",
+                    "too many requests, please try again later",
+                )
+            },
+            Fault::Conflict => {
+                let text = format!(
+                    "Operation cannot be fulfilled on {} {:?}: the object has been modified",
+                    call.resource, call.name
+                );
+                status(StatusCode::CONFLICT, "Conflict", &text)
+            }
+            Fault::Gone => status(StatusCode::GONE, "Expired", "too old resource version"),
+            Fault::LostResponse => {
+                status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "etcdserver: request timed out")
+            }
+            _ => return None,
+        };
+        Some(response)
+    }
+
+    /// Returns the event with which a watch ends because of this fault.
+    pub(super) fn last_event(self) -> Option<Bytes> {
+        (self == Fault::Gone).then(|| {
+            let object = failure(StatusCode::GONE, "Expired", "too old resource version");
+            Bytes::from(format!("{}\n", json!({"type": "ERROR", "object": object})))
+        })
+    }
+}
+
+/// A response without the API server.
+pub(super) struct Response {
+    pub(super) status: StatusCode,
+    content_type: &'static str,
+    retry_after: Option<&'static str>,
+    pub(super) body: Bytes,
+}
+
+impl Response {
+    pub(super) fn headers(&self) -> impl Iterator<Item = (HeaderName, &'static str)> {
+        [(CONTENT_TYPE, self.content_type)]
+            .into_iter()
+            .chain(self.retry_after.map(|wait| (RETRY_AFTER, wait)))
+    }
+}
+
+fn page(status: StatusCode, content_type: &'static str, text: &'static str) -> Response {
+    Response { status, content_type, retry_after: None, body: Bytes::from_static(text.as_bytes()) }
+}
+
+fn status(status: StatusCode, reason: &str, message: &str) -> Response {
+    let body = Bytes::from(failure(status, reason, message).to_string());
+    Response { status, content_type: "application/json", retry_after: None, body }
+}
+
+fn failure(status: StatusCode, reason: &str, message: &str) -> serde_json::Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": status.as_u16(),
+        "reason": reason, "message": message,
+    })
+}
