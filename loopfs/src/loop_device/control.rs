@@ -251,8 +251,8 @@ impl LoopControl {
         self.shared.pool.idle()
     }
 
-    /// Removes idle devices until `keep` are left, and returns how many it removed. Surplus devices are removed in the background
-    /// anyway; this call waits for the removal, about 45 ms for each 64.
+    /// Removes idle devices until `keep` are left, and returns how many it removed. Also removes devices whose deferred detach is
+    /// complete. Surplus devices are removed in the background anyway; this call waits for the removal, about 45 ms for each 64.
     #[doc(alias = "LOOP_CTL_REMOVE")]
     pub fn remove_idle(&self, keep: usize) -> usize {
         self.shared.pool.remove_idle(self.shared.control.as_fd(), keep)

@@ -176,6 +176,16 @@ impl Pool {
         }
     }
 
+    /// Adds the devices whose deferred detach is complete to the idle ones. There may be thousands, so other calls do not wait.
+    fn collect_closed(&self) {
+        let closing = std::mem::take(&mut self.lock().closing);
+        let (closed, open): (Vec<u32>, Vec<u32>) = closing.into_iter().partition(|index| is_unbound(*index));
+        self.lock().idle.extend(closed);
+        open.into_iter()
+            .filter(|index| loop_dev::exists(*index))
+            .for_each(|index| self.release_on_close(index));
+    }
+
     pub(super) fn contains(&self, index: u32) -> bool {
         self.options.range.contains(&index)
     }
@@ -193,9 +203,10 @@ impl Pool {
         self.options.keep_idle
     }
 
-    /// Removes idle devices until `keep` are left. A device that was bound in the meantime stays: the kernel refuses to remove it
-    /// (EBUSY).
+    /// Removes idle devices until `keep` are left, also those whose deferred detach is complete. A device that was bound in the
+    /// meantime stays: the kernel refuses to remove it (EBUSY).
     pub(super) fn remove_idle(&self, control: BorrowedFd<'_>, keep: usize) -> usize {
+        self.collect_closed();
         let surplus: Vec<u32> = {
             let mut state = self.lock();
             let count = state.idle.len().saturating_sub(keep);

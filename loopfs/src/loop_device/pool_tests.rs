@@ -112,6 +112,26 @@ fn devices_are_not_added_while_others_of_the_range_are_idle() {
     );
 }
 
+#[test]
+fn devices_whose_deferred_detach_is_complete_are_removed() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, images) = (small_pool(), [image(), image(), image()]);
+            let mut held = attach_all(&control, &images, &options());
+            for image in &images {
+                assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
+            }
+            let last = held.pop();
+            drop(held);
+            assert_eq!(control.remove_idle(0), 2, "one of three is still open");
+            drop(last);
+            assert_eq!(control.remove_idle(0), 1);
+            with(|model| assert!(model.exist().is_empty(), "{:?}", model.exist()));
+        },
+    );
+}
+
 /// The deferred detaches of others are looked at a few at a time.
 #[test]
 fn an_attachment_looks_at_few_of_the_devices_that_are_closing() {
