@@ -45,7 +45,7 @@ const STEPS: &str = "LOOPFS_TEST_STEPS";
 
 /// Tests that take long and whose results depend on the number of volumes, calls or devices rather than on
 /// the kernel. If all kernels are booted, they run on the default kernel only.
-const ON_ONE_KERNEL: [&str; 3] = ["many_devices::", "restart_storm::", "rpc_table::"];
+const ON_ONE_KERNEL: [&str; 4] = ["many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
 
 const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
 /// The timeout if the number of random operations is given, which may be any.

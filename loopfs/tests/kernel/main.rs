@@ -40,5 +40,6 @@ mod space;
 mod static_dev;
 mod store;
 mod store_crashes;
+mod store_model;
 mod trash;
 mod user_namespaces;
