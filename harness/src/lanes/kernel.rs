@@ -39,14 +39,17 @@ const EXAMPLES: &str = "/tests/examples";
 /// The tests of the Go code that becomes part of the kubelet.
 const GO_TESTS: &str = "/tests/kubelet-quota";
 
-/// The variable with the seed that repeats the random choices of a test.
+/// The variables with the seed that repeats the random choices of a test, and with the number of its random operations.
 const SEED: &str = "LOOPFS_TEST_SEED";
+const STEPS: &str = "LOOPFS_TEST_STEPS";
 
 /// Tests that take long and whose results depend on the number of volumes, calls or devices rather than on
 /// the kernel. If all kernels are booted, they run on the default kernel only.
 const ON_ONE_KERNEL: [&str; 3] = ["many_devices::", "restart_storm::", "rpc_table::"];
 
 const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
+/// The timeout if the number of random operations is given, which may be any.
+const LONG_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel, only)).await
@@ -198,7 +201,11 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
-            .chain(std::env::var(SEED).map(|seed| (SEED.to_owned(), seed)))
+            .chain(
+                [SEED, STEPS]
+                    .into_iter()
+                    .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?))),
+            )
             .collect::<BTreeMap<_, _>>(),
         binaries: test_binaries(files)
             .map(|file| TestBinary {
@@ -207,7 +214,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
                 args: if file.path == GO_TESTS { go_tests::arguments(only) } else { args.clone() },
                 env: BTreeMap::new(),
                 report: None,
-                timeout: BINARY_TIMEOUT,
+                timeout: if std::env::var_os(STEPS).is_some() { LONG_TIMEOUT } else { BINARY_TIMEOUT },
             })
             .collect(),
         ..TestsSpec::default()

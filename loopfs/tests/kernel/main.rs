@@ -21,6 +21,7 @@ mod foreign_projects;
 mod growth;
 mod in_use;
 mod lock_timeouts;
+mod loop_device_model;
 mod loop_devices;
 mod losetup;
 mod many_devices;
