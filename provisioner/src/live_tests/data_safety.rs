@@ -245,10 +245,7 @@ async fn a_retried_deletion_respects_changes_that_a_silent_watch_hides() {
 
     api_server.heal();
     cluster.wait_until_deleted(&cluster.objects(), marked).await;
-    let is_free = |volume: &PersistentVolume| {
-        !volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
-    };
-    until(&cluster.objects(), unmarked, is_free).await;
+    until(&cluster.objects(), unmarked, |volume| !is_held(volume)).await;
     cluster.remove_objects(&[&second, &third]).await;
     for name in [labelled_twice, unlabelled] {
         cluster.wait_until_deleted(&cluster.objects(), name).await;

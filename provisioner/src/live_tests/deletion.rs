@@ -8,12 +8,7 @@ async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted(
     let provisioner = cluster.provisioner().await;
     cluster.claim("kept", json!({})).await;
     let volume = cluster.bound("kept").await;
-    let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
-    cluster
-        .objects()
-        .patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(retain))
-        .await
-        .unwrap();
+    cluster.retain(&volume.name_any()).await;
     let free =
         |volume: &PersistentVolume| volume.finalizers().iter().all(|name| name.starts_with("kubernetes.io/"));
     until(&cluster.objects(), &volume.name_any(), free).await;
@@ -48,9 +43,6 @@ async fn an_available_volume_is_deleted_with_its_persistent_volume() {
     patch(json!({"spec": {"claimRef": null}})).await;
     in_phase("Available").await;
     patch(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}})).await;
-    let is_held = |volume: &PersistentVolume| {
-        volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
-    };
     until(&cluster.objects(), &name, is_held).await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
 

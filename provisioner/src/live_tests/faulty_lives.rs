@@ -115,10 +115,7 @@ impl<'a> Lives<'a> {
     async fn delete(&self, names: &[String]) {
         let retained = self.cluster.bound(&self.name(RETAINED)).await.name_any();
         self.cluster.retain(&retained).await;
-        let is_free = |volume: &PersistentVolume| {
-            !volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
-        };
-        until(&self.cluster.objects(), &retained, is_free).await;
+        until(&self.cluster.objects(), &retained, |volume| !is_held(volume)).await;
         for name in self.all() {
             self.cluster.delete_claim(&name).await;
         }

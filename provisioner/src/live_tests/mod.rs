@@ -344,6 +344,11 @@ async fn create<K: Clone + fmt::Debug + Serialize + DeserializeOwned>(api: &Api<
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
+/// Returns `true` if the PersistentVolume stays until its data is deleted.
+fn is_held(volume: &PersistentVolume) -> bool {
+    volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
+}
+
 async fn until<K: Object>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
     eventually(name, || async { api.get(name).await.ok().filter(|object| done(object)) }).await
 }

@@ -89,10 +89,12 @@ fn list(directory: &Path) -> Vec<OsString> {
 
 /// Restores the access time, because the trees are compared again later.
 fn restore_access_time(path: &Path, status: &fs::Metadata) {
-    if fs::symlink_metadata(path).unwrap().atime_nsec() == status.atime_nsec() {
+    let time = |status: &fs::Metadata| (status.atime(), status.atime_nsec());
+    if time(&fs::symlink_metadata(path).unwrap()) == time(status) {
         return;
     }
-    let time = TimeSpec::new(status.atime(), status.atime_nsec());
+    let (seconds, nanoseconds) = time(status);
+    let time = TimeSpec::new(seconds, nanoseconds);
     let unchanged = TimeSpec::UTIME_OMIT;
     utimensat(nix::fcntl::AT_FDCWD, path, &time, &unchanged, UtimensatFlags::NoFollowSymlink).unwrap();
 }
