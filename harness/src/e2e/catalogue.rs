@@ -47,7 +47,12 @@ pub(super) enum Run {
 }
 
 impl Entry {
-    /// Returns `true` if the scenario is part of a run with all scenarios on these nodes.
+    /// Returns `true` if the scenario is part of a run without named scenarios on these nodes.
+    pub(super) fn is_default(&self, kubelet_root: KubeletRoot) -> bool {
+        self.suits(kubelet_root) && !WITH_OTHER_PROJECTS.contains(&self.name)
+    }
+
+    /// Returns `true` if the scenario can run on these nodes.
     pub(super) fn suits(&self, kubelet_root: KubeletRoot) -> bool {
         match self.run {
             Run::AnyCluster(_) | Run::OwnNode { .. } => true,
@@ -225,6 +230,9 @@ pub(super) const SCENARIOS: [Entry; 23] = [
 /// The scenarios that depend on the kubelet and the programs of the node, besides the first and the last.
 pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
+/// The scenarios with programs of other projects, which take minutes to build. They run only if they are named.
+pub(super) const WITH_OTHER_PROJECTS: [&str; 2] = [gvisor::NAME, snapshots::NAME];
+
 /// Returns the scenarios that depend on these nodes.
 pub(super) fn of_nodes(kubelet_root: KubeletRoot) -> Vec<String> {
     let of_these = |entry: &&Entry| {
@@ -239,6 +247,7 @@ pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
     SCENARIOS.iter().map(|entry| {
         let needs = match entry.run {
             _ if entry.always => " (in every run)",
+            _ if WITH_OTHER_PROJECTS.contains(&entry.name) => " (only if it is named, not with --kubeconfig)",
             Run::AnyCluster(_) => "",
             Run::OwnNode { .. } => " (not with --kubeconfig)",
             Run::KubeletOnDataDisk(_) => " (with --kubelet-root data-disk)",

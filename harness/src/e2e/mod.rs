@@ -25,5 +25,5 @@ pub(crate) use self::catalogue::descriptions;
 pub use self::run::{Args, CommandArgs, run};
 pub(crate) use self::run::{
     install_driver, install_driver_with_snapshots, nothing_left, replace_driver, run_on_kind, run_on_nodes,
-    run_upgrade, write_state,
+    run_self_check, run_upgrade, run_with_other_projects, write_state,
 };

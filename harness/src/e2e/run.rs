@@ -94,18 +94,6 @@ enum ClusterProgram {
 }
 
 impl Args {
-    /// Returns the arguments of the test lane, which adds the self-check where the options allow it.
-    #[must_use]
-    pub fn with_self_check(self) -> Args {
-        let self_check = self.scenarios.is_empty()
-            && self.broken.is_none()
-            && self.kubeconfig.is_none()
-            && self.cluster.is_none()
-            && self.nodes.variant().kubelet_root == KubeletRoot::RootDisk
-            && self.nodes.has_tools();
-        Args { self_check, ..self }
-    }
-
     /// Locks the logs of the run, because two runs must not write the same ones. The background process of a kept cluster has
     /// logs of its own, and the run with the other lock waits for it.
     ///
@@ -219,6 +207,34 @@ pub(crate) async fn run_on_nodes(
     let scenarios = catalogue::of_nodes(nodes.variant().kubelet_root);
     let args = Args { nodes, scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
     args.check()?;
+    against_its_own(session, manifests::of_driver(session)?, &args, reports).await
+}
+
+/// Runs the scenarios with programs of other projects. The logs and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_with_other_projects(
+    session: &Session,
+    kubernetes: &KubernetesOptions,
+    reports: &Path,
+) -> Result<Report> {
+    let scenarios = catalogue::WITH_OTHER_PROJECTS.map(str::to_owned).to_vec();
+    let args = Args { scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
+    against_its_own(session, manifests::of_driver(session)?, &args, reports).await
+}
+
+/// Runs the flow, and then injects each fault in turn. The logs and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_self_check(
+    session: &Session,
+    kubernetes: &KubernetesOptions,
+    reports: &Path,
+) -> Result<Report> {
+    let scenarios = vec![scenarios::flow::NAME.to_owned()];
+    let args = Args { scenarios, self_check: true, kubernetes: kubernetes.clone(), ..Args::default() };
     against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }
 
@@ -466,23 +482,6 @@ mod tests {
         let args = parse(["e2e", "clones", "--story", "flow", "second node"]);
         assert_eq!(args.scenarios, ["flow", "clones", "second node"]);
         assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second node"]);
-        assert!(!args.with_self_check().self_check);
-    }
-
-    #[test]
-    fn the_lane_adds_the_self_check_where_the_options_allow_it() {
-        assert!(parse(["e2e"]).with_self_check().self_check);
-        for option in [
-            &["--story", "flow"][..],
-            &["--break", "no-disk"],
-            &["--kubeconfig", "/k"],
-            &["--cluster", "kind"],
-            &["--kubelet-root", "data-disk"],
-            &["--node-image", "no-tools", "--kubelet", "patched"],
-        ] {
-            let words = ["e2e"].iter().chain(option).copied();
-            assert!(!parse(words).with_self_check().self_check, "{option:?}");
-        }
     }
 
     #[test]

@@ -32,8 +32,8 @@ pub(super) struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// Selects the scenarios of these names, and those that others need: the first and the last. Selects all that suit the
-    /// nodes if there are no names.
+    /// Selects the scenarios of these names, and those that others need: the first and the last. Without names, it selects those
+    /// that suit the nodes and need no programs of other projects.
     pub(super) fn new(only: &'a [String], kubelet_root: KubeletRoot) -> Selection<'a> {
         Selection { only, kubelet_root }
     }
@@ -44,8 +44,8 @@ impl<'a> Selection<'a> {
     }
 
     fn contains(self, entry: &Entry) -> bool {
-        let all = self.only.is_empty() && entry.suits(self.kubelet_root);
-        all || entry.always || self.only.iter().any(|only| only == entry.name)
+        let default = self.only.is_empty() && entry.is_default(self.kubelet_root);
+        default || entry.always || self.only.iter().any(|only| only == entry.name)
     }
 }
 
@@ -206,7 +206,7 @@ impl ScenarioRunner<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalogue::names;
+    use super::super::catalogue::{WITH_OTHER_PROJECTS, names};
     use super::super::scenarios::{gvisor, snapshots};
     use super::*;
 
@@ -268,8 +268,8 @@ mod tests {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
             Selection::new(&only, KubeletRoot::default()).contains_name(gvisor::NAME)
         };
-        assert!(needs(&[]) && needs(&["clones", "gvisor"]));
-        assert!(!needs(&["flow", "node"]));
+        assert!(needs(&["clones", "gvisor"]));
+        assert!(!needs(&[]) && !needs(&["flow", "node"]));
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
             let selection = Selection::new(&only, kubelet_root);
             SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
         };
-        let all: Vec<_> = names().collect();
+        let all: Vec<_> = names().filter(|name| !WITH_OTHER_PROJECTS.contains(name)).collect();
         assert_eq!(selected(&[], KubeletRoot::DataDisk), all);
         let of_data_disk = ["kubelet root", "kubelet quotas"];
         let others: Vec<_> = all.into_iter().filter(|name| !of_data_disk.contains(name)).collect();

@@ -18,8 +18,14 @@ pub(super) enum Lane {
     Docker,
     /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
+    /// The stories with programs of other projects: gVisor, snapshot-controller and csi-snapshotter. Runs only if --lane selects
+    /// it.
+    OtherProjects,
+    /// Each fault of `cargo harness e2e --break` on a cluster. Each run must fail and name its fault. Runs only if --lane
+    /// selects it.
+    SelfCheck,
     /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
-    /// csi/conformance has the definition of the driver for them. Runs all of them if --lane selects it.
+    /// csi/conformance has the definition of the driver for them. Runs only if --lane selects it.
     Conformance,
     /// The stories that depend on the node, on six kinds of nodes. They have a stock or a patched kubelet with the losetup
     /// of util-linux or of loopfs, a patched kubelet without mount, umount and losetup, or a kubelet with its directory on
@@ -41,13 +47,15 @@ pub(super) enum Lane {
     Image,
 }
 
-pub(super) const ALL: [Lane; 13] = [
+pub(super) const ALL: [Lane; 15] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
     Lane::Sanity,
     Lane::Docker,
     Lane::E2e,
+    Lane::OtherProjects,
+    Lane::SelfCheck,
     Lane::Conformance,
     Lane::Node,
     Lane::Versions,
@@ -77,6 +85,8 @@ impl Lane {
             Lane::Sanity => "sanity",
             Lane::Docker => "docker",
             Lane::E2e => "e2e",
+            Lane::OtherProjects => "other-projects",
+            Lane::SelfCheck => "self-check",
             Lane::Node => "node",
             Lane::Versions => "versions",
             Lane::Kind => "kind",
@@ -90,9 +100,6 @@ impl Lane {
     /// Returns `true` if the lane runs in CI. The others take long, or changes of loopfs do not affect their result. They run
     /// only if --lane selects them.
     pub(super) fn runs_in_ci(self) -> bool {
-        !matches!(
-            self,
-            Lane::Node | Lane::Versions | Lane::Kind | Lane::Upgrade | Lane::SecondDriver | Lane::Image
-        )
+        matches!(self, Lane::Unit | Lane::Apiserver | Lane::Kernel | Lane::Sanity | Lane::Docker | Lane::E2e)
     }
 }

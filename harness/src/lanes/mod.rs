@@ -59,12 +59,14 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
             Lane::Docker => docker::run(session, &args.only).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
+            Lane::OtherProjects => run_other_projects(session, args.e2e.kubernetes()).await,
+            Lane::SelfCheck => run_self_check(session, args.e2e.kubernetes()).await,
             Lane::Node => node::run(session, args.e2e.kubernetes(), args.e2e.kernel()).await,
             Lane::Versions => versions::run(session).await,
             Lane::Kind => run_kind(session, args.e2e.kubernetes()).await,
             Lane::Upgrade => run_upgrade(session, args.e2e.kubernetes()).await,
             Lane::Conformance => {
-                let selection = conformance::Selection::new(args.quick(), &args.only);
+                let selection = conformance::Selection::new(args.quick, &args.only);
                 conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
             }
             Lane::SecondDriver => second_driver::run(session, &args.e2e.kubernetes().source()).await,
@@ -97,7 +99,17 @@ pub(crate) async fn fetch(session: &Session) -> Result<()> {
 
 async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
-    e2e::run(session, args.with_self_check()).await
+    e2e::run(session, args).await
+}
+
+async fn run_other_projects(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run_with_other_projects(session, kubernetes, &session.workspace.reports("other-projects")).await
+}
+
+async fn run_self_check(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run_self_check(session, kubernetes, &session.workspace.reports("self-check")).await
 }
 
 async fn run_kind(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {

@@ -6,21 +6,19 @@ use super::lane::{ALL, Lane};
 use crate::e2e;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs the lanes that CI
-/// runs, which `cargo harness list` shows without a note, and only the quick specs of the conformance lane. An option of some
-/// lanes then selects those of them that CI runs.
+/// runs, which `cargo harness list` shows without a note. An option of some lanes then selects those of them that CI runs.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE")]
     lanes: Vec<Lane>,
     /// In the kernel, the apiserver, the docker and the conformance lane, run only the tests whose names contain this,
-    /// without power cuts; may be given more than once. Without --lane, the conformance lane then does not run.
+    /// without power cuts; may be given more than once.
     #[arg(long, value_name = "TEXT")]
     pub(super) only: Vec<String>,
-    /// In the conformance lane, run only one spec of each suite and mode, and no slow one. Without --lane, this is the
-    /// default.
+    /// In the conformance lane, run only one spec of each suite and mode, and no slow one.
     #[arg(long, conflicts_with = "only")]
-    quick: bool,
+    pub(super) quick: bool,
     #[command(flatten)]
     pub(super) e2e: e2e::Args,
 }
@@ -50,24 +48,11 @@ impl TestArgs {
             return Ok(ALL.into_iter().filter(|lane| self.lanes.contains(lane)).collect());
         }
         let takes_all = |lane: &Lane| given.iter().all(|option| option.takers.contains(lane));
-        let selected: Vec<Lane> = ALL
-            .into_iter()
-            .filter(|lane| lane.runs_in_ci() && takes_all(lane) && self.can_guess(*lane))
-            .collect();
+        let selected: Vec<Lane> =
+            ALL.into_iter().filter(|lane| lane.runs_in_ci() && takes_all(lane)).collect();
         let names = || given.iter().map(|option| option.names).collect::<Vec<_>>().join(" and ");
         anyhow::ensure!(!selected.is_empty(), "no lane of CI takes {}: name the lane with --lane", names());
         Ok(selected)
-    }
-
-    /// Returns `true` if the conformance lane runs only its quick specs.
-    pub(super) fn quick(&self) -> bool {
-        self.quick || self.lanes.is_empty()
-    }
-
-    /// Returns `false` for the conformance lane if its options mean something else there: a text that selects kernel tests
-    /// selects no specs, and without --lane its specs are the quick ones.
-    fn can_guess(&self, lane: Lane) -> bool {
-        lane != Lane::Conformance || (self.only.is_empty() && !self.quick)
     }
 
     fn options(&self) -> [LaneOption; 5] {
@@ -95,9 +80,11 @@ impl TestArgs {
 }
 
 /// The lanes that run programs of Kubernetes of the selected release. The lane versions runs all releases.
-const WITH_KUBERNETES: [Lane; 7] = [
+const WITH_KUBERNETES: [Lane; 9] = [
     Lane::Apiserver,
     Lane::E2e,
+    Lane::OtherProjects,
+    Lane::SelfCheck,
     Lane::Conformance,
     Lane::Node,
     Lane::Kind,
@@ -152,12 +139,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case("", &["unit", "apiserver", "kernel", "sanity", "docker", "e2e", "conformance"])]
+    #[case("", &["unit", "apiserver", "kernel", "sanity", "docker", "e2e"])]
     #[case("--kernel bookworm", &["kernel", "sanity", "e2e"])]
     #[case("--only quota", &["apiserver", "kernel", "docker"])]
     #[case("--only quota --kernel bookworm", &["kernel"])]
     #[case("--only quota --kubernetes 1.36", &["apiserver"])]
-    #[case("--kubernetes 1.36", &["apiserver", "e2e", "conformance"])]
+    #[case("--kubernetes 1.36", &["apiserver", "e2e"])]
     #[case("--keep", &["e2e"])]
     #[case("--lane conformance --quick", &["conformance"])]
     #[case("--lane conformance --only claim", &["conformance"])]
@@ -168,11 +155,5 @@ mod tests {
     fn an_option_selects_the_lanes_that_take_it(#[case] line: &str, #[case] lanes: &[&str]) {
         let selected = parse(line).selected().unwrap();
         assert_eq!(selected.into_iter().map(Lane::name).collect::<Vec<_>>(), lanes);
-    }
-
-    #[test]
-    fn the_conformance_lane_runs_all_specs_only_if_it_is_named() {
-        assert!(parse("").quick() && parse("--lane conformance --quick").quick());
-        assert!(!parse("--lane conformance").quick());
     }
 }
