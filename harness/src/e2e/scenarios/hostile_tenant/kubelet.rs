@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm_cluster::Node;
@@ -60,7 +61,15 @@ fn same(before: &Pod, now: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// Kills the kubelet, and waits until its successor responds and the driver is registered with it.
+/// Returns `true` if a list of pods, as the kubelet serves it, has both tenants' pods.
+fn knows(page: &str) -> bool {
+    serde_json::from_str::<List<Pod>>(page).is_ok_and(|pods| {
+        [HOSTILE, OTHER].iter().all(|name| pods.items.iter().any(|pod| pod.name_any() == *name))
+    })
+}
+
+/// Kills the kubelet, and waits until its successor knows both pods and the driver is registered with it. The kubelet responds
+/// before it has read the pods of its node, and refuses to run commands in them until then.
 async fn restart(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let process = async || node.output(&["sh", "-c", PROCESS], TOOL_DEADLINE).await;
     let before = process().await?;
@@ -69,13 +78,13 @@ async fn restart(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     loop {
         let now = process().await?;
         let is_new = !now.is_empty() && now != before;
-        let responds = is_new && node.kubelet_page("/healthz").await.is_ok();
-        if responds {
+        let knows_pods = is_new && node.kubelet_page("/pods").await.is_ok_and(|page| knows(&page));
+        if knows_pods {
             return install::served(env).await;
         }
         anyhow::ensure!(
             Instant::now() < deadline,
-            "the kubelet does not respond: it was {before:?}, now {now:?}"
+            "the kubelet does not know the pods {HOSTILE} and {OTHER}: it was {before:?}, now {now:?}"
         );
         sleep(POLL_INTERVAL).await;
     }

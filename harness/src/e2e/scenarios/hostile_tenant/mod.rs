@@ -45,10 +45,12 @@ async fn attack(
     let title = "a tenant fills its volumes with links, names, special files and a deep tree";
     scenario.step(title, tenants.plant()).await?;
     foreign_files::run(scenario, &tenants).await?;
-    kubelet::run(scenario, &tenants).await?;
-    sub_paths::run(scenario, &tenants).await?;
+    // Before the kubelet restarts: afterwards it fails to set the group of a path longer than PATH_MAX in the tenant's volume, and
+    // repeats that before it looks at another pod with the volume.
     let title = "ReadWriteOncePod: the kubelet starts no second pod with the volume";
     scenario.step(title, tenants.second_pod()).await?;
+    kubelet::run(scenario, &tenants).await?;
+    sub_paths::run(scenario, &tenants).await?;
     scenario
         .step("the tenant's pods and claims are deleted together, and its volumes go", tenants.evict())
         .await?;
