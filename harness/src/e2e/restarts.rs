@@ -16,7 +16,7 @@ pub(super) const NAME: &str = "restarts";
 /// Starts to watch the containers of the driver.
 pub(super) async fn watch(session: &Session, report: &mut Report, env: &TestEnv<'_>) -> StepResult<Watch> {
     let mut scenario = Scenario::begin(session, report, NAME);
-    scenario.step("watch the containers of the driver", Watch::start(watched(env))).await
+    scenario.step("watch the containers of the driver", Watch::start(watched(env), &env.caused)).await
 }
 
 /// Checks what happened to the containers since the last check.

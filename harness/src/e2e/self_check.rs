@@ -118,7 +118,7 @@ impl Checker<'_> {
                 removal::nothing_left(env, self.node, &before).await
             }
             Fault::Restart => {
-                let mut watch = Watch::start(watched(env)).await?;
+                let mut watch = Watch::start(watched(env), &env.caused).await?;
                 faults::kill_undeclared(env).await?;
                 let scenario = &mut self.scenario(inner, restarts::NAME);
                 let outcome = restarts::check(scenario, &mut watch, env, broken.name()).await;

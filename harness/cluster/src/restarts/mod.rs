@@ -63,16 +63,17 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// Starts to watch the pods that exist, and those that are created later. Earlier restarts of the former do not count.
+    /// Starts to watch the pods that exist, and those that are created later. Earlier restarts of the former do not count, and
+    /// neither do those of `caused` that explain them.
     ///
     /// # Errors
     /// The pods cannot be listed.
-    pub async fn start(scopes: Vec<Scope>) -> Result<Watch> {
+    pub async fn start(scopes: Vec<Scope>, caused: &Caused) -> Result<Watch> {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let (tasks, checked) = (Vec::new(), Instant::now());
         let mut watch = Watch { scopes, seen, tasks, checked, panics: BTreeSet::new() };
         watch.list().await?;
-        watch.seen().forgive();
+        watch.seen().forgive(&caused.causes());
         for scope in &watch.scopes {
             watch.tasks.push(tokio::spawn(record(scope.clone(), Arc::clone(&watch.seen))));
         }

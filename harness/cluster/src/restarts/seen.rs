@@ -75,10 +75,14 @@ impl Seen {
         seen
     }
 
-    /// Counts all restarts as reported.
-    pub(super) fn forgive(&mut self) {
-        for container in self.pods.values_mut().flat_map(|pod| pod.containers.values_mut()) {
-            container.reported = container.restarts;
+    /// Counts the restarts so far as reported that `causes` does not explain. Those that it explains stay explained, and one that it
+    /// explains may not have been counted yet.
+    pub(super) fn forgive(&mut self, causes: &Causes) {
+        for pod in self.pods.values_mut() {
+            for (name, container) in &mut pod.containers {
+                let explained = causes.restarts(&pod.uid, &pod.node, name);
+                container.reported = (container.restarts - explained).max(0);
+            }
         }
     }
 
@@ -157,7 +161,7 @@ mod tests {
     fn a_restart_that_the_test_did_not_cause_is_reported_once_with_its_end() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([pod("a", 3, 0)].iter());
-        seen.forgive();
+        seen.forgive(&caused.causes());
         assert!(texts(&mut seen, &caused).is_empty());
         seen.list([pod("a", 3, 1)].iter());
         assert_eq!(
@@ -182,6 +186,20 @@ mod tests {
         let texts = texts(&mut seen, &caused);
         assert!(texts[0].contains("container csi of") && texts[0].contains("(1 of 2 restarts)"), "{texts:?}");
         assert!(texts[1].starts_with("container provisioner"), "{texts:?}");
+    }
+
+    #[test]
+    fn a_kill_before_the_watch_explains_no_later_restart() {
+        let (mut seen, caused) = (Seen::default(), Caused::default());
+        for _ in 0..2 {
+            caused.kill(&pod("a", 0, 0), "csi");
+        }
+        seen.list([pod("a", 1, 1)].iter());
+        seen.forgive(&caused.causes());
+        seen.list([pod("a", 2, 1)].iter());
+        assert!(texts(&mut seen, &caused).is_empty(), "the second kill was counted later");
+        seen.list([pod("a", 3, 2)].iter());
+        assert_eq!(texts(&mut seen, &caused).len(), 2);
     }
 
     #[test]
@@ -223,7 +241,7 @@ mod tests {
     fn a_new_pod_that_restarts_is_reported() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([].iter());
-        seen.forgive();
+        seen.forgive(&caused.causes());
         seen.list([pod("a", 1, 0)].iter());
         assert_eq!(texts(&mut seen, &caused).len(), 1);
     }
