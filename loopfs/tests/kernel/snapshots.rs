@@ -211,6 +211,35 @@ fn margin(size: u64) -> u64 {
     size / 128 + MIB
 }
 
+#[rstest]
+#[case::whose_only_snapshot_was_deleted(true)]
+#[case::that_was_overwritten(false)]
+fn a_volume_that_shares_no_blocks_any_more_gets_a_margin_again(#[case] deleted: bool) {
+    const SIZE: u64 = 32 * MIB;
+    wait_for_deferred_frees();
+    let store = store();
+    let (source, image) = block(&store, "source", SIZE);
+    fill(&image, SIZE, 1);
+    image.sync_all().unwrap();
+    let ids = [snapshot_id("one"), snapshot_id("two")];
+    store.create_snapshot(&source, &ids[0]).unwrap();
+    if deleted {
+        assert!(store.delete_snapshot(&ids[0]).unwrap());
+        store.empty_trash().unwrap();
+    } else {
+        fill(&image, SIZE, 2);
+        image.sync_all().unwrap();
+    }
+    let without_margin = available_after_recount();
+    store.create_snapshot(&source, &ids[1]).unwrap();
+    let expected = without_margin - margin(SIZE) - SIZE;
+    assert_close(store.space().unwrap().available.0, expected);
+    assert_close(available_after_recount(), expected);
+    drop(image);
+    let all = ids.iter().collect::<Vec<_>>();
+    remove(&store, &["source"], if deleted { &all[1..] } else { &all });
+}
+
 #[test]
 fn a_snapshot_of_an_image_reserves_its_size_and_its_volume_a_margin() {
     const SIZE: u64 = 32 * MIB;

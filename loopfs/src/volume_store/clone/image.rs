@@ -13,7 +13,9 @@ use crate::reflink;
 use crate::units::Bytes;
 use crate::volume_store::expand::allocate;
 use crate::volume_store::on_disk::{Image, shares};
-use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, reserves_margin};
+use crate::volume_store::source::ContentSource;
+use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, shares_blocks};
+use crate::volume_store::spec::Provisioning;
 use crate::volume_store::store::VolumeStore;
 
 impl VolumeStore {
@@ -35,7 +37,7 @@ impl VolumeStore {
             // A snapshot has the settings of its source.
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
-        let source_has_margin = reserves_margin(&original, of_source.provisioning)?;
+        let source_has_margin = self.has_margin(&original, source, of_source.provisioning)?;
         let bytes = match target {
             Target::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
             Target::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
@@ -56,6 +58,24 @@ impl VolumeStore {
         })
         // After an error it is unknown which blocks the source shares.
         .inspect_err(|_| self.space_book().invalidate_total())
+    }
+
+    /// Returns `true` if the total includes the margin of an image. The total still includes that of an image that shares no blocks
+    /// any more, until a count leaves it out. The next call therefore counts the total again in this case.
+    fn has_margin(
+        &self,
+        image: &OwnedFd,
+        entry: ContentSource<'_>,
+        provisioning: Provisioning,
+    ) -> Result<bool> {
+        if provisioning == Provisioning::Thin || !shares::may_share(image)? {
+            return Ok(provisioning == Provisioning::Thin);
+        }
+        let shares = shares_blocks(image).context("list the blocks of", entry)?;
+        if !shares {
+            self.space_book().invalidate_total();
+        }
+        Ok(shares)
     }
 }
 

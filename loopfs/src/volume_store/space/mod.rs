@@ -41,5 +41,6 @@ pub(crate) use image_space::{Released, recorded};
 pub(crate) use reservation::{
     reservation_of, reservation_to_clone, reservation_to_expand, reservation_to_snapshot, reserves_margin,
 };
+pub(crate) use shared_blocks::shares_blocks;
 
 pub use reservation::Space;

@@ -23,7 +23,8 @@ pub(super) fn margin(size: Bytes) -> Bytes {
     Bytes(size.0 / 128).saturating_add(Bytes::MIB)
 }
 
-/// Returns `true` if the reservation of an image includes the margin for its extent tree.
+/// Returns `true` if the reservation of an image may include the margin for its extent tree. A count leaves it out if the image
+/// shares no blocks any more.
 pub(crate) fn reserves_margin(image: impl AsFd, provisioning: Provisioning) -> Result<bool> {
     Ok(provisioning == Provisioning::Thin || shares::may_share(image)?)
 }

@@ -13,6 +13,11 @@ use nix::errno::Errno;
 use crate::sys::fiemap;
 use crate::units::Bytes;
 
+/// Returns `true` if an image shares blocks with another file now.
+pub(crate) fn shares_blocks(image: impl AsFd) -> Result<bool, Errno> {
+    Ok(SharedBlocks::default().add(image)? > Bytes(0))
+}
+
 /// The shared blocks of all images that were added.
 #[derive(Debug, Default)]
 pub(super) struct SharedBlocks {

@@ -7,14 +7,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 
 use super::history::Call;
-use super::operation::Operation;
+use super::operation::{Operation, Outcome};
 use super::plan::{DRIVER, Epoch, PROCESSES};
 use super::process::{Process, Stop};
 
 /// How long an epoch may take, on a slow machine too.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// The turns after those of the plan, long enough for most operations.
-const LONG_TURN: usize = 1000;
+const LONG_TURN: usize = 500;
 /// More stops than the operations of an epoch can need. Processes that wait for each other's locks reach it.
 const MAX_STOPS: usize = 400_000;
 
@@ -33,6 +33,14 @@ struct Actor {
 impl Processes {
     pub(super) fn start() -> Result<Self, String> {
         (0..PROCESSES).map(|_| Process::start()).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Makes the processes the same as those that have just started. Starting them takes longer.
+    pub(super) fn restart(&mut self) -> Result<(), String> {
+        self.0.iter_mut().try_for_each(|process| match process.perform_alone(Operation::Restart)? {
+            (Outcome::Done, _) => Ok(()),
+            (_, error) => Err(format!("close everything: {error}")),
+        })
     }
 
     /// Performs the operations of an epoch. Replaces the killed process at the end. Returns the calls and the number of stops.
@@ -72,10 +80,8 @@ impl Processes {
 
     /// Has the new driver compare the records with its mounts, while no other operation is in progress.
     fn sync_publications(&mut self, calls: &mut Vec<Call>, clock: usize) -> Result<(), String> {
-        let (driver, operation) = (&mut self.0[DRIVER], Operation::SyncPublications);
-        driver.send(operation);
-        while driver.resume()? != Stop::Idle {}
-        let (outcome, message) = driver.outcome()?;
+        let operation = Operation::SyncPublications;
+        let (outcome, message) = self.0[DRIVER].perform_alone(operation)?;
         let begun = Call::begun(DRIVER, operation, clock + 1);
         calls.push(Call { ended: clock + 2, outcome: Some(outcome), message, ..begun });
         Ok(())
@@ -144,7 +150,7 @@ impl Run {
                 }
             };
             actor.stops += 1;
-            let stop = process.resume()?;
+            let stop = process.run_to_next_stop()?;
             if stop == Stop::Idle {
                 let (outcome, message) = process.outcome()?;
                 (self.calls[call].outcome, self.calls[call].message) = (Some(outcome), message);

@@ -63,9 +63,10 @@ pub(super) fn possible_states(before: &State, calls: &[Call]) -> BTreeSet<State>
         }
         for (number, call) in calls.iter().enumerate() {
             let Stage::Running { progress, changed } = stages[number] else { continue };
-            let is_next =
-                |(earlier, stage): (&Call, &Stage)| earlier.ended > call.started || *stage == Stage::Over;
-            if !calls.iter().zip(&stages).all(is_next) {
+            let is_before = |(other, (earlier, stage)): (usize, (&Call, &Stage))| {
+                other != number && earlier.ended <= call.started && *stage != Stage::Over
+            };
+            if calls.iter().zip(&stages).enumerate().any(is_before) {
                 continue;
             }
             let with = |stage| {
@@ -135,6 +136,7 @@ mod tests {
 
     #[rstest]
     #[case::created(&[call(CREATE, (0, 1), MADE)], &[vec![0]])]
+    #[case::created_without_a_stop(&[call(CREATE, (0, 0), MADE)], &[vec![0]])]
     #[case::killed(&[call(CREATE, (0, 1), None)], &[vec![], vec![0]])]
     #[case::not_created(&[call(CREATE, (0, 1), NOT_FOUND)], &[])]
     #[case::another_capacity(&[call(CREATE, (0, 1), GREW)], &[])]

@@ -5,7 +5,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `plan.rs`, `operation.rs` | the random plan of a case |
-//! | `epoch.rs`, `process.rs` | performs the plan: which process runs until which system call (ptrace(2)) |
+//! | `epoch.rs`, `process.rs`, `system_calls.rs` | performs the plan: which process runs until which system call (ptrace(2)) |
 //! | `worker.rs` | a process that performs operations |
 //! | `model.rs`, `history.rs` | the sequential model, and the search for an order of the operations that explains their results |
 //! | `observed.rs`, `invariants.rs`, `end.rs` | what the file system has at a quiet point, and at the end of a case |
@@ -21,14 +21,17 @@ mod observed;
 mod operation;
 mod plan;
 mod process;
+mod system_calls;
 mod worker;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::Write;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::VolumeStore;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
 use self::epoch::{Processes, lines};
@@ -47,14 +50,15 @@ const MAX_SIMPLIFYING: u32 = 240_000;
 
 #[test]
 fn killed_and_concurrent_processes_leave_the_store_as_their_operations_returned() {
-    if let Ok(role) = std::env::var(worker::ROLE) {
-        return worker::serve(&role);
+    if std::env::var_os(worker::ROLE).is_some() {
+        return worker::serve();
     }
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_micros() as u64;
     let (seed, steps) = (number(SEED).unwrap_or_else(now), number(STEPS).unwrap_or(DEFAULT_STEPS));
+    use_one_processor();
     let (leaks, start) = (Leaks::watch(), Instant::now());
-    let counts = Counts::default();
+    let (counts, processes) = (Counts::default(), RefCell::new(None));
     let mut runner = TestRunner::new(Config {
         cases: u32::try_from(steps).expect("a number of steps"),
         failure_persistence: None,
@@ -68,20 +72,26 @@ fn killed_and_concurrent_processes_leave_the_store_as_their_operations_returned(
         if counts.operations.get() >= steps && !counts.failed.get() {
             return Ok(());
         }
-        run_case(&epochs, &counts).map_err(|error| {
+        run_case(&epochs, &processes, &counts).map_err(|error| {
             counts.failed.set(true);
             end::remove_everything();
             TestCaseError::fail(error)
         })
     });
-    let Counts { cases, operations, kills, stops, .. } = counts;
+    processes.take().into_iter().for_each(Processes::kill);
+    let Counts { cases, operations, kills, stops, starting, performing, checking, ending, .. } = counts;
     report(&format!(
-        "{SEED}={seed}: {} operations in {} cases, {} kills, {} stops at system calls, {:.1?}",
+        "{SEED}={seed}: {} operations in {} cases, {} kills, {} stops at system calls, {:.1?}: {:.1?} to start cases, {:.1?} to \
+         perform operations, {:.1?} to check their results, {:.1?} to end cases",
         operations.get(),
         cases.get(),
         kills.get(),
         stops.get(),
-        start.elapsed()
+        start.elapsed(),
+        starting.get(),
+        performing.get(),
+        checking.get(),
+        ending.get(),
     ));
     match outcome {
         Ok(()) => leaks.check(),
@@ -90,6 +100,14 @@ fn killed_and_concurrent_processes_leave_the_store_as_their_operations_returned(
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Runs this thread and its processes, of which only one has work at a time, on one processor. Changing between processors would take
+/// longer than most system calls.
+fn use_one_processor() {
+    let mut processors = CpuSet::new();
+    processors.set(0).expect("a processor");
+    sched_setaffinity(Pid::from_raw(0), &processors).expect("run on one processor");
 }
 
 /// Writes a line to the log of the tests, also if the test passes.
@@ -106,20 +124,41 @@ struct Counts {
     operations: Cell<u64>,
     kills: Cell<u64>,
     stops: Cell<usize>,
+    starting: Cell<Duration>,
+    performing: Cell<Duration>,
+    checking: Cell<Duration>,
+    ending: Cell<Duration>,
 }
 
-fn run_case(epochs: &[Epoch], counts: &Counts) -> Result<(), String> {
+/// Adds the time of a call to a sum.
+fn timed<T>(sum: &Cell<Duration>, call: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = call();
+    sum.set(sum.get() + start.elapsed());
+    result
+}
+
+fn run_case(epochs: &[Epoch], processes: &RefCell<Option<Processes>>, counts: &Counts) -> Result<(), String> {
     counts.cases.set(counts.cases.get() + 1);
-    let store = store();
-    let control = LoopControl::open().map_err(|error| error.to_string())?;
+    let (store, control) = (store(), LoopControl::open().map_err(|error| error.to_string())?);
     let before = store.space().map_err(|error| error.to_string())?;
-    let mut processes = Processes::start()?;
+    let mut running = timed(&counts.starting, || match processes.take() {
+        Some(mut running) => running.restart().map(|()| running),
+        None => Processes::start(),
+    })?;
     let mut case =
         Case { store: &store, control: &control, state: State::default(), written: 0, abandoned: false };
-    let passed = epochs.iter().try_for_each(|epoch| case.run(epoch, &mut processes, counts));
-    processes.kill();
-    passed?;
-    end::check(&store, &control, before).map_err(|error| format!("at the end of the case: {error}"))
+    let passed = epochs.iter().try_for_each(|epoch| case.run(epoch, &mut running, counts)).and_then(|()| {
+        timed(&counts.ending, || {
+            running.restart()?;
+            end::check(&store, &control, before).map_err(|error| format!("at the end of the case: {error}"))
+        })
+    });
+    match passed {
+        Ok(()) => drop(processes.replace(Some(running))),
+        Err(_) => running.kill(),
+    }
+    passed
 }
 
 /// The state of the store at the last quiet point.
@@ -135,7 +174,7 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn run(&mut self, epoch: &Epoch, processes: &mut Processes, counts: &Counts) -> Result<(), String> {
-        let (calls, stops) = processes.perform(epoch)?;
+        let (calls, stops) = timed(&counts.performing, || processes.perform(epoch))?;
         let killed = calls.iter().filter(|call| call.outcome.is_none()).count();
         counts.operations.set(counts.operations.get() + calls.len() as u64);
         counts.kills.set(counts.kills.get() + killed as u64);
@@ -144,7 +183,7 @@ impl Case<'_> {
         self.abandoned = killed > 0 || self.abandoned && !recovered;
         let failed =
             |error: String| format!("{error}\nthe operations, with the numbers of stops:{}", lines(&calls));
-        self.check(&calls).map_err(failed)?;
+        timed(&counts.checking, || self.check(&calls)).map_err(failed)?;
         for volume in &epoch.written {
             if let Some(found) = self.state.volumes.get_mut(volume) {
                 self.written += 1;

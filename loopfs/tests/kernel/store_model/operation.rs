@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const MIB: u64 = 1 << 20;
 /// Few, so that processes use the same volumes.
-pub(super) const VOLUMES: u8 = 4;
+pub(super) const VOLUMES: u8 = 3;
 pub(super) const SNAPSHOTS: u8 = 2;
 /// A capacity of which the file system holds only a few.
 pub(super) const LARGE: u64 = 280 * MIB;
@@ -110,6 +110,8 @@ pub(super) enum Operation {
     },
     /// Closes the volumes that the process holds.
     LetGo,
+    /// Makes the process the same as one that has just started, before a case.
+    Restart,
 }
 
 impl Operation {
@@ -146,7 +148,8 @@ impl Operation {
             | Self::CountSpace
             | Self::SyncPublications
             | Self::Hold { .. }
-            | Self::LetGo => Vec::new(),
+            | Self::LetGo
+            | Self::Restart => Vec::new(),
         }
     }
 }
@@ -211,7 +214,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         1 => snapshot().prop_map(Entry::Snapshot),
     ];
     prop_oneof![
-        10 => (volume(), form(), capacity())
+        14 => (volume(), form(), capacity())
             .prop_map(|(volume, form, capacity)| Operation::Create { volume, form, capacity }),
         8 => (source, volume(), form(), capacity())
             .prop_map(|(source, volume, form, capacity)| Operation::Clone { source, volume, form, capacity }),

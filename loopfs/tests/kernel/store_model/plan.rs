@@ -16,7 +16,7 @@ pub(super) const DRIVER: usize = 0;
 pub(super) struct Epoch {
     /// Each with the number of the process that performs it.
     pub(super) operations: Vec<(usize, Operation)>,
-    /// Turns of the processes, in stops at system calls. Each system call has two: before and after. After the last turn, the
+    /// Turns of the processes, in stops before system calls. After the last turn, the
     /// processes take long turns until all operations have ended.
     pub(super) turns: Vec<(usize, usize)>,
     /// The process that is killed, and after how many of its stops.
@@ -53,16 +53,16 @@ fn epoch() -> impl Strategy<Value = Epoch> {
     });
     // Short turns hit the moments between two steps of an operation, long turns let another process perform a whole operation in
     // between.
-    let stops = prop_oneof![1 => 1..20usize, 2 => 1..250usize, 1 => 250..800usize];
+    let stops = prop_oneof![1 => 1..4usize, 3 => 1..25usize, 1 => 25..80usize];
     (
         vec(operation, 1..=6),
         vec((process(), stops), 0..10),
-        proptest::option::weighted(0.3, (process(), 1..400usize)),
+        proptest::option::weighted(0.5, (process(), 1..50usize)),
         vec(0..VOLUMES, 0..3),
     )
         .prop_map(|(operations, turns, kill, written)| Epoch { operations, turns, kill, written })
 }
 
 pub(super) fn epochs() -> impl Strategy<Value = Vec<Epoch>> {
-    vec(epoch(), 1..=10)
+    vec(epoch(), 1..=16)
 }

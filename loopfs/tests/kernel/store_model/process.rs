@@ -1,4 +1,4 @@
-//! A process that performs operations, stopped before and after each of its system calls (ptrace(2)).
+//! A process that performs operations, stopped before its system calls (ptrace(2)).
 //!
 //! Only one process runs at a time, and the test decides which one, so a plan has the same interleaving of system calls in each
 //! run. No process waits in the kernel for another one: the store tries its locks at intervals, and a process is not stopped
@@ -7,13 +7,16 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use nix::sys::ptrace::{self, Options};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::ptrace::{self, Event, Options};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::operation::{Operation, Outcome};
-use super::worker::{NEW, OUTCOME, READY, ROLE};
+use super::system_calls;
+use super::worker::{OUTCOME, READY, ROLE, TRACED};
 use crate::environment::this_test_again;
 
 pub(super) struct Process {
@@ -22,15 +25,12 @@ pub(super) struct Process {
     thread: Pid,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
-    /// True between the stops before and after a system call.
-    in_call: bool,
-    holds_lease: bool,
 }
 
 /// Why a process has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// Before or after a system call.
+    /// Before a system call.
     Call,
     /// Before it sleeps, because another process holds a lock.
     Sleep,
@@ -41,17 +41,17 @@ pub(super) enum Stop {
 impl Process {
     /// Starts a process, and stops it before it reads the first operation.
     pub(super) fn start() -> Result<Self, String> {
-        let mut child = this_test_again(ROLE, NEW).stdin(Stdio::piped()).spawn().expect("a process");
+        let mut child = spawn_isolated();
         let input = child.stdin.take().expect("its input");
         let mut output = BufReader::new(child.stdout.take().expect("its output")).lines();
         let thread = after(READY, &mut output).expect("the process is ready").parse().expect("a thread id");
-        let mut process =
-            Self { child, thread: Pid::from_raw(thread), input, output, in_call: false, holds_lease: false };
-        ptrace::seize(process.thread, Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL)
+        let mut process = Self { child, thread: Pid::from_raw(thread), input, output };
+        ptrace::seize(process.thread, Options::PTRACE_O_TRACESECCOMP | Options::PTRACE_O_EXITKILL)
             .expect("trace the process");
-        ptrace::interrupt(process.thread).expect("interrupt the process");
-        process.wait()?;
-        while process.resume()? != Stop::Idle {}
+        process.write(TRACED);
+        while process.next_stop()? != Stop::Idle {
+            process.resume(None)?;
+        }
         Ok(process)
     }
 
@@ -61,8 +61,12 @@ impl Process {
 
     /// Passes an operation to an idle process, which performs it when it is resumed.
     pub(super) fn send(&mut self, operation: Operation) {
-        let line = serde_json::to_string(&operation).expect("an operation as text");
-        writeln!(self.input, "{line}").expect("write to the process");
+        self.write(&serde_json::to_string(&operation).expect("an operation as text"));
+    }
+
+    fn write(&mut self, line: &str) {
+        // One call, as the process is to read the line with one.
+        self.input.write_all(format!("{line}\n").as_bytes()).expect("write to the process");
     }
 
     /// Reads the outcome of the last operation, and the message of its error.
@@ -71,43 +75,51 @@ impl Process {
         Ok(serde_json::from_str(&line).expect("an outcome"))
     }
 
-    /// Resumes the process until its next stop.
-    pub(super) fn resume(&mut self) -> Result<Stop, String> {
+    /// Performs an operation while no other process performs one.
+    pub(super) fn perform_alone(&mut self, operation: Operation) -> Result<(Outcome, String), String> {
+        self.send(operation);
+        while self.run_to_next_stop()? != Stop::Idle {}
+        self.outcome()
+    }
+
+    /// Resumes the process, and waits for its next stop.
+    pub(super) fn run_to_next_stop(&self) -> Result<Stop, String> {
+        self.resume(None)?;
+        self.next_stop()
+    }
+
+    fn resume(&self, signal: Option<Signal>) -> Result<(), String> {
+        ptrace::cont(self.thread, signal).map_err(|errno| format!("resume a process: {errno}"))
+    }
+
+    fn next_stop(&self) -> Result<Stop, String> {
         loop {
-            ptrace::syscall(self.thread, None).map_err(|errno| format!("resume a process: {errno}"))?;
             self.wait()?;
-            self.in_call = !self.in_call;
-            let stop = if self.in_call { self.begun_call() } else { Stop::Call };
-            if !self.holds_lease || stop != Stop::Call {
-                return Ok(stop);
+            let class = ptrace::getevent(self.thread).map_err(|errno| format!("read a stop: {errno}"))?;
+            match u16::try_from(class).expect("a value of the filter") {
+                system_calls::IDLE => return Ok(Stop::Idle),
+                system_calls::SLEEP => return Ok(Stop::Sleep),
+                // The call after a granted lease releases it. Another process that opens the file in between would wait in the
+                // kernel.
+                system_calls::LEASE => self.resume(None)?,
+                _ => return Ok(Stop::Call),
             }
         }
     }
 
-    /// Waits until the process has stopped at a system call, or has been interrupted.
+    /// Waits until the process has stopped before a system call.
     fn wait(&self) -> Result<(), String> {
         loop {
             let signal = match waitpid(self.thread, Some(WaitPidFlag::__WALL)) {
-                Ok(WaitStatus::PtraceSyscall(_)) => return Ok(()),
-                Ok(WaitStatus::PtraceEvent(_, Signal::SIGTRAP, _)) => return Ok(()),
+                Ok(WaitStatus::PtraceEvent(_, Signal::SIGTRAP, event))
+                    if event == Event::PTRACE_EVENT_SECCOMP as i32 =>
+                {
+                    return Ok(());
+                }
                 Ok(WaitStatus::Stopped(_, signal)) => signal,
                 other => return Err(format!("a process has ended, or did not stop in time: {other:?}")),
             };
-            ptrace::syscall(self.thread, signal).map_err(|errno| format!("resume a process: {errno}"))?;
-        }
-    }
-
-    /// Classifies the system call that the process has begun.
-    fn begun_call(&mut self) -> Stop {
-        let (number, arguments) = system_call(self.thread);
-        match (number, arguments) {
-            (libc::SYS_read, [0, ..]) => Stop::Idle,
-            (libc::SYS_nanosleep | libc::SYS_clock_nanosleep, _) => Stop::Sleep,
-            (libc::SYS_fcntl, [_, command, argument]) if command == libc::F_SETLEASE as u64 => {
-                self.holds_lease = argument != libc::F_UNLCK as u64;
-                Stop::Call
-            }
-            _ => Stop::Call,
+            self.resume(Some(signal))?;
         }
     }
 
@@ -123,6 +135,20 @@ impl Process {
     }
 }
 
+/// Starts a process in a mount namespace of its own. It inherits the namespace of a thread that enters a new one.
+fn spawn_isolated() -> Child {
+    let mut command = this_test_again(ROLE, "yes");
+    std::thread::scope(|scope| {
+        let spawn = || {
+            unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
+            command.stdin(Stdio::piped()).spawn().expect("a process")
+        };
+        scope.spawn(spawn).join().expect("a process")
+    })
+}
+
 /// Returns the rest of the next line with this prefix.
 fn after(prefix: &str, lines: &mut Lines<BufReader<ChildStdout>>) -> Result<String, String> {
     for line in lines.by_ref() {
@@ -133,18 +159,4 @@ fn after(prefix: &str, lines: &mut Lines<BufReader<ChildStdout>>) -> Result<Stri
         }
     }
     Err(format!("a process has ended without the line {prefix:?}"))
-}
-
-/// Returns the number of the system call that a thread has begun, and its first three arguments.
-#[cfg(target_arch = "x86_64")]
-fn system_call(thread: Pid) -> (i64, [u64; 3]) {
-    let registers = ptrace::getregs(thread).expect("the registers of a stopped thread");
-    (registers.orig_rax.cast_signed(), [registers.rdi, registers.rsi, registers.rdx])
-}
-
-/// Returns the number of the system call that a thread has begun, and its first three arguments.
-#[cfg(target_arch = "aarch64")]
-fn system_call(thread: Pid) -> (i64, [u64; 3]) {
-    let registers = ptrace::getregs(thread).expect("the registers of a stopped thread").regs;
-    (registers[8].cast_signed(), [registers[0], registers[1], registers[2]])
 }

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use loopfs::loop_device::{Access, AttachOptions, LoopControl};
 use loopfs::mount::{MountFlags, bind_mount, table, unmount};
@@ -13,19 +11,18 @@ use loopfs::volume_store::{
     ContentSource, SnapshotId, StoreOptions, Volume, VolumeId, VolumeKind, VolumeStore,
 };
 use loopfs::{Bytes, Error};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::fstat;
 
-use super::operation::{Entry, Failure, Operation, Outcome};
-use crate::environment::{id, path_from, this_test_again, xfs};
+use super::operation::{Entry, Failure, Operation, Outcome, VOLUMES};
+use super::system_calls;
+use crate::environment::{id, path_from, xfs};
 
 /// Set in a process that performs operations.
 pub(super) const ROLE: &str = "LOOPFS_TEST_STORE_WORKER";
-pub(super) const NEW: &str = "in the mount namespace of the test";
-const ISOLATED: &str = "in a mount namespace of its own";
 /// Precedes the thread id in the first line that the process prints.
 pub(super) const READY: &str = "ready: ";
+/// The first line that the process reads, once it is traced.
+pub(super) const TRACED: &str = "traced";
 /// Precedes each outcome.
 pub(super) const OUTCOME: &str = "outcome: ";
 
@@ -38,25 +35,19 @@ pub(super) fn snapshot_id(number: u8) -> SnapshotId {
 }
 
 /// Performs operations until the standard input ends.
-pub(super) fn serve(role: &str) {
-    if role == NEW {
-        unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
-        // Only this thread is in the new namespace, and /proc/self shows the mounts of the first one. Executing a program makes this
-        // thread the only one.
-        let mut again = this_test_again(ROLE, ISOLATED);
-        let error = again.stdin(Stdio::inherit()).stdout(Stdio::inherit()).exec();
-        panic!("run the test again: {error}");
-    }
+pub(super) fn serve() {
     let mut worker = Worker {
-        store: VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store"),
+        store: open_store(),
         control: LoopControl::open().expect("loop control"),
         targets: path_from("LOOPFS_TEST_SCRATCH").join("store-model"),
         held: HashMap::new(),
     };
     println!("{READY}{}", nix::unistd::gettid());
-    for line in std::io::stdin().lock().lines() {
+    let mut lines = std::io::stdin().lock().lines();
+    let traced = lines.next().expect("a line").expect("a line");
+    assert_eq!(traced, TRACED);
+    system_calls::stop_before_them();
+    for line in lines {
         let operation = serde_json::from_str(&line.expect("a line")).expect("an operation");
         let (outcome, message) = match worker.perform(operation) {
             Ok(outcome) => (outcome, String::new()),
@@ -76,6 +67,10 @@ impl From<Error> for Failed {
 }
 
 type Result<T> = std::result::Result<T, Failed>;
+
+fn open_store() -> VolumeStore {
+    VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store")
+}
 
 struct Worker {
     store: VolumeStore,
@@ -130,6 +125,14 @@ impl Worker {
             }
             Operation::LetGo => {
                 self.held.clear();
+                Ok(Outcome::Done)
+            }
+            Operation::Restart => {
+                self.held.clear();
+                for volume in 0..VOLUMES {
+                    unmount(&self.targets.join(volume_id(volume).as_str()))?;
+                }
+                self.store = open_store();
                 Ok(Outcome::Done)
             }
         }
