@@ -157,16 +157,26 @@ impl VolumeStore {
 
     pub(super) fn open_entry(&self, entry: ContentSource<'_>) -> Result<(VolumeKind, OwnedFd)> {
         let absent = || Error::new(ErrorKind::NotFound, "open", entry, "there is none of that id");
-        let status = self.layout.stat(entry)?.ok_or_else(absent)?;
-        let (kind, flags) = match status.st_mode & libc::S_IFMT {
-            libc::S_IFDIR => (VolumeKind::Filesystem, OFlag::O_RDONLY | OFlag::O_DIRECTORY),
-            libc::S_IFREG => (VolumeKind::Block, OFlag::O_RDONLY),
-            _ => {
-                let detail = "neither a directory nor a file";
-                return Err(Error::new(ErrorKind::InvalidInput, "open", entry, detail));
+        // Repeated while other processes replace the entry by one of the other kind.
+        loop {
+            let status = self.layout.stat(entry)?.ok_or_else(absent)?;
+            let (kind, flags) = match status.st_mode & libc::S_IFMT {
+                libc::S_IFDIR => (VolumeKind::Filesystem, OFlag::O_RDONLY | OFlag::O_DIRECTORY),
+                libc::S_IFREG => (VolumeKind::Block, OFlag::O_RDONLY),
+                _ => {
+                    let detail = "neither a directory nor a file";
+                    return Err(Error::new(ErrorKind::InvalidInput, "open", entry, detail));
+                }
+            };
+            let opened = match self.layout.open_entry(entry, flags) {
+                Err(error) if error.errno() == Some(libc::ENOTDIR) => continue,
+                opened => opened?,
+            };
+            let opened_as = nix::sys::stat::fstat(&opened).context("fstat", entry)?;
+            if opened_as.st_mode & libc::S_IFMT == status.st_mode & libc::S_IFMT {
+                return Ok((kind, opened));
             }
-        };
-        Ok((kind, self.layout.open_entry(entry, flags)?))
+        }
     }
 
     /// Fails if `held` is no longer the entry of that id. No other file can have its inode number while it is held open.

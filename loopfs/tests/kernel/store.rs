@@ -3,6 +3,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
@@ -11,6 +12,7 @@ use loopfs::volume_store::{
     AbnormalReason, Condition, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, Inodes};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 
 use crate::environment::{
@@ -532,5 +534,39 @@ fn concurrent_creations_do_not_share_project_ids() {
         assert!(store.delete(&id).unwrap());
     }
     assert_eq!(store.empty_trash().unwrap(), 50);
+    leaks.check();
+}
+
+/// As if one volume was deleted, and another one of the same id and the other kind was created, between two system calls.
+#[test]
+fn a_volume_that_changes_its_kind_while_it_is_opened_is_opened_as_one_of_them() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let ids = [id("directory"), id("image")];
+    for (id, kind) in ids.iter().zip([VolumeKind::Filesystem, VolumeKind::Block]) {
+        store.create(id, &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
+    }
+    let [one, other] = ids.each_ref().map(entry);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).unwrap();
+            }
+        });
+        let opened = (0..2000).try_for_each(|_| {
+            let volume = store.volume(&ids[0])?;
+            match volume.kind() {
+                VolumeKind::Filesystem => volume.open_dir().map(drop),
+                VolumeKind::Block => volume.open_image(Access::ReadWrite).map(drop),
+            }
+        });
+        ended.store(true, Ordering::Relaxed);
+        opened.unwrap();
+    });
+    for id in &ids {
+        assert!(store.delete(id).unwrap());
+    }
+    assert_eq!(store.empty_trash().unwrap(), 2);
     leaks.check();
 }
