@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::history::Call;
 use super::operation::{Operation, Outcome};
@@ -33,6 +34,10 @@ struct Actor {
 impl Processes {
     pub(super) fn start() -> Result<Self, String> {
         (0..PROCESSES).map(|_| Process::start()).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub(super) fn pids(&self) -> impl Iterator<Item = Pid> {
+        self.0.iter().map(Process::pid)
     }
 
     /// Makes the processes the same as those that have just started. Starting them takes longer.

@@ -9,6 +9,7 @@ use loopfs::project_quota::{Usage, project_of};
 use loopfs::test_support;
 use loopfs::volume_store::{Space, StoreOptions};
 use nix::errno::Errno;
+use nix::unistd::Pid;
 
 use super::model::State;
 use super::observed::path;
@@ -29,6 +30,23 @@ pub(super) fn check(state: &State, space: Space, abandoned: bool) -> Result<()> 
     reservations(space, &quotas)?;
     if !abandoned && let Some(entry) = entries("staging")?.first() {
         return Err(format!("staging is empty while all processes live and are idle: {entry:?}").into());
+    }
+    Ok(())
+}
+
+/// An image that a process has open keeps its name, because it keeps its blocks: without one, nothing reserves them. At a quiet
+/// point the processes have only the volumes open that they hold.
+pub(super) fn open_images_have_names(processes: impl Iterator<Item = Pid>) -> Result<()> {
+    let device = fs::metadata(xfs())?.dev();
+    for process in processes {
+        for descriptor in fs::read_dir(format!("/proc/{process}/fd"))? {
+            let descriptor = descriptor?.path();
+            let Ok(opened) = fs::metadata(&descriptor) else { continue };
+            if opened.is_file() && opened.dev() == device && opened.nlink() == 0 {
+                let target = fs::read_link(&descriptor)?;
+                return Err(format!("an image that a process has open keeps its name: {target:?}").into());
+            }
+        }
     }
     Ok(())
 }

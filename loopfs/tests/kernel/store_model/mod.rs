@@ -43,7 +43,7 @@ use crate::environment::{Leaks, store};
 const SEED: &str = "LOOPFS_TEST_SEED";
 const STEPS: &str = "LOOPFS_TEST_STEPS";
 /// The number of operations, unless `LOOPFS_TEST_STEPS` is set.
-const DEFAULT_STEPS: u64 = 100;
+const DEFAULT_STEPS: u64 = 600;
 /// Simplifying a failed case ends after this many attempts or milliseconds.
 const MAX_ATTEMPTS: u32 = 400;
 const MAX_SIMPLIFYING: u32 = 240_000;
@@ -184,6 +184,8 @@ impl Case<'_> {
         let failed =
             |error: String| format!("{error}\nthe operations, with the numbers of stops:{}", lines(&calls));
         timed(&counts.checking, || self.check(&calls)).map_err(failed)?;
+        invariants::open_images_have_names(processes.pids())
+            .map_err(|error| failed(format!("invariant: {error}")))?;
         for volume in &epoch.written {
             if let Some(found) = self.state.volumes.get_mut(volume) {
                 self.written += 1;

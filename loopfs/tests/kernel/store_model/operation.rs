@@ -191,7 +191,7 @@ impl From<ErrorKind> for Failure {
     }
 }
 
-fn volume() -> impl Strategy<Value = u8> {
+pub(super) fn volume() -> impl Strategy<Value = u8> {
     0..VOLUMES
 }
 

@@ -5,9 +5,11 @@ use std::fmt;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::operation::{Operation, VOLUMES, operation};
+use super::operation::{Form, MIB, Operation, VOLUMES, operation, volume};
 
 pub(super) const PROCESSES: usize = 3;
+/// A turn of so many stops ends with the operations of the process.
+const TO_THE_END: usize = 1000;
 /// The process that publishes volumes.
 pub(super) const DRIVER: usize = 0;
 
@@ -63,6 +65,42 @@ fn epoch() -> impl Strategy<Value = Epoch> {
         .prop_map(|(operations, turns, kill, written)| Epoch { operations, turns, kill, written })
 }
 
+/// Two processes expand the same directory, and one of them is stopped while the other one does so. Random epochs rarely have that.
+fn concurrent_expansions() -> impl Strategy<Value = Vec<Epoch>> {
+    (volume(), 4..=9u64, 4..=9u64, 1..30usize).prop_map(|(volume, first, second, stops)| {
+        let expand = |capacity| Operation::Expand { volume, capacity: capacity * MIB };
+        let turns = vec![(0, stops), (1, TO_THE_END)];
+        vec![
+            undisturbed(vec![(0, Operation::Delete { volume }), (0, create(volume, Form::Directory))]),
+            Epoch { turns, ..undisturbed(vec![(0, expand(first)), (1, expand(second))]) },
+        ]
+    })
+}
+
+/// An image is deleted and its removal tried while another process has it open.
+fn deletion_of_a_held_image() -> impl Strategy<Value = Vec<Epoch>> {
+    (volume(), any::<bool>()).prop_map(|(volume, thin)| {
+        let form = if thin { Form::ThinImage } else { Form::ThickImage };
+        let created = vec![(0, Operation::Delete { volume }), (0, create(volume, form))];
+        let deleted = vec![(0, Operation::Delete { volume }), (0, Operation::EmptyTrash)];
+        [created, vec![(1, Operation::Hold { volume })], deleted].map(undisturbed).into()
+    })
+}
+
+fn create(volume: u8, form: Form) -> Operation {
+    Operation::Create { volume, form, capacity: MIB }
+}
+
+/// Returns an epoch whose processes perform their operations one after the other.
+fn undisturbed(operations: Vec<(usize, Operation)>) -> Epoch {
+    Epoch { operations, turns: Vec::new(), kill: None, written: Vec::new() }
+}
+
 pub(super) fn epochs() -> impl Strategy<Value = Vec<Epoch>> {
-    vec(epoch(), 1..=16)
+    let part = prop_oneof![
+        16 => epoch().prop_map(|epoch| vec![epoch]),
+        2 => concurrent_expansions(),
+        1 => deletion_of_a_held_image(),
+    ];
+    vec(part, 1..=14).prop_map(|parts| parts.concat())
 }
