@@ -14,6 +14,9 @@ use testvm_guest::control::ExecOutput;
 use super::projects::is_of_kubelet;
 use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 
+/// Number of walks of the data directory after which a deletion that goes on is an error.
+const MAX_WALKS: u32 = 20;
+
 /// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -32,9 +35,7 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     pub(crate) async fn take(node: &Node) -> Result<Inventory> {
-        // The files of the kubelet come and go with pods, and are not the driver's.
-        let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
-        let files = node.exec(&find, TOOL_DEADLINE).await?;
+        let files = walk(node).await?;
         let report = "report -p -n -b -i";
         let quotas =
             output(node, &[&node.inspection_program(XFS_QUOTA), "-x", "-c", report, DATA_DIR]).await?;
@@ -74,6 +75,29 @@ impl Inventory {
     pub(crate) fn attached(&self) -> &[String] {
         &self.attached
     }
+}
+
+/// Walks the data directory, again if a deletion ended the walk.
+async fn walk(node: &Node) -> Result<ExecOutput> {
+    // The files of the kubelet come and go with pods, and are not the driver's.
+    let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
+    let mut found = node.exec(&find, TOOL_DEADLINE).await?;
+    for _ in 1..MAX_WALKS {
+        if !is_ended_by_deletion(&found) {
+            break;
+        }
+        found = node.exec(&find, TOOL_DEADLINE).await?;
+    }
+    Ok(found)
+}
+
+/// Returns `true` if `find` left a tree of deep directories while another program deleted it. It cannot find its way back then, and
+/// does not print the rest.
+fn is_ended_by_deletion(found: &ExecOutput) -> bool {
+    let message = format!(
+        "find: failed to read file names from file system at or below '{DATA_DIR}': No such file or directory"
+    );
+    found.code == 1 && found.stderr.lines().any(|line| line == message)
 }
 
 async fn output(node: &Node, argv: &[&str]) -> Result<String> {
@@ -264,6 +288,11 @@ mod tests {
         "find: '{}/b': Permission denied\nfind: '{}/a': No such file or directory\n",
         false
     )]
+    #[case::the_walk_ended(
+        1,
+        "find: failed to read file names from file system at or below '{}': No such file or directory\n",
+        false
+    )]
     #[case::no_data_directory(1, "find: '{}': No such file or directory\n", false)]
     #[case::without_a_message(1, "", false)]
     #[case::killed(137, "find: '{}/volumes/a': No such file or directory\n", false)]
@@ -275,6 +304,29 @@ mod tests {
         let stderr = stderr.replace("{}", DATA_DIR);
         let found = ExecOutput { code, stdout: FOUND.to_owned(), stderr };
         assert_eq!(still_there(&found).ok(), read.then_some(FOUND));
+    }
+
+    #[rstest]
+    #[case::deep_directories_deleted(
+        1,
+        "find: failed to read file names from file system at or below '{}': No such file or directory\n",
+        true
+    )]
+    #[case::one_directory_deleted(1, "find: '{}/volumes/a': No such file or directory\n", false)]
+    #[case::not_readable(
+        1,
+        "find: failed to read file names from file system at or below '{}': Input/output error\n",
+        false
+    )]
+    #[case::all_read(0, "", false)]
+    fn a_walk_that_a_deletion_ended_is_repeated(
+        #[case] code: i32,
+        #[case] stderr: &str,
+        #[case] repeated: bool,
+    ) {
+        let stderr = stderr.replace("{}", DATA_DIR);
+        let found = ExecOutput { code, stdout: FOUND.to_owned(), stderr };
+        assert_eq!(is_ended_by_deletion(&found), repeated);
     }
 
     /// The output of xfs_quota of xfsprogs 6.13.
