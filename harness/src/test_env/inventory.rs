@@ -81,14 +81,14 @@ impl Inventory {
 async fn walk(node: &Node) -> Result<ExecOutput> {
     // The files of the kubelet come and go with pods, and are not the driver's.
     let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
-    let mut found = node.exec(&find, TOOL_DEADLINE).await?;
-    for _ in 1..MAX_WALKS {
-        if !is_ended_by_deletion(&found) {
-            break;
+    let mut walks = 0;
+    loop {
+        let found = node.exec(&find, TOOL_DEADLINE).await?;
+        walks += 1;
+        if walks == MAX_WALKS || !is_ended_by_deletion(&found) {
+            return Ok(found);
         }
-        found = node.exec(&find, TOOL_DEADLINE).await?;
     }
-    Ok(found)
 }
 
 /// Returns `true` if `find` left a tree of deep directories while another program deleted it. It cannot find its way back then, and
@@ -279,6 +279,11 @@ mod tests {
         assert!(Files::parse("").is_err());
     }
 
+    /// Returns what `find` prints with this exit status and these messages, in which `{}` stands for the data directory.
+    fn ended_with(code: i32, stderr: &str) -> ExecOutput {
+        ExecOutput { code, stdout: FOUND.to_owned(), stderr: stderr.replace("{}", DATA_DIR) }
+    }
+
     #[rstest]
     #[case::all_read(0, "", true)]
     #[case::deleted_during_the_search(1, "find: '{}/volumes/a': No such file or directory\n", true)]
@@ -301,8 +306,7 @@ mod tests {
         #[case] stderr: &str,
         #[case] read: bool,
     ) {
-        let stderr = stderr.replace("{}", DATA_DIR);
-        let found = ExecOutput { code, stdout: FOUND.to_owned(), stderr };
+        let found = ended_with(code, stderr);
         assert_eq!(still_there(&found).ok(), read.then_some(FOUND));
     }
 
@@ -324,9 +328,7 @@ mod tests {
         #[case] stderr: &str,
         #[case] repeated: bool,
     ) {
-        let stderr = stderr.replace("{}", DATA_DIR);
-        let found = ExecOutput { code, stdout: FOUND.to_owned(), stderr };
-        assert_eq!(is_ended_by_deletion(&found), repeated);
+        assert_eq!(is_ended_by_deletion(&ended_with(code, stderr)), repeated);
     }
 
     /// The output of xfs_quota of xfsprogs 6.13.
