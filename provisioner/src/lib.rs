@@ -38,7 +38,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use monitoring::HttpAddress;
 
 use crate::{
-    api::{client, write_counter::ApiWrites},
+    api::{client, traffic::ApiTraffic},
     controller::builtin,
     node::{audit, capacity::CapacityConfig, project_audit},
     objects::identity::Identity,
@@ -124,7 +124,7 @@ async fn list_findings(
     data_dir: &Path,
     kubeconfig: Option<PathBuf>,
 ) -> anyhow::Result<()> {
-    let client = client::connect(kubeconfig, &ApiWrites::default()).await?;
+    let client = client::connect(kubeconfig, &ApiTraffic::default()).await?;
     let list = audit::report(&client, identity, data_dir).await?;
     std::io::stdout().write_all(list.as_bytes()).context("write the list")
 }
@@ -136,9 +136,9 @@ async fn serve(
     options: Options,
     listeners: impl Future<Output = anyhow::Result<Option<Listeners>>>,
 ) -> anyhow::Result<()> {
-    let writes = ApiWrites::default();
-    let client = client::connect(kubeconfig, &writes).await?;
-    let monitoring = listeners.await?.map(|listeners| (listeners, writes));
+    let traffic = ApiTraffic::default();
+    let client = client::connect(kubeconfig, &traffic).await?;
+    let monitoring = listeners.await?.map(|listeners| (listeners, traffic));
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));

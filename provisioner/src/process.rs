@@ -12,7 +12,7 @@ use crate::{
     api::{
         cluster::Cluster,
         events::{self, Events},
-        write_counter::ApiWrites,
+        traffic::ApiTraffic,
     },
     controller::{builtin, node_loss},
     loss::NodeLoss,
@@ -53,8 +53,8 @@ pub(crate) struct Parts {
     pub(crate) intents: Intents,
     pub(crate) open: Opener,
     pub(crate) options: Options,
-    /// The listeners for health and metrics, and the counter of the client's writes.
-    pub(crate) monitoring: Option<(Listeners, ApiWrites)>,
+    /// The listeners for health and metrics, and what the client observes of its requests.
+    pub(crate) monitoring: Option<(Listeners, ApiTraffic)>,
 }
 
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
@@ -112,8 +112,8 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         }
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
-    if let Some((listeners, writes)) = monitoring {
-        let endpoints = HealthEndpoints::new(Arc::clone(&ctx), writes);
+    if let Some((listeners, traffic)) = monitoring {
+        let endpoints = HealthEndpoints::new(Arc::clone(&ctx), traffic);
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
     tasks.spawn(named("cleanup", until(stop.clone(), cleanup::run(ctx))));

@@ -10,11 +10,11 @@ use kube::{
 
 use crate::api::{
     connection::{self, Timeouts},
-    write_counter::ApiWrites,
+    traffic::ApiTraffic,
 };
 
-pub(crate) async fn connect(kubeconfig: Option<PathBuf>, writes: &ApiWrites) -> anyhow::Result<Client> {
-    let client = connection::client(config(kubeconfig).await?, Timeouts::default(), writes);
+pub(crate) async fn connect(kubeconfig: Option<PathBuf>, traffic: &ApiTraffic) -> anyhow::Result<Client> {
+    let client = connection::client(config(kubeconfig).await?, Timeouts::default(), traffic);
     client.context("set up the connection to the API server")
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes};
 use hyper_timeout::TimeoutConnector;
@@ -27,7 +27,7 @@ use kube::{
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 
-use crate::api::write_counter::ApiWrites;
+use crate::api::{request, traffic::ApiTraffic};
 
 /// The deadlines of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +59,11 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// A connection fails if its peer has not acknowledged data for this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns a client whose requests end in time; `writes` counts those that write.
+/// Returns a client whose requests end in time; `traffic` counts them.
 ///
 /// # Errors
 /// When the configuration cannot be used: its certificates, its credentials, or a proxy, which is not supported.
-pub(crate) fn client(config: Config, timeouts: Timeouts, writes: &ApiWrites) -> kube::Result<Client> {
+pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -> kube::Result<Client> {
     if let Some(proxy) = &config.proxy_url {
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
     }
@@ -82,7 +82,7 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, writes: &ApiWrites) -> 
         .map_err(BoxError::from)
         .service(legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector));
     let builder = ClientBuilder::new(service, config.default_namespace);
-    Ok(builder.with_layer(&Deadline(timeouts.request)).with_layer(writes).build())
+    Ok(builder.with_layer(&Deadline(timeouts.request)).with_layer(traffic).build())
 }
 
 fn tcp() -> HttpConnector {
@@ -132,7 +132,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (deadline, is_watch) = (self.deadline, is_watch(request.uri()));
+        let (deadline, is_watch) = (self.deadline, request::is_watch(request.uri()));
         let response = self.service.call(request);
         let complete = async move {
             let (head, body) = response.await.map_err(Into::<BoxError>::into)?.into_parts();
@@ -152,11 +152,6 @@ where
             })
         })
     }
-}
-
-/// Returns `true` if the response lasts until the API server ends it.
-fn is_watch(uri: &Uri) -> bool {
-    uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"))
 }
 
 #[cfg(test)]
@@ -204,7 +199,7 @@ mod tests {
             }
         });
         let config = Config::new(format!("http://{address}").parse().unwrap());
-        super::client(config, timeouts, &ApiWrites::default()).unwrap()
+        super::client(config, timeouts, &ApiTraffic::default()).unwrap()
     }
 
     fn config_maps(client: Client) -> Api<ConfigMap> {

@@ -12,5 +12,6 @@ pub(crate) mod list;
 pub(crate) mod mutation_cache;
 pub(crate) mod pruned;
 pub(crate) mod queue;
+pub(crate) mod request;
 pub(crate) mod signals;
-pub(crate) mod write_counter;
+pub(crate) mod traffic;

@@ -185,7 +185,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
     provisioner.stop().await;
 
-    let taken_over = cluster.client_of(HERE, &ApiWrites::default()).await;
+    let taken_over = cluster.client_of(HERE, &ApiTraffic::default()).await;
     let administrator = json!({
         "metadata": {"name": "mine", "labels": ours()["metadata"]["labels"]},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},

@@ -43,7 +43,7 @@ impl Hidden {
     async fn create(cluster: &Cluster, api_server: &FaultyApiServer) -> Self {
         // The old lists.
         let objects: Api<PersistentVolume> =
-            Api::all(api_server.client(TIMEOUTS, &ApiWrites::default()).await);
+            Api::all(api_server.client(TIMEOUTS, &ApiTraffic::default()).await);
         let all = ListParams::default();
         for list in [all.clone().labels(&format!("{}={HERE}", label())), all] {
             objects.list(&list).await.unwrap();

@@ -33,7 +33,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{queue::Object, write_counter::ApiWrites},
+    api::{queue::Object, traffic::ApiTraffic},
     node::capacity::CapacityConfig,
     objects::{
         claim_status::{ResizeStatus, recorded},
@@ -125,7 +125,7 @@ impl Cluster {
             drop(crate::logging::init(&level, crate::LogFormat::Text));
         }
         let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
-        let admin = crate::api::client::connect(Some(kubeconfig), &ApiWrites::default()).await.unwrap();
+        let admin = crate::api::client::connect(Some(kubeconfig), &ApiTraffic::default()).await.unwrap();
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
         let namespace = json!({"metadata": {"name": name}});
         create::<Namespace>(&Api::all(admin.clone()), namespace).await;
@@ -151,9 +151,9 @@ impl Cluster {
     }
 
     async fn provisioner_with(&self, node: &str, volumes: &Arc<FakeStore>, options: Options) -> Provisioner {
-        let writes = ApiWrites::default();
-        let client = self.client_of(node, &writes).await;
-        self.start(node, volumes, options, client, writes).await
+        let traffic = ApiTraffic::default();
+        let client = self.client_of(node, &traffic).await;
+        self.start(node, volumes, options, client, traffic).await
     }
 
     async fn start(
@@ -162,7 +162,7 @@ impl Cluster {
         volumes: &Arc<FakeStore>,
         options: Options,
         client: Client,
-        writes: ApiWrites,
+        traffic: ApiTraffic,
     ) -> Provisioner {
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
         let volumes: Arc<dyn Volumes> = volumes.clone();
@@ -176,14 +176,14 @@ impl Cluster {
             intents: self.intents_of(node),
             open,
             options: Options { capacity: Some(capacity), ..options },
-            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, writes)),
+            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
         });
         Provisioner { tasks, stop, pages }
     }
 
     /// Returns a client with the rights of the provisioner of a node.
-    async fn client_of(&self, node: &str, writes: &ApiWrites) -> Client {
-        crate::api::client::connect(Some(Self::kubeconfig_of(node)), writes).await.unwrap()
+    async fn client_of(&self, node: &str, traffic: &ApiTraffic) -> Client {
+        crate::api::client::connect(Some(Self::kubeconfig_of(node)), traffic).await.unwrap()
     }
 
     /// Returns the kubeconfig of the provisioner of a node.

@@ -255,7 +255,7 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
     let cluster = Cluster::connect().await;
     let (_, theirs) = cluster.claim_on(THERE, "theirs", "retain", json!({})).await;
     let name = theirs.name_any();
-    let taken_over = cluster.client_of(HERE, &ApiWrites::default()).await;
+    let taken_over = cluster.client_of(HERE, &ApiTraffic::default()).await;
     let volumes: Api<PersistentVolume> = Api::all(taken_over.clone());
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over, &cluster.namespace);
     let delete = async || volumes.delete(&name, &DeleteParams::default()).await.map(drop);

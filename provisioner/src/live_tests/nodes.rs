@@ -273,7 +273,7 @@ async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     cluster.claim("theirs", json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}})).await;
     cluster.claim("ours", json!({"metadata": {"labels": {"a": "b"}}})).await;
 
-    let taken_over = cluster.client_of("node-a", &ApiWrites::default()).await;
+    let taken_over = cluster.client_of("node-a", &ApiTraffic::default()).await;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over.clone(), &cluster.namespace);
     let refused = async |claim: &str, patch: Value| {
         let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;

@@ -193,9 +193,9 @@ async fn readiness_fails_while_the_token_is_expired_and_claims_are_served_afterw
     };
     responds("200").await;
     api_server.set(|_call| Some(Fault::ExpiredToken));
-    responds("503").await;
     let expired = api_server.now();
     cluster.claim("data", json!({})).await;
+    responds("503").await;
     let creates = |call: &Call, _: Option<Fault>| call.is("create", "persistentvolumes");
     api_server.until(expired, 1, "the provisioner tries", creates).await;
     api_server.heal();

@@ -7,7 +7,7 @@ use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
 use super::{findings::Findings, operations::Operations};
-use crate::api::{event_counter::EventCounter, write_counter::ApiWrites};
+use crate::api::{event_counter::EventCounter, traffic::ApiTraffic};
 
 const PREFIX: &str = "loopfs_provisioner";
 
@@ -18,7 +18,7 @@ pub(crate) struct Sample {
     pub(crate) claims_waiting: usize,
     /// Claims of this node's volumes that request a larger size than they have.
     pub(crate) expansions_waiting: usize,
-    /// `true` if the API server responded at the latest check of readiness. `None` if that check sent no request.
+    /// `true` if the API server answered the latest request. `None` before the first.
     pub(crate) api_server_reachable: Option<bool>,
     /// `None` while the store is unavailable.
     pub(crate) store: Option<(Space, StoreCounts)>,
@@ -30,7 +30,7 @@ pub(crate) struct Sample {
 pub(crate) fn register(
     operations: &Operations,
     events: &EventCounter,
-    writes: &ApiWrites,
+    traffic: &ApiTraffic,
     sample: &Sample,
 ) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
@@ -38,7 +38,7 @@ pub(crate) fn register(
     registry.register("build", "Version of the provisioner", version);
     operations.register(&mut registry);
     events.register(&mut registry);
-    writes.register(&mut registry);
+    traffic.register(&mut registry);
     registry.count(
         "claims_waiting",
         "Claims for which this node was selected and that have no volume yet",
@@ -52,7 +52,7 @@ pub(crate) fn register(
     if let Some(reachable) = sample.api_server_reachable {
         registry.count(
             "api_server_reachable",
-            "1 if the API server responded at the latest check of readiness, else 0",
+            "1 if the API server answered the latest request, or a watch delivered something since, else 0",
             u64::from(reachable),
         );
     }

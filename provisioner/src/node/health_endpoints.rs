@@ -1,32 +1,26 @@
 //! The HTTP endpoints `/metrics`, `/healthz` and `/readyz`.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use prometheus_client::registry::Registry;
-use tokio::{sync::watch, time::timeout};
 
 use crate::{
-    api::write_counter::ApiWrites,
+    api::traffic::ApiTraffic,
     metrics::{self, Sample},
     node::{context::Context, resize},
     objects::ownership,
 };
 
-/// Longest time that the API server may take to return its version.
-const API_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The source of the health endpoints' responses.
 pub(crate) struct HealthEndpoints {
     ctx: Arc<Context>,
-    writes: ApiWrites,
-    /// `true` if the API server responded at the latest check of readiness. `None` if that check sent no request.
-    api_server_reachable: watch::Sender<Option<bool>>,
+    traffic: ApiTraffic,
 }
 
 impl HealthEndpoints {
-    pub(crate) fn new(ctx: Arc<Context>, writes: ApiWrites) -> Self {
-        HealthEndpoints { ctx, writes, api_server_reachable: watch::Sender::new(None) }
+    pub(crate) fn new(ctx: Arc<Context>, traffic: ApiTraffic) -> Self {
+        HealthEndpoints { ctx, traffic }
     }
 
     /// Returns the number of claims that only this node can serve and that have no volume yet.
@@ -93,11 +87,11 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         let sample = Sample {
             claims_waiting: self.claims_waiting(),
             expansions_waiting: self.expansions_waiting(),
-            api_server_reachable: *self.api_server_reachable.borrow(),
+            api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
             store: store.ok(),
             audit,
         };
-        Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.counter(), &self.writes, &sample))
+        Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.counter(), &self.traffic, &sample))
     }
 
     /// Always succeeds. All tasks run, because the first to end would have ended the process. Restarting it repairs neither a disk
@@ -106,19 +100,12 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         Ok(())
     }
 
-    /// Succeeds if a claim would get its volume now, and on a node without storage, which gets no claims.
+    /// Succeeds if a claim would get its volume now, and on a node without storage, which gets no claims. Sends no request, because
+    /// the kubelet of each node asks every few seconds.
     async fn readiness(&self) -> Result<(), String> {
-        if let Err(reason) = self.check_caches_and_store().await {
-            self.api_server_reachable.send_replace(None);
-            return Err(reason);
-        }
-        let response = timeout(API_TIMEOUT, self.ctx.cluster.client.apiserver_version()).await;
-        self.api_server_reachable.send_replace(Some(matches!(response, Ok(Ok(_)))));
-        match response {
-            Ok(Ok(_version)) => Ok(()),
-            Ok(Err(error)) => Err(format!("the API server does not respond: {error}")),
-            Err(_elapsed) => Err(format!("the API server has not responded for {API_TIMEOUT:?}")),
-        }
+        self.check_caches_and_store().await?;
+        let outcome = self.traffic.latest().unwrap_or(Ok(()));
+        outcome.map_err(|reason| format!("the API server does not answer: {reason}"))
     }
 }
 
@@ -126,7 +113,7 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
 mod tests {
     use std::time::Instant;
 
-    use http::Method;
+    use http::StatusCode;
     use loopfs::volume_store::{VolumeId, VolumeKind};
     use loopfs::{Bytes, ErrorKind};
     use monitoring::{
@@ -138,18 +125,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        api::events::Reason,
+        api::{events::Reason, request::ApiRequest},
         metrics::{Findings, Operation},
         testing::{
             fake_store::{self, FakeStore},
             fixtures,
-            mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+            mock_api_server::{Caches, TestContext},
         },
     };
 
-    fn test_context(caches: Caches, requests: Vec<ExpectedRequest>) -> (TestContext, HealthEndpoints) {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
-        let endpoints = HealthEndpoints::new(Arc::clone(&test_context.ctx), ApiWrites::default());
+    fn test_context(caches: Caches) -> (TestContext, HealthEndpoints) {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
+        let endpoints = HealthEndpoints::new(Arc::clone(&test_context.ctx), ApiTraffic::default());
         (test_context, endpoints)
     }
 
@@ -163,13 +150,15 @@ mod tests {
 
     #[tokio::test]
     async fn served_metrics_are_the_documented_ones() {
-        let (_bench, endpoints) = test_context(Caches::default(), vec![]);
+        let (_bench, endpoints) = test_context(Caches::default());
         // Counters without a value are not served.
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));
-        endpoints.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
-        endpoints.api_server_reachable.send_replace(Some(true));
+        for verb in ["list", "create"] {
+            let request = ApiRequest { verb, resource: "persistentvolumes".to_owned() };
+            endpoints.traffic.ended(request, Ok(StatusCode::OK));
+        }
         assert_eq!(served(&scraped(&endpoints).await), documented("loopfs_provisioner_"));
     }
 
@@ -178,7 +167,7 @@ mod tests {
         let other =
             json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}, "name": "other"}});
         let claims = vec![fixtures::claim(json!({})), fixtures::claim(other)];
-        let (test_context, endpoints) = test_context(Caches { claims, ..Caches::default() }, vec![]);
+        let (test_context, endpoints) = test_context(Caches { claims, ..Caches::default() });
         let id = VolumeId::parse("disk").unwrap();
         test_context.volumes.state().volumes.insert(id, (VolumeKind::Block, Bytes(4096)));
         test_context.volumes.state().trash.push(Bytes(4096));
@@ -205,7 +194,7 @@ mod tests {
 
     #[tokio::test]
     async fn metrics_omit_an_unavailable_store() {
-        let (test_context, endpoints) = test_context(Caches::default(), vec![]);
+        let (test_context, endpoints) = test_context(Caches::default());
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let text = scraped(&endpoints).await;
         assert!(text.contains("\nloopfs_provisioner_storage_open 0\n"), "{text}");
@@ -218,34 +207,29 @@ mod tests {
             let request = json!({"spec": {"resources": {"requests": {"storage": size}}}});
             let claims = vec![fixtures::bound_claim(request)];
             let volumes = vec![fixtures::volume(json!({}))];
-            let (_bench, endpoints) = test_context(Caches { claims, volumes, ..Caches::default() }, vec![]);
+            let (_bench, endpoints) = test_context(Caches { claims, volumes, ..Caches::default() });
             let text = scraped(&endpoints).await;
             let line = format!("\nloopfs_provisioner_expansions_waiting {waiting}\n");
             assert!(text.contains(&line), "{line} is not in {text}");
         }
     }
 
-    fn version() -> ExpectedRequest {
-        let version = json!({
-            "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
-            "goVersion": "", "compiler": "", "platform": "",
-        });
-        expect(Method::GET, "/version", None).respond(version)
-    }
-
     #[tokio::test]
-    async fn readiness_needs_the_caches_the_store_and_the_api_server() {
-        let refused = version().refuse(503, "ServiceUnavailable");
-        let (test_context, endpoints) = test_context(Caches::default(), vec![version(), refused]);
-        let reachable = || *endpoints.api_server_reachable.borrow();
-        assert_eq!((endpoints.readiness().await, reachable()), (Ok(()), Some(true)));
+    async fn readiness_needs_the_store_and_the_api_server_and_sends_no_request() {
+        let (test_context, endpoints) = test_context(Caches::default());
+        let reachable =
+            async || scraped(&endpoints).await.contains("\nloopfs_provisioner_api_server_reachable 1\n");
+        assert_eq!(endpoints.readiness().await, Ok(()), "the caches are synced");
+        endpoints.traffic.record(Err("list nodes: 503 Service Unavailable".to_owned()));
         let reason = endpoints.readiness().await.unwrap_err();
-        assert!(reason.contains("the API server does not respond"), "{reason}");
-        assert_eq!(reachable(), Some(false));
+        assert_eq!(reason, "the API server does not answer: list nodes: 503 Service Unavailable");
+        assert!(!reachable().await);
+        endpoints.traffic.record(Ok(()));
+        assert_eq!(endpoints.readiness().await, Ok(()));
+        assert!(reachable().await);
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("mount it"), "{reason}");
-        assert_eq!(reachable(), None, "no request was sent");
         assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
         drop(endpoints);
         test_context.finish().await;
@@ -255,8 +239,7 @@ mod tests {
     async fn a_node_that_never_had_storage_is_ready_unless_a_volume_names_it() {
         let volume = fixtures::volume(json!({}));
         for (volumes, ready) in [(vec![], true), (vec![volume], false)] {
-            let requests = if ready { vec![version()] } else { vec![] };
-            let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() }, requests);
+            let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() });
             let broken = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
             test_context.volumes.state().broken = Some(broken);
             match endpoints.readiness().await {
@@ -270,7 +253,7 @@ mod tests {
 
     #[tokio::test]
     async fn readiness_fails_until_all_caches_are_synced() {
-        let (test_context, mut endpoints) = test_context(Caches::default(), vec![]);
+        let (test_context, mut endpoints) = test_context(Caches::default());
         let synced = &test_context.ctx;
         endpoints.ctx = Arc::new(Context::new(
             synced.cluster.clone(),

@@ -1,9 +1,9 @@
 //! Requests to the API server, as roles name them.
 
-use http::{Method, request::Parts};
+use http::request::Parts;
 use serde_json::Value;
 
-use crate::api::write_counter;
+use crate::api::request::ApiRequest;
 
 /// A request to the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(in crate::live_tests) struct Call {
 impl Call {
     pub(super) fn of(request: &Parts, body: &[u8]) -> Self {
         let path = request.uri.path();
-        let resource = write_counter::resource(path);
+        let ApiRequest { verb, resource } = ApiRequest::of(&request.method, &request.uri);
         let plural = resource.split('/').next().unwrap_or_default();
         let in_path = path.split('/').skip_while(|part| plural.is_empty() || *part != plural).nth(1);
         let name = match in_path {
@@ -34,12 +34,6 @@ impl Call {
         let parameter = |key: &str| {
             let query = request.uri.query().unwrap_or_default();
             query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default()
-        };
-        let verb = match write_counter::verb(&request.method) {
-            Some(verb) => verb,
-            None if parameter("watch") == "true" => "watch",
-            None if name.is_empty() && request.method == Method::GET && !resource.is_empty() => "list",
-            None => "get",
         };
         let (selector, version) =
             (parameter("labelSelector").to_owned(), parameter("resourceVersion").to_owned());

@@ -38,7 +38,7 @@ use crate::{
     api::{
         client,
         connection::{self, Timeouts},
-        write_counter::ApiWrites,
+        traffic::ApiTraffic,
     },
     process::Options,
     testing::fake_store::FakeStore,
@@ -143,9 +143,9 @@ impl FaultyApiServer {
     }
 
     /// Returns a client with the rights of the provisioner whose requests pass through this proxy.
-    pub(super) async fn client(&self, timeouts: Timeouts, writes: &ApiWrites) -> Client {
+    pub(super) async fn client(&self, timeouts: Timeouts, traffic: &ApiTraffic) -> Client {
         let config = client::config(Some(self.kubeconfig.clone())).await.unwrap();
-        connection::client(config, timeouts, writes).unwrap()
+        connection::client(config, timeouts, traffic).unwrap()
     }
 
     /// Starts a provisioner whose requests pass through this proxy.
@@ -156,9 +156,9 @@ impl FaultyApiServer {
         timeouts: Timeouts,
         options: Options,
     ) -> Provisioner {
-        let writes = ApiWrites::default();
-        let client = self.client(timeouts, &writes).await;
-        cluster.start(node, volumes, options, client, writes).await
+        let traffic = ApiTraffic::default();
+        let client = self.client(timeouts, &traffic).await;
+        cluster.start(node, volumes, options, client, traffic).await
     }
 }
 

@@ -51,7 +51,7 @@ impl Scene {
             capacities: BTreeMap::new(),
             events: BTreeMap::new(),
             unbound: unbound_client(cluster).await,
-            stolen: cluster.client_of(HERE, &ApiWrites::default()).await,
+            stolen: cluster.client_of(HERE, &ApiTraffic::default()).await,
         };
         let immediate = json!({"volumeBindingMode": "Immediate"});
         let now = cluster.another_class("now", immediate.clone()).await;
@@ -234,7 +234,7 @@ async fn unbound_client(cluster: &Cluster) -> Client {
     kubeconfig["users"][0]["user"]["token"] = json!(response.status.unwrap().token);
     let path = cluster.scratch.path().join("unbound.kubeconfig");
     std::fs::write(&path, kubeconfig.to_string()).unwrap();
-    crate::api::client::connect(Some(path), &ApiWrites::default()).await.unwrap()
+    crate::api::client::connect(Some(path), &ApiTraffic::default()).await.unwrap()
 }
 
 pub(super) fn volumes() -> Resource {

@@ -1,0 +1,227 @@
+//! The requests to the API server: how many of them there were, and whether the latest one was answered.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use futures::future::BoxFuture;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, combinators::MapFrame};
+use hyper::body::{Body as HttpBody, Frame};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tower::{BoxError, Layer, Service};
+
+use crate::api::request::ApiRequest;
+
+/// Requests by verb, resource and HTTP status.
+type Requests = Family<[(&'static str, String); 3], Counter>;
+
+/// Whether the API server answered a request. The error says why not.
+pub(crate) type Outcome = Result<(), String>;
+
+/// All requests since the process started, and the outcome of the latest one.
+///
+/// What a watch delivers is an outcome too. The API server sends a bookmark about once a minute, and a watch that delivers nothing
+/// for several minutes ends and is begun again. So a process that has nothing to do knows whether the API server answers,
+/// without a request for that purpose.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ApiTraffic {
+    reads: Requests,
+    writes: Requests,
+    latest: Arc<Mutex<Option<Outcome>>>,
+}
+
+impl ApiTraffic {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let help = "Reads from the API server, by HTTP status; without a status, there was no response";
+        registry.register("api_reads", help, self.reads.clone());
+        let help = "Writes to the API server, by HTTP status; without a status, there was no response";
+        registry.register("api_writes", help, self.writes.clone());
+    }
+
+    /// Returns the latest outcome, or `None` before the first.
+    pub(crate) fn latest(&self) -> Option<Outcome> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn record(&self, outcome: Outcome) {
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    }
+
+    /// Counts a request, and records its outcome.
+    pub(crate) fn ended(&self, request: ApiRequest, status: Result<StatusCode, String>) {
+        let requests = if request.is_write() { &self.writes } else { &self.reads };
+        let ApiRequest { verb, resource } = request;
+        let code = status.as_ref().map(|status| status.as_str().to_owned()).unwrap_or_default();
+        self.record(status.and_then(|status| answered(verb, &resource, status)));
+        requests.get_or_create(&[("verb", verb.to_owned()), ("resource", resource), ("code", code)]).inc();
+    }
+}
+
+/// A refusal is an answer, unless it concerns each request of this process.
+fn answered(verb: &str, resource: &str, status: StatusCode) -> Outcome {
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::TOO_MANY_REQUESTS => {}
+        _ if status.is_server_error() => {}
+        _ => return Ok(()),
+    }
+    Err(format!("{verb} {resource}: {status}"))
+}
+
+impl<S> Layer<S> for ApiTraffic {
+    type Service = Observed<S>;
+
+    fn layer(&self, service: S) -> Observed<S> {
+        Observed { service, traffic: self.clone() }
+    }
+}
+
+/// A service whose requests are counted.
+#[derive(Debug)]
+pub(crate) struct Observed<S> {
+    service: S,
+    traffic: ApiTraffic,
+}
+
+/// A body each of whose frames is an outcome.
+type ObservedBody<B, Data> = MapFrame<B, Box<dyn FnMut(Frame<Data>) -> Frame<Data> + Send>>;
+
+impl<S, Body, B> Service<Request<Body>> for Observed<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+    B: HttpBody,
+{
+    type Response = Response<ObservedBody<B, B::Data>>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let api_request = ApiRequest::of(request.method(), request.uri());
+        let (response, traffic) = (self.service.call(request), self.traffic.clone());
+        Box::pin(async move {
+            let response = response.await;
+            let status = response.as_ref().map(Response::status).map_err(ToString::to_string);
+            let is_success = status.as_ref().is_ok_and(StatusCode::is_success);
+            traffic.ended(api_request, status);
+            let (head, body) = response?.into_parts();
+            let body: ObservedBody<B, B::Data> = body.map_frame(Box::new(move |frame| {
+                if is_success {
+                    traffic.record(Ok(()));
+                }
+                frame
+            }));
+            Ok(Response::from_parts(head, body))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt, StreamExt, stream};
+    use http::Method;
+    use http_body_util::StreamBody;
+    use hyper::body::Bytes;
+    use kube::client::Body;
+    use rstest::rstest;
+    use tower_test::mock;
+
+    use super::*;
+
+    const VOLUME: &str = "https://api.test/api/v1/persistentvolumes/pvc-1";
+
+    /// Sends a request whose response has this status and this body. Returns the response.
+    async fn responded<B: HttpBody + Send + 'static>(
+        traffic: &ApiTraffic,
+        (method, uri): (Method, &str),
+        response: Result<Response<B>, &'static str>,
+    ) -> Result<Response<ObservedBody<B, B::Data>>, BoxError> {
+        let (service, mut server) = mock::pair::<Request<Body>, Response<B>>();
+        let mut observed = traffic.layer(service);
+        std::future::poll_fn(|context| observed.poll_ready(context)).await.unwrap();
+        let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
+        let responding = async {
+            let (_request, respond) = server.next_request().await.unwrap();
+            match response {
+                Ok(response) => respond.send_response(response),
+                Err(error) => respond.send_error(error),
+            }
+        };
+        tokio::join!(observed.call(request), responding).0
+    }
+
+    fn empty(status: u16) -> Result<Response<Body>, &'static str> {
+        Ok(Response::builder().status(status).body(Body::empty()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn reads_and_writes_are_counted_by_status() {
+        let traffic = ApiTraffic::default();
+        for (method, status) in [(Method::GET, 200), (Method::PATCH, 409), (Method::DELETE, 200)] {
+            let response = responded(&traffic, (method, VOLUME), empty(status)).await.unwrap();
+            assert_eq!(response.status(), status);
+        }
+        let lost: Result<Response<Body>, _> = Err("connection reset");
+        assert!(responded(&traffic, (Method::DELETE, VOLUME), lost).await.is_err());
+        let mut registry = Registry::default();
+        traffic.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let mut lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        lines.sort_unstable();
+        assert_eq!(
+            lines,
+            [
+                r#"api_reads_total{verb="get",resource="persistentvolumes",code="200"} 1"#,
+                r#"api_writes_total{verb="delete",resource="persistentvolumes",code=""} 1"#,
+                r#"api_writes_total{verb="delete",resource="persistentvolumes",code="200"} 1"#,
+                r#"api_writes_total{verb="patch",resource="persistentvolumes",code="409"} 1"#,
+            ]
+        );
+    }
+
+    #[rstest]
+    #[case::success(empty(200), Ok(()))]
+    #[case::missing_object(empty(404), Ok(()))]
+    #[case::conflict(empty(409), Ok(()))]
+    #[case::forbidden(empty(403), Ok(()))]
+    #[case::expired_token(empty(401), Err("get persistentvolumes: 401 Unauthorized"))]
+    #[case::overload(empty(429), Err("get persistentvolumes: 429 Too Many Requests"))]
+    #[case::etcd_is_away(empty(500), Err("get persistentvolumes: 500 Internal Server Error"))]
+    #[case::no_response(Err("connection reset"), Err("connection reset"))]
+    #[tokio::test]
+    async fn the_latest_response_is_the_outcome(
+        #[case] response: Result<Response<Body>, &'static str>,
+        #[case] expected: Result<(), &str>,
+    ) {
+        let traffic = ApiTraffic::default();
+        assert_eq!(traffic.latest(), None);
+        traffic.record(if expected.is_ok() { Err("before".to_owned()) } else { Ok(()) });
+        drop(responded(&traffic, (Method::GET, VOLUME), response).await);
+        assert_eq!(traffic.latest(), Some(expected.map_err(ToOwned::to_owned)));
+    }
+
+    #[rstest]
+    #[case::bookmark(200, Ok(()))]
+    #[case::text_of_an_error(503, Err("lost"))]
+    #[tokio::test]
+    async fn what_a_watch_delivers_is_an_outcome(#[case] status: u16, #[case] expected: Result<(), &str>) {
+        let traffic = ApiTraffic::default();
+        let frame = Frame::data(Bytes::from_static(b"{}"));
+        let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
+        let response = Response::builder().status(status).body(body).unwrap();
+        let response = responded(&traffic, (Method::GET, VOLUME), Ok(response)).await.unwrap();
+        traffic.record(Err("lost".to_owned()));
+        let mut body = response.into_body().into_data_stream();
+        assert!(body.next().now_or_never().flatten().unwrap().is_ok());
+        assert_eq!(traffic.latest(), Some(expected.map_err(ToOwned::to_owned)));
+    }
+}
