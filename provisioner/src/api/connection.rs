@@ -1,24 +1,29 @@
 //! The connection to the API server and its deadlines.
 //!
+//! All requests and watches share one connection, because the API server speaks HTTP/2. Behind a proxy that speaks only HTTP/1.1,
+//! each watch has a connection of its own.
+//!
 //! A machine that loses its power closes no connection, and neither does a load balancer that stops forwarding. Without
 //! deadlines this process would wait for the rest of a response until it is restarted. So each request has a deadline for its whole
 //! response. A watch cannot have one, because its response lasts for minutes. But the API server sends a bookmark about
-//! once a minute even if nothing changes, so a connection that delivers nothing for several minutes is dead. The kernel's
-//! keepalive probes detect a dead machine sooner.
+//! once a minute even if nothing changes, so a watch that delivers nothing for several minutes is dead. Pings of HTTP/2 detect
+//! an API server that stopped sooner, and the kernel's keepalive probes a dead machine.
 
 use std::{
     task::{Context, Poll},
     time::Duration,
 };
 
-use futures::future::BoxFuture;
+use anyhow::Context as _;
+use futures::{future::BoxFuture, stream};
 use http::{Request, Response};
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
-    rt::TokioExecutor,
+    rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
     Client, Config,
@@ -35,15 +40,21 @@ pub(crate) struct Timeouts {
     /// The longest time from a request to the end of its response, including retries of 429 and 503. For a watch: to the start of
     /// the response.
     pub(crate) request: Duration,
-    /// The longest time without a byte on a connection whose response is not complete. It is longer than the API server's interval
-    /// between two bookmarks, so that only a watch on a dead connection reaches it.
+    /// The longest time in which a watch delivers nothing. It is longer than the API server's interval between two
+    /// bookmarks, so that only a dead watch reaches it.
     pub(crate) silence: Duration,
+    /// The idle time after which HTTP/2 sends a ping, and the time within which the API server must answer it.
+    pub(crate) ping: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
         // The API server gives up a request after 60 s (--request-timeout), and sends a bookmark each 60 s.
-        Timeouts { request: Duration::from_secs(60), silence: Duration::from_secs(150) }
+        Timeouts {
+            request: Duration::from_secs(60),
+            silence: Duration::from_secs(150),
+            ping: Duration::from_secs(15),
+        }
     }
 }
 
@@ -63,26 +74,38 @@ const USER_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// When the configuration cannot be used: its certificates, its credentials, or a proxy, which is not supported.
-pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -> kube::Result<Client> {
+pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -> anyhow::Result<Client> {
     if let Some(proxy) = &config.proxy_url {
-        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
+        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) }.into());
     }
-    // The same layers as in `ClientBuilder::try_from`, which does not allow to set the socket options.
-    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
+    let mut connector = TimeoutConnector::new(tls(&config)?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_write_timeout(Some(timeouts.request));
-    connector.set_read_timeout(Some(timeouts.silence));
-    // Otherwise the time that a connection was idle before a request would count.
-    connector.set_reset_reader_on_write(true);
+    let connections = legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(timeouts.ping)
+        .http2_keep_alive_timeout(timeouts.ping)
+        .build::<_, Body>(connector);
+    // The same layers as in `ClientBuilder::try_from`, which allows neither socket options nor HTTP/2.
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .layer(RetryLayer::new(RetryPolicy::server_retry()))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .service(legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector));
+        .service(connections);
     let builder = ClientBuilder::new(service, config.default_namespace);
-    Ok(builder.with_layer(&Deadline(timeouts.request)).with_layer(traffic).build())
+    Ok(builder.with_layer(&Deadlines(timeouts)).with_layer(traffic).build())
+}
+
+fn tls(config: &Config) -> anyhow::Result<HttpsConnector<HttpConnector>> {
+    let mut builder =
+        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = name.clone().try_into().with_context(|| format!("tls-server-name {name}"))?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    Ok(builder.enable_all_versions().wrap_connector(tcp()))
 }
 
 fn tcp() -> HttpConnector {
@@ -96,26 +119,26 @@ fn tcp() -> HttpConnector {
     tcp
 }
 
-/// A layer that gives each request this much time.
+/// A layer that gives each request and each event of a watch this much time.
 #[derive(Debug, Clone, Copy)]
-struct Deadline(Duration);
+struct Deadlines(Timeouts);
 
-impl<S> Layer<S> for Deadline {
-    type Service = WithDeadline<S>;
+impl<S> Layer<S> for Deadlines {
+    type Service = WithDeadlines<S>;
 
-    fn layer(&self, service: S) -> WithDeadline<S> {
-        WithDeadline { service, deadline: self.0 }
+    fn layer(&self, service: S) -> WithDeadlines<S> {
+        WithDeadlines { service, timeouts: self.0 }
     }
 }
 
-/// A connection whose requests have a deadline.
+/// A service whose requests and watches have deadlines.
 #[derive(Debug)]
-struct WithDeadline<S> {
+struct WithDeadlines<S> {
     service: S,
-    deadline: Duration,
+    timeouts: Timeouts,
 }
 
-impl<S, B> Service<Request<Body>> for WithDeadline<S>
+impl<S, B> Service<Request<Body>> for WithDeadlines<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -132,12 +155,13 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (deadline, is_watch) = (self.deadline, request::is_watch(request.uri()));
+        let Timeouts { request: deadline, silence, ping: _ } = self.timeouts;
+        let is_watch = request::is_watch(request.uri());
         let response = self.service.call(request);
         let complete = async move {
             let (head, body) = response.await.map_err(Into::<BoxError>::into)?.into_parts();
             let body = if is_watch {
-                body.map_err(Into::into).boxed_unsync()
+                within_silence(body, silence).boxed_unsync()
             } else {
                 // The caller reads the whole body anyway; here its time counts towards the deadline.
                 Full::new(body.collect().await.map_err(Into::<BoxError>::into)?.to_bytes())
@@ -154,12 +178,26 @@ where
     }
 }
 
+/// Returns a body that fails if it delivers nothing for this long.
+fn within_silence<B>(body: B, silence: Duration) -> impl HttpBody<Data = Bytes, Error = BoxError>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    StreamBody::new(stream::try_unfold(Box::pin(body), move |mut body| async move {
+        match timeout(silence, body.frame()).await {
+            Ok(None) => Ok(None),
+            Ok(Some(frame)) => Ok(Some((frame.map_err(Into::<BoxError>::into)?, body))),
+            Err(_elapsed) => Err(format!("the watch has delivered nothing for {silence:?}").into()),
+        }
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
-    use futures::{StreamExt, TryStreamExt, stream};
-    use http_body_util::StreamBody;
+    use futures::{StreamExt, TryStreamExt};
     use hyper::body::Frame;
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
@@ -214,7 +252,7 @@ mod tests {
     )]
     #[tokio::test]
     async fn a_request_to_a_server_that_falls_silent_fails_at_its_deadline(#[case] text: &'static str) {
-        let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER };
+        let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER, ping: NEVER };
         let config_maps = config_maps(client_of_silent_server(text, timeouts).await);
         let error = timeout(GUARD, config_maps.get("x")).await.expect("the request ends").unwrap_err();
         assert!(error.to_string().contains("has not responded within 100ms"), "{error}");
@@ -222,7 +260,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_of_a_server_that_does_not_begin_to_respond_fails_at_the_deadline() {
-        let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER };
+        let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER, ping: NEVER };
         let config_maps = config_maps(client_of_silent_server("", timeouts).await);
         let started = timeout(GUARD, config_maps.watch(&WatchParams::default(), "0")).await;
         assert!(started.expect("the request ends").is_err());
@@ -230,7 +268,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_of_a_server_that_falls_silent_ends() {
-        let timeouts = Timeouts { request: NEVER, silence: Duration::from_millis(100) };
+        let timeouts = Timeouts { request: NEVER, silence: Duration::from_millis(100), ping: NEVER };
         let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
         let config_maps = config_maps(client_of_silent_server(head, timeouts).await);
         let mut events = config_maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
@@ -241,7 +279,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_lasts_longer_than_the_deadline_of_a_request() {
         let (service, mut server) = mock::pair::<Request<Body>, Response<_>>();
-        let client = Client::new(Deadline(Duration::from_secs(60)).layer(service), "default");
+        let client = Client::new(Deadlines(Timeouts::default()).layer(service), "default");
         tokio::spawn(async move {
             let (_request, respond) = server.next_request().await.unwrap();
             let bookmarks = stream::iter(0..10).then(async |number| {

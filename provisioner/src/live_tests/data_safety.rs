@@ -13,8 +13,11 @@ use crate::api::connection::Timeouts;
 const OBJECTS: &str = "persistentvolumes";
 
 /// Longer than a request takes on a busy machine, and short enough for a test that waits for it.
-pub(super) const TIMEOUTS: Timeouts =
-    Timeouts { request: Duration::from_secs(1), silence: Duration::from_secs(3) };
+pub(super) const TIMEOUTS: Timeouts = Timeouts {
+    request: Duration::from_secs(1),
+    silence: Duration::from_secs(3),
+    ping: Duration::from_secs(1),
+};
 
 fn label() -> String {
     fixtures::identity().node_label()

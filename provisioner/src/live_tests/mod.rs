@@ -51,6 +51,7 @@ use crate::{
 
 mod audit;
 mod builtin;
+mod connections;
 mod data_safety;
 mod deletion;
 mod fault_plan;

@@ -66,7 +66,7 @@ async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_betwe
 async fn claims_are_served_on_new_connections_after_a_silent_outage() {
     let cluster = Cluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
-    let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3) };
+    let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3), ..TIMEOUTS };
     let node = (HERE, &cluster.volumes);
     let provisioner = api_server.provisioner(&cluster, node, timeouts, Options::default()).await;
     cluster.claim("before", json!({})).await;

@@ -1,0 +1,139 @@
+//! Tests of the TCP connections to the API server.
+//!
+//! The requests pass through a forwarder of bytes. So the provisioner and the API server agree on HTTP/2 as they do without it, and
+//! the test decides which connections still deliver.
+
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::{io::copy_bidirectional, sync::watch, task::JoinSet};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{data_safety::TIMEOUTS, *};
+use crate::api::{
+    client,
+    connection::{self, Timeouts},
+};
+
+/// Forwards connections to the API server.
+struct Forwarder {
+    client: Client,
+    traffic: ApiTraffic,
+    shared: Arc<Connections>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+struct Connections {
+    api_server: String,
+    accepted: AtomicUsize,
+    open: watch::Sender<usize>,
+    /// The number of connections, the first ones accepted, that stay open and deliver nothing.
+    silent: watch::Sender<usize>,
+}
+
+impl Forwarder {
+    async fn start(timeouts: Timeouts) -> Self {
+        let mut config = client::config(Some(Cluster::kubeconfig_of(HERE))).await.unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let api_server = config.cluster_url.authority().unwrap().to_string();
+        config.tls_server_name = Some(config.cluster_url.host().unwrap().to_owned());
+        config.cluster_url = format!("https://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let shared = Arc::new(Connections {
+            api_server,
+            accepted: AtomicUsize::default(),
+            open: watch::Sender::default(),
+            silent: watch::Sender::default(),
+        });
+        let accepting = AbortOnDropHandle::new(tokio::spawn(accept(listener, Arc::clone(&shared))));
+        let traffic = ApiTraffic::default();
+        let client = connection::client(config, timeouts, &traffic).unwrap();
+        Forwarder { client, traffic, shared, _accepting: accepting }
+    }
+
+    async fn provisioner(&self, cluster: &Cluster) -> Provisioner {
+        let (client, traffic) = (self.client.clone(), self.traffic.clone());
+        cluster.start(HERE, &cluster.volumes, Options::default(), client, traffic).await
+    }
+
+    async fn until_open(&self, expected: usize) {
+        let mut open = self.shared.open.subscribe();
+        let reached = tokio::time::timeout(TIMEOUT, open.wait_for(|open| *open == expected)).await;
+        assert!(reached.is_ok(), "{expected} connections expected, {} are open", *self.shared.open.borrow());
+    }
+
+    fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::Relaxed)
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Connections>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _peer)) = listener.accept().await {
+        connections.spawn(forward(stream, Arc::clone(&shared)));
+    }
+}
+
+async fn forward(mut stream: TcpStream, shared: Arc<Connections>) {
+    let number = shared.accepted.fetch_add(1, Ordering::Relaxed);
+    shared.open.send_modify(|open| *open += 1);
+    let mut api_server = TcpStream::connect(&shared.api_server).await.unwrap();
+    let mut silent = shared.silent.subscribe();
+    tokio::select! {
+        // An error ends the connection too.
+        _ended = copy_bidirectional(&mut stream, &mut api_server) => {}
+        _is_silent = async { silent.wait_for(|silent| number < *silent).await.is_ok() } => {
+            // The provisioner must end it. What it sent meanwhile is read, so that its end is seen.
+            tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok();
+        }
+    }
+    shared.open.send_modify(|open| *open -= 1);
+}
+
+#[tokio::test]
+async fn all_requests_and_watches_share_one_connection() {
+    let cluster = Cluster::connect().await;
+    let forwarder = Forwarder::start(Timeouts::default()).await;
+    let provisioner = forwarder.provisioner(&cluster).await;
+    // The first requests may have begun to connect at the same time.
+    cluster.claim("first", json!({})).await;
+    cluster.bound("first").await;
+    forwarder.until_open(1).await;
+    let accepted = forwarder.accepted();
+    for claim in ["a", "b", "c"] {
+        cluster.claim(claim, json!({})).await;
+    }
+    for claim in ["a", "b", "c"] {
+        cluster.bound(claim).await;
+    }
+    for claim in ["first", "a", "b", "c"] {
+        cluster.delete_claim(claim).await;
+    }
+    eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
+    assert_eq!((forwarder.accepted(), *forwarder.shared.open.borrow()), (accepted, 1));
+    cluster.finish([provisioner]).await;
+}
+
+/// Neither the deadline of requests nor that of watches ends in this test.
+#[tokio::test]
+async fn a_connection_that_falls_silent_is_replaced_after_an_unanswered_ping() {
+    let cluster = Cluster::connect().await;
+    let timeouts = Timeouts { ping: TIMEOUTS.ping, ..Timeouts::default() };
+    let forwarder = Forwarder::start(timeouts).await;
+    let provisioner = forwarder.provisioner(&cluster).await;
+    cluster.claim("before", json!({})).await;
+    cluster.bound("before").await;
+    forwarder.until_open(1).await;
+    let accepted = forwarder.accepted();
+    forwarder.shared.silent.send_replace(accepted);
+    cluster.claim("after", json!({})).await;
+    cluster.bound("after").await;
+    forwarder.until_open(1).await;
+    assert!(forwarder.accepted() > accepted);
+    for claim in ["before", "after"] {
+        cluster.delete_claim(claim).await;
+    }
+    eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
+    cluster.finish([provisioner]).await;
+}
