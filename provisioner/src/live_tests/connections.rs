@@ -84,7 +84,7 @@ async fn forward(mut stream: TcpStream, shared: Arc<Connections>) {
         // An error ends the connection too.
         _ended = copy_bidirectional(&mut stream, &mut api_server) => {}
         _is_silent = async { silent.wait_for(|silent| number < *silent).await.is_ok() } => {
-            // The provisioner must end it. What it sent meanwhile is read, so that its end is seen.
+            // The provisioner must end it. What it sends in the meantime is read, so that its end is seen.
             tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok();
         }
     }
