@@ -29,7 +29,11 @@ const FEATURE: &str = "apiserver-tests";
 
 /// The nodes that the tests use.
 pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
-/// The variable with the directory of the kubeconfigs of each node N's provisioner: `N.kubeconfig`.
+/// The values of the label `app.kubernetes.io/name` of the pods.
+const DRIVER: &str = "loopfs";
+const CONTROLLER: &str = "loopfs-controller";
+/// The variable with the directory of the kubeconfigs of each node N's provisioner, `N.kubeconfig`, and of the replicas of the
+/// controller, `controller-N.kubeconfig`.
 const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
 
 /// The timeout from the application of the manifests until a pod of the driver is scheduled.
@@ -96,18 +100,28 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
     manifests.apply(client).await?;
     let pods =
         until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIMEOUT, |pods| {
-            let missing: Vec<_> =
-                NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
-            State::ready_if(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
+            let runs = |app: &str, node: &str| {
+                pods.values().any(|pod| is_of(pod, app) && node_of(pod) == Some(node))
+            };
+            let missing: Vec<_> = NODES.iter().filter(|node| !runs(DRIVER, node)).collect();
+            if !missing.is_empty() {
+                return State::Pending(format!("no pod of the driver on {missing:?}"));
+            }
+            State::ready_if(NODES.iter().any(|node| runs(CONTROLLER, node)), "no replica of the controller")
         })
         .await?;
     let mut directory = None;
     for pod in pods.values() {
         let Some(node) = node_of(pod) else { continue };
-        let path = control_plane.kubeconfig_of_pod(pod, node).await?;
+        let name = if is_of(pod, CONTROLLER) { format!("controller-{node}") } else { node.to_owned() };
+        let path = control_plane.kubeconfig_of_pod(pod, &name).await?;
         directory = path.parent().map(Path::to_owned);
     }
     directory.context("no kubeconfig was written")
+}
+
+fn is_of(pod: &Pod, app: &str) -> bool {
+    pod.labels().get("app.kubernetes.io/name").is_some_and(|name| name == app)
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {

@@ -2,30 +2,43 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use monitoring::HttpAddress;
 
 use crate::loss::NodeLoss;
 
-/// Creates, expands and deletes volumes for the claims of one Kubernetes node.
+/// Provisions volumes of the nodes of a Kubernetes cluster.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "loopfs-provisioner", version)]
 pub struct Args {
+    #[command(subcommand)]
+    pub role: Role,
+}
+
+/// The role of the process.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Role {
+    /// Creates, expands and deletes volumes for the claims of one node. Runs on each node
+    Node(NodeArgs),
+    /// Performs the duties that concern the whole cluster: selects nodes for claims of classes with volumeBindingMode Immediate,
+    /// reconciles volumes of deleted nodes, and keeps the driver's objects as declared. Of its replicas, one is active
+    Controller(ControllerArgs),
+}
+
+/// The options that both roles have.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CommonArgs {
     /// Name of the CSI driver, which storage classes name as their provisioner
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: String,
     /// Name of the Node object of this machine
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
-    /// Mount point of the file system for volumes (XFS, option prjquota)
-    #[arg(long, env = "DATA_DIR")]
-    pub data_dir: PathBuf,
     /// kubeconfig file for the API server; without it, the pod's service account is used
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
-    #[command(flatten)]
-    pub pod: PodArgs,
-    /// What to do about volumes of deleted nodes; the class parameter onNodeLoss is the policy of each volume
+    /// What to do about volumes whose node was deleted, or has lost its disk; the class parameter onNodeLoss is the policy of each
+    /// volume
     #[arg(long, env = "NODE_LOSS", value_enum, default_value_t)]
     pub node_loss: NodeLoss,
     /// Address on which to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Without it,
@@ -36,18 +49,43 @@ pub struct Args {
     /// not served
     #[arg(long)]
     pub probe_address: Option<HttpAddress>,
-    /// ConfigMap in --pod-namespace that declares the driver's objects (CSIDriver, storage and priority classes, roles); the
-    /// provisioner keeps them in the declared state. Without it, they stay unchanged
-    #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP", requires = "pod_namespace")]
-    pub builtin_objects: Option<String>,
-    #[command(flatten)]
-    pub audit: AuditArgs,
     /// Log level: error, warn, info, debug, trace, or a tracing filter
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,
     /// Format of the log
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+}
+
+/// The options of the role `node`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NodeArgs {
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Mount point of the file system for volumes (XFS, option prjquota)
+    #[arg(long, env = "DATA_DIR")]
+    pub data_dir: PathBuf,
+    #[command(flatten)]
+    pub pod: PodArgs,
+    #[command(flatten)]
+    pub audit: AuditArgs,
+}
+
+/// The options of the role `controller`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ControllerArgs {
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Namespace of this pod, and of the Lease that the active replica holds
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub pod_namespace: String,
+    /// Name of this pod, which the Lease names while the pod is active
+    #[arg(long, env = "POD_NAME")]
+    pub pod_name: String,
+    /// ConfigMap in --pod-namespace that declares the driver's objects (CSIDriver, storage and priority classes, roles); the
+    /// controller keeps them in the declared state. Without it, they stay unchanged
+    #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP")]
+    pub builtin_objects: Option<String>,
 }
 
 /// The pod of this process, from its pod template (fieldRef).
@@ -115,8 +153,8 @@ mod tests {
 
     #[test]
     fn the_driver_has_no_default_name() {
-        let error =
-            Args::try_parse_from(["p", "--node-name", "n", "--data-dir", "/d"]).unwrap_err().to_string();
+        let arguments = ["p", "node", "--node-name", "n", "--data-dir", "/d"];
+        let error = Args::try_parse_from(arguments).unwrap_err().to_string();
         assert!(error.contains("--driver-name"), "{error}");
     }
 }

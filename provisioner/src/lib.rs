@@ -1,4 +1,5 @@
-//! The provisioner of loopfs: one process on each node that creates, expands and deletes the volumes of claims.
+//! The provisioner of loopfs. In the role `node`, one process on each node creates, expands and deletes the volumes of claims. In the
+//! role `controller`, one process of the cluster performs the duties that concern no single node.
 //!
 //! A reconcile has three steps. It reads the state from the caches, a pure `plan` decides, and `apply` does the I/O. The process
 //! may crash after any step, and the next process continues from there.
@@ -16,7 +17,6 @@ mod loss;
 mod metrics;
 mod node;
 mod objects;
-mod process;
 mod store;
 mod tasks;
 #[cfg(test)]
@@ -31,23 +31,27 @@ use std::{
 
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Client;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use monitoring::Listeners;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
 
 pub use monitoring::HttpAddress;
 
 use crate::{
     api::{client, traffic::ApiTraffic},
-    controller::builtin,
-    node::{audit, capacity::CapacityConfig, project_audit},
+    controller::{builtin, lease::Candidate, process::Duties},
+    node::{audit, capacity::CapacityConfig, process::Options, project_audit},
     objects::identity::Identity,
-    process::{Options, Parts, spawn},
     store::{intents::Intents, storage::Opener},
     tasks::ended_early,
 };
 pub use crate::{
-    args::{Args, AuditArgs, LogFormat, PodArgs},
+    args::{Args, AuditArgs, CommonArgs, ControllerArgs, LogFormat, NodeArgs, PodArgs, Role},
     loss::NodeLoss,
 };
 
@@ -59,38 +63,28 @@ const GRACE: Duration = Duration::from_secs(15);
 /// # Errors
 /// When the arguments are invalid, the client of the API server cannot be set up, or a task ended unexpectedly.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let Args {
-        driver_name,
-        node_name,
-        data_dir,
-        kubeconfig,
-        pod,
-        builtin_objects,
-        node_loss,
-        metrics_address,
-        probe_address,
-        audit,
-        log_level,
-        log_format,
-    } = args;
-    logging::init(&log_level, log_format)?;
+    let common = match &args.role {
+        Role::Node(NodeArgs { common, .. }) | Role::Controller(ControllerArgs { common, .. }) => common,
+    };
+    logging::init(&common.log_level, common.log_format)?;
     // Before the runtime starts its threads, which inherit the filter.
     confinement::confine_thread().context("give up the system calls that mount (seccomp)")?;
-    let identity = Identity::new(&driver_name, &node_name)?;
+    let identity = Identity::new(&common.driver_name, &common.node_name)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    if audit.audit {
-        return runtime.block_on(list_findings(&identity, &data_dir, kubeconfig));
-    }
-    let options = options(pod, builtin_objects, node_loss, &audit);
-    let listeners = Listeners::bind(metrics_address, probe_address);
-    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, listeners));
+    let ended = match args.role {
+        Role::Node(NodeArgs { common, data_dir, audit, .. }) if audit.audit => {
+            return runtime.block_on(list_findings(&identity, &data_dir, common.kubeconfig));
+        }
+        Role::Node(args) => runtime.block_on(serve_node(identity, args)),
+        Role::Controller(args) => runtime.block_on(serve_cluster(identity, args)),
+    };
     // A blocking call may still be emptying the trash. It is safe to interrupt, so the process does not wait for it.
     runtime.shutdown_background();
-    served
+    ended
 }
 
-fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
+fn options(pod: PodArgs, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
     let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
     let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
         api_version: "v1".to_owned(),
@@ -99,10 +93,8 @@ fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, a
         uid,
         ..Default::default()
     });
-    let builtin = builtin_objects.zip(pod_namespace.clone());
     Options {
         capacity: pod_namespace.map(|namespace| CapacityConfig { namespace, owner }),
-        builtin: builtin.map(|(config_map, namespace)| builtin::Source { namespace, config_map }),
         node_loss,
         audit: Some(audit::Settings {
             interval: Duration::from_secs(audit.audit_interval),
@@ -129,20 +121,38 @@ async fn list_findings(
     std::io::stdout().write_all(list.as_bytes()).context("write the list")
 }
 
-async fn serve(
-    identity: Identity,
-    data_dir: PathBuf,
-    kubeconfig: Option<PathBuf>,
-    options: Options,
-    listeners: impl Future<Output = anyhow::Result<Option<Listeners>>>,
-) -> anyhow::Result<()> {
-    let traffic = ApiTraffic::default();
-    let client = client::connect(kubeconfig, &traffic).await?;
-    let monitoring = listeners.await?.map(|listeners| (listeners, traffic));
+async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
+    let NodeArgs { common, data_dir, pod, audit } = args;
+    let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
+    let options = options(pod, common.node_loss, &audit);
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let (mut tasks, stop) = spawn(Parts { client, identity, intents, open, options, monitoring });
+    let parts = node::process::Parts { client, identity, intents, open, options, monitoring };
+    until_signal(node::process::spawn(parts)).await
+}
+
+async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Result<()> {
+    let ControllerArgs { common, pod_namespace: namespace, pod_name: holder, builtin_objects } = args;
+    let (client, monitoring) = connect(&common).await?;
+    tracing::info!(driver = identity.driver(), namespace, pod = holder, "starting");
+    let builtin =
+        builtin_objects.map(|config_map| builtin::Source { namespace: namespace.clone(), config_map });
+    let duties = Duties { builtin, node_loss: common.node_loss };
+    let candidate = Candidate { namespace, holder };
+    let parts = controller::process::Parts { client, identity, candidate, duties, monitoring };
+    until_signal(controller::process::spawn(parts)).await
+}
+
+async fn connect(common: &CommonArgs) -> anyhow::Result<(Client, Option<(Listeners, ApiTraffic)>)> {
+    let traffic = ApiTraffic::default();
+    let client = client::connect(common.kubeconfig.clone(), &traffic).await?;
+    let listeners = Listeners::bind(common.metrics_address, common.probe_address).await?;
+    Ok((client, listeners.map(|listeners| (listeners, traffic))))
+}
+
+/// Waits for a signal, and then for the operations in progress.
+async fn until_signal((mut tasks, stop): (JoinSet<&'static str>, CancellationToken)) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
     tokio::select! {

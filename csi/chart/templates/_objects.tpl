@@ -100,13 +100,7 @@ components.
 {{- if hasKey $settings "dataDir" -}}
 {{- include "loopfs.moveDataDir" (dict "pod" $pod "from" $values.dataDir "to" $settings.dataDir) -}}
 {{- end -}}
-{{- if $values.images.pullSecrets -}}
-{{- $secrets := list -}}
-{{- range $name := $values.images.pullSecrets -}}
-{{- $secrets = append $secrets (dict "name" $name) -}}
-{{- end -}}
-{{- $_ := set $pod "imagePullSecrets" $secrets -}}
-{{- end -}}
+{{- include "loopfs.pullSecrets" (dict "root" $.root "pod" $pod) -}}
 {{- range $container := $pod.containers -}}
 {{- $image := $values.images.loopfs -}}
 {{- $name := $container.name -}}
@@ -126,6 +120,48 @@ components.
 ---
 {{ toYaml $daemonSet }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Returns the Deployment of the controller. Context: "root", and "base", the object of controller.yaml with the patches of the components.
+*/}}
+{{- define "loopfs.controller" -}}
+{{- $deployment := deepCopy .base -}}
+{{- $values := .root.Values -}}
+{{- $settings := $values.controller -}}
+{{- $pod := $deployment.spec.template.spec -}}
+{{- $_ := set $deployment.spec "replicas" $settings.replicas -}}
+{{- $_ := set $pod "priorityClassName" $settings.priorityClassName -}}
+{{- range $key, $value := $settings.nodeSelector -}}
+{{- $_ := set $pod.nodeSelector $key $value -}}
+{{- end -}}
+{{- if $settings.tolerations -}}
+{{- $_ := set $pod "tolerations" $settings.tolerations -}}
+{{- end -}}
+{{- if $settings.affinity -}}
+{{- $_ := set $pod "affinity" $settings.affinity -}}
+{{- end -}}
+{{- include "loopfs.pullSecrets" (dict "root" .root "pod" $pod) -}}
+{{- range $container := $pod.containers -}}
+{{- $_ := set $container "image" (include "loopfs.image" $values.images.loopfs) -}}
+{{- $_ := set $container "imagePullPolicy" $values.images.pullPolicy -}}
+{{- $_ := set $container "resources" $settings.resources -}}
+{{- end }}
+---
+{{ toYaml $deployment }}
+{{- end -}}
+
+{{/*
+Adds the Secrets with the credentials of registries to a pod. Context: "root", and "pod", the specification of the pod.
+*/}}
+{{- define "loopfs.pullSecrets" -}}
+{{- $secrets := list -}}
+{{- range $name := .root.Values.images.pullSecrets -}}
+{{- $secrets = append $secrets (dict "name" $name) -}}
+{{- end -}}
+{{- if $secrets -}}
+{{- $_ := set .pod "imagePullSecrets" $secrets -}}
+{{- end -}}
 {{- end -}}
 
 {{/*

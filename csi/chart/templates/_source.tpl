@@ -68,9 +68,9 @@ Context: "root", "component", the directory, and "objects".
 {{- $_ := include "loopfs.read" (dict "root" $root "path" (printf "%s/%s" $component $resource) "objects" $objects) -}}
 {{- end -}}
 {{- range $patch := $kustomization.patches -}}
-{{- if eq $patch.target.kind "DaemonSet" -}}
+{{- if has $patch.target.kind (list "DaemonSet" "Deployment") -}}
 {{- range $object := $objects.items -}}
-{{- if eq $object.kind "DaemonSet" -}}
+{{- if eq $object.kind $patch.target.kind -}}
 {{- $_ := include "loopfs.patch" (dict "component" $component "patch" $patch.patch "pod" $object.spec.template.spec) -}}
 {{- end -}}
 {{- end -}}
@@ -85,7 +85,7 @@ Context: "root", "component", the directory, and "objects".
 {{- end -}}
 
 {{/*
-Applies a patch of a component to the pods of the DaemonSet: an added container, or environment variables of a container.
+Applies a patch of a component to the pods of the DaemonSet or the Deployment: an added container, or environment variables of a container.
 
 Context: "component", "patch", the text, and "pod", the specification of the pods.
 */}}

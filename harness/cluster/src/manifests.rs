@@ -22,15 +22,17 @@ pub struct Manifests {
 }
 
 impl Manifests {
-    /// Has all containers of the DaemonSet run this image.
+    /// Has all containers of the DaemonSet and of Deployments run this image.
     ///
     /// # Errors
-    /// A DaemonSet has no containers.
+    /// One of them has no containers.
     pub fn with_image(mut self, image: &str) -> Result<Manifests> {
-        for object in self.objects.iter_mut().filter(|object| is_kind(object, "DaemonSet")) {
+        let runs_pods =
+            |object: &&mut DynamicObject| is_kind(object, "DaemonSet") || is_kind(object, "Deployment");
+        for object in self.objects.iter_mut().filter(runs_pods) {
             let containers = object.data.pointer_mut("/spec/template/spec/containers");
             let containers = containers.and_then(|containers| containers.as_array_mut());
-            for container in containers.context("the DaemonSet has no containers")? {
+            for container in containers.context("a DaemonSet or Deployment has no containers")? {
                 container["image"] = image.into();
             }
         }
@@ -250,15 +252,21 @@ mod tests {
     }
 
     #[test]
-    fn every_container_of_the_daemon_set_gets_the_image() {
-        let text = "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {template: {spec: {containers: \
-                    [{name: a, image: x}, {name: b, image: x}]}}}}\n";
-        let manifests = Manifests { objects: parse(text).unwrap() }.with_image("y:2").unwrap();
-        let containers = manifests.objects[0].data["spec"]["template"]["spec"]["containers"].clone();
-        assert_eq!(
-            containers,
-            serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
-        );
+    fn every_container_of_the_daemon_set_and_the_deployment_gets_the_image() {
+        let of = |kind: &str| {
+            format!(
+                "{{kind: {kind}, apiVersion: apps/v1, metadata: {{name: d}}, spec: {{template: {{spec: {{containers: \
+                 [{{name: a, image: x}}, {{name: b, image: x}}]}}}}}}}}\n"
+            )
+        };
+        for kind in ["DaemonSet", "Deployment"] {
+            let manifests = Manifests { objects: parse(&of(kind)).unwrap() }.with_image("y:2").unwrap();
+            let containers = manifests.objects[0].data["spec"]["template"]["spec"]["containers"].clone();
+            assert_eq!(
+                containers,
+                serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
+            );
+        }
     }
 
     #[test]

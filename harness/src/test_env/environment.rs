@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 use kube::{Api, Client, ResourceExt};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
@@ -163,6 +163,13 @@ impl<'a> TestEnv<'a> {
 
     pub(crate) fn daemon_sets(&self) -> Api<DaemonSet> {
         Api::namespaced(self.client.clone(), &self.driver.namespace)
+    }
+
+    /// Returns the names of the driver's Deployments.
+    pub(crate) fn deployments(&self) -> Vec<String> {
+        let is_deployment =
+            |object: &&DynamicObject| object.types.as_ref().is_some_and(|types| types.kind == "Deployment");
+        self.manifests.objects().iter().filter(is_deployment).map(ResourceExt::name_any).collect()
     }
 
     /// Returns the driver's pods that are not being deleted.

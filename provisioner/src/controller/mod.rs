@@ -1,4 +1,11 @@
-//! Duties that concern objects of the whole cluster. Each provisioner performs them; they need no volume store.
+//! The role `controller`: duties that concern objects of the whole cluster.
+//!
+//! Any number of replicas run, and the one that holds the Lease performs the duties. They need no volume store.
 
 pub(crate) mod builtin;
-pub(crate) mod node_loss;
+mod health_endpoints;
+mod immediate;
+pub(crate) mod lease;
+mod node_loss;
+pub(crate) mod process;
+mod registered_nodes;

@@ -9,12 +9,14 @@ use k8s_openapi::api::{
 };
 use kube::api::{WatchEvent, WatchParams};
 
-use super::*;
-use crate::controller::builtin;
+use super::{controllers, *};
+use crate::{
+    controller::{builtin, process::Duties},
+    loss::NodeLoss,
+};
 
-/// The ConfigMap that the role of the manifests lets the provisioner read.
+/// The ConfigMap that the role of the manifests lets the controller read.
 const CONFIG_MAP: &str = "loopfs-objects";
-const THERE: &str = "node-b";
 const ROLE: &str = "loopfs-provisioner";
 
 const OPT_IN: [&str; 2] = [
@@ -48,10 +50,10 @@ impl Cluster {
         self.config_maps().patch(CONFIG_MAP, &parameters, &Patch::Apply(object)).await.unwrap();
     }
 
-    async fn provisioner_with_builtin_objects(&self, node: &str) -> Provisioner {
+    async fn controller_with_builtin_objects(&self, holder: &str) -> Provisioner {
         let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
-        let options = Options { builtin: Some(source), ..Options::default() };
-        self.provisioner_with(node, &self.volumes, options).await
+        let duties = Duties { builtin: Some(source), node_loss: NodeLoss::Off };
+        self.controller_named(holder, duties).await
     }
 
     fn all<K: Object<Scope = k8s_openapi::ClusterResourceScope>>(&self) -> Api<K> {
@@ -89,7 +91,7 @@ async fn built_in_objects_are_kept_as_declared() {
         "class.yaml": class(&name, "nodev"), "priority.yaml": priorities,
     });
     cluster.declare(all).await;
-    let provisioner = cluster.provisioner_with_builtin_objects(HERE).await;
+    let controller = cluster.controller_with_builtin_objects("only").await;
     let classes: Api<StorageClass> = cluster.all();
     let created = until(&classes, &name, |_| true).await;
     assert_eq!(created.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
@@ -118,7 +120,7 @@ async fn built_in_objects_are_kept_as_declared() {
     another["metadata"] = json!({"name": name, "labels": ours()["metadata"]["labels"]});
     another["parameters"] = json!({"bytesPerInode": "512"});
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
-    // The provisioner may be faster than this test.
+    // The controller may be faster than this test.
     if classes.create(&PostParams::default(), &serde_json::from_value(another).unwrap()).await.is_ok() {
         let ratio = |class: &StorageClass| class.parameters.as_ref()?.get("bytesPerInode").cloned();
         until(&classes, &name, |class| ratio(class).as_deref() == Some("4096")).await;
@@ -138,8 +140,9 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
     cluster.event_on_declaration("DeclarationInvalid", "Nonsense").await;
     cluster.undeclare_all().await;
-    cluster.event_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
-    provisioner.stop().await;
+    let (_, node) = controllers::kubeconfig();
+    cluster.event_in("default", &node, "DeclarationInvalid", CONFIG_MAP).await;
+    controller.stop().await;
     until(&classes, &name, |_| true).await;
 
     let again = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
@@ -147,9 +150,9 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.finish([]).await;
 }
 
-/// A provisioner can restore only the role rules that it has itself.
+/// A controller can restore only the role rules that it has itself.
 #[tokio::test]
-async fn a_provisioner_restores_its_roles_without_gaining_rights() {
+async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_rights() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
@@ -164,7 +167,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let role = strip(serde_json::to_value(&before).unwrap());
     let bound = strip(serde_json::to_value(&binding).unwrap());
     cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{bound}\n")})).await;
-    let provisioner = cluster.provisioner_with_builtin_objects(HERE).await;
+    let controller = cluster.controller_with_builtin_objects("only").await;
 
     let rules = before.rules.clone().unwrap();
     let mut more = serde_json::to_value(&rules).unwrap();
@@ -183,9 +186,9 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     assert!(text.contains("ClusterRole loopfs-provisioner"), "{text}");
     // An administrator restores the rules of the role.
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
-    provisioner.stop().await;
+    controller.stop().await;
 
-    let taken_over = cluster.client_of(HERE, &ApiTraffic::default()).await;
+    let (taken_over, _node) = cluster.controller_client(&ApiTraffic::default()).await;
     let administrator = json!({
         "metadata": {"name": "mine", "labels": ours()["metadata"]["labels"]},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
@@ -229,32 +232,31 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     cluster.finish([]).await;
 }
 
-/// One write repairs each difference, and a provisioner that has not received a new declaration does not undo it.
+/// One write repairs each difference, and a replica that has not received a new declaration does not undo it.
 #[tokio::test]
-async fn two_provisioners_repair_each_difference_with_one_write() {
+async fn two_replicas_repair_each_difference_with_one_write() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let name = format!("{}-kept", cluster.class);
     let classes: Api<StorageClass> = cluster.all();
     let start = classes.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     cluster.declare(json!({"class.yaml": class(&name, "o0")})).await;
-    let provisioners = [
-        cluster.provisioner_with_builtin_objects(HERE).await,
-        cluster.provisioner_with_builtin_objects(THERE).await,
-    ];
+    let mut leading = cluster.controller_with_builtin_objects("o0").await;
     until(&classes, &name, |_| true).await;
     let mut expected = vec!["o0".to_owned()];
     for turn in 0..3 {
         cluster.change(&classes, &name, json!({"mountOptions": [format!("drift{turn}")]})).await;
         until(&classes, &name, |class| options_of(class) == [format!("o{turn}")]).await;
         let next = format!("o{}", turn + 1);
+        // Another replica takes over.
+        let following = cluster.controller_with_builtin_objects(&next).await;
+        leading.stop().await;
+        leading = following;
         cluster.declare(json!({"class.yaml": class(&name, &next)})).await;
         until(&classes, &name, |class| options_of(class) == [next.clone()]).await;
         expected.extend([format!("drift{turn}"), format!("o{turn}"), next]);
     }
-    for provisioner in provisioners {
-        provisioner.stop().await;
-    }
+    leading.stop().await;
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
     let only = WatchParams::default().fields(&format!("metadata.name={name}"));
     let mut watched = classes.watch(&only, &start).await.unwrap().boxed();

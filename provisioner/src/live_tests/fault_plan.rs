@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::faulty_api_server::{Call, Fault};
-use crate::api::jitter::fnv1a;
+use crate::api::hash::fnv1a;
 
 /// The first requests of an object that may fail, for each verb and resource. Each plan ends, so that each story does.
 const FAULTY_REQUESTS: u32 = 3;

@@ -34,13 +34,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{queue::Object, traffic::ApiTraffic},
-    node::capacity::CapacityConfig,
+    node::{
+        capacity::CapacityConfig,
+        process::{Options, Parts},
+    },
     objects::{
         claim_status::{ResizeStatus, recorded},
         identity::Identity,
         ownership,
     },
-    process::{Options, Parts},
     store::{
         intents::{Intent, Intents},
         storage::Opener,
@@ -52,6 +54,7 @@ use crate::{
 mod audit;
 mod builtin;
 mod connections;
+mod controllers;
 mod data_safety;
 mod deletion;
 mod fault_plan;
@@ -171,7 +174,7 @@ impl Cluster {
         let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
-        let (tasks, stop) = crate::process::spawn(Parts {
+        let (tasks, stop) = crate::node::process::spawn(Parts {
             client,
             identity,
             intents: self.intents_of(node),
@@ -197,7 +200,9 @@ impl Cluster {
     /// Returns an owner reference to the driver's pod on a node.
     async fn pod_of(&self, node: &str) -> OwnerReference {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
-        let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let there = ListParams::default()
+            .fields(&format!("spec.nodeName={node}"))
+            .labels("app.kubernetes.io/name=loopfs");
         let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
         OwnerReference {
             api_version: "v1".to_owned(),

@@ -5,11 +5,12 @@ use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{
+    controllers,
     data_safety::TIMEOUTS,
     faulty_api_server::{Call, Fault, FaultyApiServer},
     *,
 };
-use crate::{api::jitter::fnv1a, loss::NodeLoss, objects::ownership::SELECTED_NODE};
+use crate::{controller::process::Duties, loss::NodeLoss, objects::ownership::SELECTED_NODE};
 
 const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
@@ -41,9 +42,8 @@ impl Cluster {
         registered.delete(LOST, &DeleteParams::default()).await.unwrap();
     }
 
-    async fn provisioner_checking_nodes(&self, node: &str, mode: NodeLoss) -> Provisioner {
-        let options = Options { node_loss: mode, ..Options::default() };
-        self.provisioner_with(node, &self.volumes, options).await
+    async fn controller_checking_nodes(&self, mode: NodeLoss) -> Provisioner {
+        self.controller(checking_nodes(mode)).await
     }
 
     /// Creates a claim that is bound to a PersistentVolume of a node, as the provisioner there would have created it.
@@ -54,8 +54,8 @@ impl Cluster {
         policy: &str,
         change: Value,
     ) -> (PersistentVolumeClaim, PersistentVolume) {
-        // No running provisioner serves the claim until its PersistentVolume exists.
-        let selected = json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}});
+        // No provisioner runs, so none serves the claim until its PersistentVolume exists.
+        let selected = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
         self.claim(name, selected).await;
         let has_provisioner = |claim: &PersistentVolumeClaim| {
             claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
@@ -94,6 +94,10 @@ impl Cluster {
     }
 }
 
+fn checking_nodes(mode: NodeLoss) -> Duties {
+    Duties { builtin: None, node_loss: mode }
+}
+
 fn is_released(volume: &PersistentVolume) -> bool {
     volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
 }
@@ -105,16 +109,13 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
     cluster.create_node().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     // A dry run only reports.
-    let dry_run = cluster.provisioner_checking_nodes(HERE, NodeLoss::DryRun).await;
+    let dry_run = cluster.controller_checking_nodes(NodeLoss::DryRun).await;
     cluster.delete_node().await;
-    cluster.event_about(&volume, "if the provisioner ran with --node-loss=enforce").await;
+    cluster.event_about(&volume, "if the driver ran with --node-loss=enforce").await;
     dry_run.stop().await;
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), claim.uid());
 
-    let checking = [
-        cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await,
-        cluster.provisioner_checking_nodes(THERE, NodeLoss::Enforce).await,
-    ];
+    let running = [cluster.provisioner().await, cluster.controller_checking_nodes(NodeLoss::Enforce).await];
     let is_old = |found: Option<PersistentVolumeClaim>| found.is_some_and(|found| found.uid() == claim.uid());
     eventually("the claim is deleted", || async {
         (!is_old(cluster.claims().get_opt("data").await.unwrap())).then_some(())
@@ -130,8 +131,8 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
 
     cluster.delete_claim("data").await;
     cluster.wait_until_removed(&bound).await;
-    for checking_provisioner in checking {
-        checking_provisioner.stop().await;
+    for process in running {
+        process.stop().await;
     }
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
@@ -143,13 +144,10 @@ async fn no_fault_proves_that_a_node_is_deleted() {
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
-    // The driver is not registered, so the provisioner reads the Node.
+    // The driver is not registered, so the controller reads the Node.
     let registered: Api<CSINode> = Api::all(cluster.admin.clone());
     registered.delete(LOST, &DeleteParams::default()).await.unwrap();
-    // This node checks for deleted nodes without a delay.
-    let driver = fixtures::identity().driver().to_owned();
-    let first = [HERE, THERE].into_iter().min_by_key(|node| fnv1a(&[&driver, node])).unwrap();
-    let api_server = FaultyApiServer::before(&cluster, first).await;
+    let api_server = FaultyApiServer::in_front_of(&cluster, controllers::kubeconfig().0).await;
     let reads_node = |call: &Call, _: Option<Fault>| call.is("get", "nodes") && call.name == LOST;
     // The last fault is that of all further reads.
     let (faults, number) = (Fault::OF_READS.into_iter().rev(), AtomicUsize::new(0));
@@ -158,14 +156,16 @@ async fn no_fault_proves_that_a_node_is_deleted() {
         let next = || faults[number.fetch_add(1, Ordering::Relaxed).min(faults.len() - 1)];
         reads_node(call, None).then(next)
     });
-    let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
-    let provisioner = api_server.provisioner(&cluster, (first, &cluster.volumes), TIMEOUTS, options).await;
-    // A change of a CSINode makes the provisioner check again.
+    let traffic = ApiTraffic::default();
+    let client = api_server.client(TIMEOUTS, &traffic).await;
+    let duties = checking_nodes(NodeLoss::Enforce);
+    let controller = cluster.start_controller("only", duties, client, traffic).await;
+    // A change of a CSINode makes the controller check again.
     let check = async || {
         let checked = api_server.now();
         let change = json!({"metadata": {"annotations": {"checked": checked.to_string()}}});
         registered.patch(THERE, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
-        api_server.until(checked, 1, "the provisioner reads the Node", reads_node).await;
+        api_server.until(checked, 1, "the controller reads the Node", reads_node).await;
     };
     // These checks take longer than the grace time.
     let is_last = |_: &Call, fault| fault == Some(Fault::OF_READS[0]);
@@ -182,7 +182,7 @@ async fn no_fault_proves_that_a_node_is_deleted() {
     check().await;
     cluster.wait_until_deleted(&cluster.claims(), "data").await;
     cluster.wait_until_removed(&volume).await;
-    provisioner.stop().await;
+    controller.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }
@@ -201,7 +201,7 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
     cluster.delete_claim("kept").await;
     until(&cluster.objects(), &kept.name_any(), is_released).await;
 
-    let checking_provisioner = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     cluster.delete_node().await;
     cluster.event_about(&kept, "is kept: bring").await;
     cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
@@ -220,10 +220,10 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
     // An administrator gives up the data of one volume.
     let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
     cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
-    checking_provisioner.stop().await;
-    let checking_provisioner = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    controller.stop().await;
+    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     cluster.wait_until_removed(&kept).await;
-    checking_provisioner.stop().await;
+    controller.stop().await;
     cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
@@ -236,31 +236,32 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
     let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
-    let checking_provisioner = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
+    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, options).await;
     cluster.wait_until_deleted(&cluster.claims(), "old").await;
     cluster.wait_until_removed(&old).await;
     cluster.event_about(&old, OTHER_DISK).await;
     assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());
     cluster.delete_claim("present").await;
     cluster.wait_until_removed(&present).await;
-    checking_provisioner.stop().await;
+    provisioner.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }
 
-/// Without the component, the manifests let a provisioner change no PersistentVolume of another node. With it, they let it delete
-/// them.
+/// Without the component, the manifests let the controller change no PersistentVolume. With it, they let it delete those of deleted
+/// nodes.
 #[tokio::test]
-async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
+async fn a_controller_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
     let cluster = Cluster::connect().await;
     let (_, theirs) = cluster.claim_on(THERE, "theirs", "retain", json!({})).await;
     let name = theirs.name_any();
-    let taken_over = cluster.client_of(HERE, &ApiTraffic::default()).await;
+    let (taken_over, _node) = cluster.controller_client(&ApiTraffic::default()).await;
     let volumes: Api<PersistentVolume> = Api::all(taken_over.clone());
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over, &cluster.namespace);
     let delete = async || volumes.delete(&name, &DeleteParams::default()).await.map(drop);
     let refused = delete().await.unwrap_err().to_string();
-    assert!(refused.contains("may change and delete only PersistentVolumes of its own node"), "{refused}");
+    assert!(refused.contains("cannot delete resource \"persistentvolumes\""), "{refused}");
     claims.delete("theirs", &DeleteParams::default()).await.unwrap_err();
 
     cluster.opt_in(&OPT_IN).await;

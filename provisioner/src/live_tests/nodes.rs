@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
 
+use super::controllers::ONLY_PLACEMENT;
 use super::*;
 use crate::objects::ownership::SELECTED_NODE;
 
@@ -100,6 +101,7 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     let cluster = Cluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
+    let controller = cluster.controller(ONLY_PLACEMENT).await;
     let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(THERE)});
     let class = cluster.another_class("one", allowed).await;
     cluster.unplaced("now", &class, "1Mi").await;
@@ -108,11 +110,12 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     assert_eq!(there.capacity(&volume.name_any()), Some(Bytes(MIB)));
     assert!(cluster.volumes.state().volumes.is_empty());
 
-    // The claim is expanded although no node was ever selected.
+    // The controller selected the node.
     cluster.request_size("now", "2Mi").await;
     until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     cluster.delete_claim("now").await;
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+    controller.stop().await;
     cluster.finish(provisioners).await;
 }
 
@@ -121,6 +124,7 @@ async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class
     let cluster = Cluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
+    let controller = cluster.controller(ONLY_PLACEMENT).await;
     let class = cluster.another_class("any", json!({"volumeBindingMode": "Immediate"})).await;
     cluster.unplaced("torn", &class, "1Mi").await;
     cluster.event_that("torn", "ProvisioningFailed", "2 nodes may provide a volume").await;
@@ -132,6 +136,7 @@ async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class
     assert_eq!(node_of(&cluster.bound("torn").await), THERE);
     cluster.delete_claim("torn").await;
     until_empty(&there).await;
+    controller.stop().await;
     cluster.finish(provisioners).await;
 }
 

@@ -1,7 +1,7 @@
 //! Acts on PersistentVolumes whose data cannot be reached any more, after the grace time of each.
 //!
-//! The provisioner of such a node cannot act. Other provisioners therefore do what the PersistentVolume's policy allows. They
-//! delete objects and never data.
+//! The provisioner of such a node cannot act. The controller therefore does what the PersistentVolume's policy allows. It
+//! deletes objects and never data.
 //!
 //! Each write is conditional on the object being unchanged since the decision, so two processes that act at the same time do no
 //! harm. The grace time is measured by the monotonic clock from the moment when this process first saw the loss: a restart
@@ -33,7 +33,7 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(300);
 /// The mode of the reconciliation of volumes of deleted nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum NodeLoss {
-    /// No node checks for deleted nodes.
+    /// Nothing checks for deleted nodes.
     #[default]
     Off,
     /// Record events that say what would be done.
@@ -76,13 +76,12 @@ impl<'a> LossReconciler<'a> {
         LossReconciler { cluster, mode, lost_since: BTreeMap::new(), backoff: Backoff::default() }
     }
 
-    /// Reconciles the volumes of all storage that is lost now, each of them `start_delay` after its grace time.
+    /// Reconciles the volumes of all storage that is lost now, each of them after its grace time.
     ///
     /// Returns the time after which a volume has to be checked again, if no event announces that.
     pub(crate) async fn reconcile(
         &mut self,
         lost: BTreeMap<LostStorage, Vec<Arc<PersistentVolume>>>,
-        start_delay: Duration,
         now: Instant,
     ) -> Option<Duration> {
         // Storage that came back has its full grace time if it is lost again.
@@ -90,14 +89,13 @@ impl<'a> LossReconciler<'a> {
         let mut next = None;
         for (place, volumes) in lost {
             let since = *self.lost_since.entry(place.clone()).or_insert(now);
-            let seen_for = now.duration_since(since);
-            let lost_for = seen_for.saturating_sub(start_delay);
+            let lost_for = now.duration_since(since);
             for volume in volumes {
                 let check = match self.remaining_back_off(&volume, now) {
                     Some(remaining) => Some(remaining),
                     None => match self.reconcile_volume(&volume, &place, lost_for).await {
                         Ok(NextCheck::OnChange) => None,
-                        Ok(NextCheck::After(wait)) => Some(wait + start_delay.saturating_sub(seen_for)),
+                        Ok(NextCheck::After(wait)) => Some(wait),
                         Ok(NextCheck::BackOff) => Some(self.back_off(&volume, now)),
                         Err(error) => {
                             if !error.is_conflict() {
@@ -149,7 +147,7 @@ impl<'a> LossReconciler<'a> {
         if decision == Decision::ReportOnly || self.mode != NodeLoss::Enforce {
             let note = match decision {
                 Decision::ReportOnly => format!("{cause}; {action}"),
-                _ => format!("{cause}; {action}, if the provisioner ran with --node-loss=enforce"),
+                _ => format!("{cause}; {action}, if the driver ran with --node-loss=enforce"),
             };
             self.cluster.events.publish(volume, Reason::NodeLost, note);
             return Ok(NextCheck::OnChange);

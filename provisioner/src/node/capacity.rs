@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     api::{
-        jitter::fnv1a,
+        hash::fnv1a,
         pruned::Pruned,
         queue::{self, CacheChange},
         signals::SyncSignal,

@@ -104,8 +104,6 @@ enum Progress {
     Pending,
     /// The claim belongs to another node, or to none yet. It may come back, so its back-off is kept.
     Elsewhere,
-    /// No event announces when the claim belongs to this node: check again later.
-    Requeue,
 }
 
 /// A failure and the reason of its event.
@@ -136,9 +134,6 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
             ctx.claims.backoff.failed(key, retry_key, Instant::now());
         }
         Ok(Progress::Done | Progress::Pending | Progress::Elsewhere) => {}
-        Ok(Progress::Requeue) => {
-            return Action::requeue(ctx.claims.backoff.failed(key, retry_key, Instant::now()));
-        }
         Err(Failure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "the claim changed in the meantime, or another task works on its volume; it is reconciled again");
             return Action::requeue(ctx.claims.conflicts.failed(key, (), Instant::now()));
@@ -146,7 +141,9 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
         Err(Failure { reason, error }) => {
             let wait = ctx.claims.backoff.failed(key, retry_key, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
-            if let Some(patch) = reschedule::plan(&claim, &error, &ctx.cluster.identity) {
+            if let Some(patch) =
+                reschedule::plan(&claim, class_of(&claim, &ctx).as_deref(), &error, &ctx.cluster.identity)
+            {
                 match reschedule::apply(&claim, &patch, &ctx).await {
                     Ok(()) => {
                         let note = format!(
@@ -218,7 +215,6 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
         &ctx.cluster.identity,
     )? {
         provision::Plan::Ignore => Ok(Progress::Elsewhere),
-        provision::Plan::Requeue => Ok(Progress::Requeue),
         provision::Plan::UpToDate => Ok(Progress::UpToDate),
         provision::Plan::Create(creation) => {
             provision::apply(claim, creation, ctx).await?;

@@ -28,7 +28,7 @@ pub(crate) async fn run(ctx: Arc<Context>, mode: NodeLoss) {
     let mut losses = LossReconciler::new(&ctx.cluster, mode);
     let mut storage = ctx.storage.changes();
     loop {
-        let next = losses.reconcile(on_other_disks(&ctx), Duration::ZERO, Instant::now()).await;
+        let next = losses.reconcile(on_other_disks(&ctx), Instant::now()).await;
         let wait = next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
         if timeout(wait, storage.changed()).await.is_ok() {
             sleep(DEBOUNCE).await;
@@ -94,9 +94,9 @@ mod tests {
         let ctx = Arc::clone(&test_context.ctx);
         let mut losses = LossReconciler::new(&ctx.cluster, NodeLoss::Enforce);
         let start = Instant::now();
-        let first = losses.reconcile(on_other_disks(&ctx), Duration::ZERO, start).await;
+        let first = losses.reconcile(on_other_disks(&ctx), start).await;
         assert_eq!(first, Some(GRACE));
-        losses.reconcile(on_other_disks(&ctx), Duration::ZERO, start + GRACE).await;
+        losses.reconcile(on_other_disks(&ctx), start + GRACE).await;
         drop(losses);
         drop(ctx);
         assert_eq!(test_context.finish().await, ["NodeLost", "NodeLost"]);

@@ -12,6 +12,7 @@ pub(crate) mod health_endpoints;
 pub(crate) mod lost_disk;
 pub(crate) mod persistent_volumes;
 pub(crate) mod placement;
+pub(crate) mod process;
 pub(crate) mod project_audit;
 pub(crate) mod provision;
 pub(crate) mod references;

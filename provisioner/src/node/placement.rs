@@ -1,24 +1,22 @@
-//! Decides which node provisions for a claim. Every node decides for itself, and all reach the same result.
+//! Decides whether this node provisions for a claim.
 //!
-//! For a class with WaitForFirstConsumer the scheduler has chosen. For a class with Immediate no component has chosen, and the pod
-//! is unknown: any choice among several nodes would be a guess that binds the pod. So exactly one node must be allowed, by the
-//! class's `allowedTopologies` or because the driver runs on no other node.
+//! The scheduler has written the node into the claim. For a class with the volumeBindingMode Immediate, the controller has
+//! (`controller/immediate.rs`).
 
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolumeClaim},
-    storage::v1::{CSINode, StorageClass},
+    storage::v1::StorageClass,
 };
-use kube::{Api, ResourceExt, api::ListParams};
+use kube::{Api, ResourceExt};
 
 use crate::{
     api::absence,
     error::Error,
     node::context::Context,
     objects::{
-        identity::Identity,
         ownership,
         refusal::Refusal,
-        topology::{Candidate, allows, candidate, is_immediate},
+        topology::{Candidate, allows, candidate},
     },
 };
 
@@ -27,96 +25,40 @@ use crate::{
 pub(crate) enum Placement {
     /// This node provisions.
     Here,
-    /// Another node provisions, or the scheduler has not chosen yet.
+    /// Another node provisions, or none was selected yet.
     Elsewhere,
-    /// No node may provision, for this reason; this node reports it.
+    /// This node was selected but may not provision, for this reason.
     Refused(Refusal),
-    /// No node may provision now, or another one does. Nodes are added and deleted, so this node checks again later.
-    Requeue,
 }
 
-/// The nodes that the decision requires.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RequiredNodes {
-    Nothing,
-    ThisNode,
-    AllNodes,
-}
-
-fn required_nodes(
-    claim: &PersistentVolumeClaim,
-    class: Option<&StorageClass>,
-    identity: &Identity,
-) -> RequiredNodes {
-    let Some(class) = class.filter(|class| class.provisioner == identity.driver()) else {
-        return RequiredNodes::Nothing;
-    };
-    match ownership::selected_node(claim) {
-        Some(node) if node == identity.node() && class.allowed_topologies.is_some() => {
-            RequiredNodes::ThisNode
-        }
-        None if is_immediate(class) => RequiredNodes::AllNodes,
-        _ => RequiredNodes::Nothing,
-    }
-}
-
-/// Decides the placement of a claim, given the nodes that [`required_nodes`] returned.
-fn place(
-    claim: &PersistentVolumeClaim,
-    class: Option<&StorageClass>,
-    nodes: &[Candidate],
-    identity: &Identity,
-) -> Placement {
-    let is_this = |node: &Candidate| node.name == identity.node();
-    let Some(node) = ownership::selected_node(claim) else {
-        return match class {
-            Some(class) if class.provisioner == identity.driver() && is_immediate(class) => {
-                only_one(class, nodes, identity)
-            }
-            // The scheduler has to choose, or the class does not exist yet.
-            _ => Placement::Elsewhere,
-        };
-    };
-    if node != identity.node() {
-        return Placement::Elsewhere;
-    }
-    let refusing =
-        class.filter(|class| !nodes.iter().filter(|node| is_this(node)).all(|node| allows(class, node)));
-    match refusing {
-        Some(class) => {
-            Placement::Refused(Refusal::Topology { class: class.name_any(), node: node.to_owned() })
-        }
-        None => Placement::Here,
-    }
-}
-
-fn only_one(class: &StorageClass, nodes: &[Candidate], identity: &Identity) -> Placement {
-    let allowed: Vec<&Candidate> = nodes.iter().filter(|node| allows(class, node)).collect();
-    if let [only] = allowed.as_slice() {
-        return if only.name == identity.node() { Placement::Here } else { Placement::Requeue };
-    }
-    let reporting = if allowed.is_empty() { nodes.iter().collect() } else { allowed.clone() };
-    if reporting.iter().map(|node| node.name.as_str()).min() != Some(identity.node()) {
-        return Placement::Requeue;
-    }
-    Placement::Refused(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() })
-}
-
-/// Decides the placement of a claim, after reading the required nodes.
+/// Decides the placement of a claim. Reads this node only if the class does not allow all nodes.
 ///
 /// # Errors
-/// When the nodes cannot be read from the API server.
+/// When this node cannot be read from the API server.
 pub(crate) async fn of(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     ctx: &Context,
 ) -> Result<Placement, Error> {
-    let nodes = match required_nodes(claim, class, &ctx.cluster.identity) {
-        RequiredNodes::Nothing => vec![],
-        RequiredNodes::ThisNode => vec![this_node(ctx).await?],
-        RequiredNodes::AllNodes => all_nodes(ctx).await?,
-    };
-    Ok(place(claim, class, &nodes, &ctx.cluster.identity))
+    let identity = &ctx.cluster.identity;
+    if ownership::selected_node(claim) != Some(identity.node()) {
+        return Ok(Placement::Elsewhere);
+    }
+    let restricting =
+        class.filter(|class| class.provisioner == identity.driver() && class.allowed_topologies.is_some());
+    match restricting {
+        Some(class) => Ok(place(class, &this_node(ctx).await?)),
+        None => Ok(Placement::Here),
+    }
+}
+
+/// Decides the placement of a claim for which this node was selected.
+fn place(class: &StorageClass, node: &Candidate) -> Placement {
+    if allows(class, node) {
+        Placement::Here
+    } else {
+        Placement::Refused(Refusal::Topology { class: class.name_any(), node: node.name.clone() })
+    }
 }
 
 /// Returns this node with the labels that `allowedTopologies` selects by.
@@ -132,146 +74,50 @@ pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
     Ok(candidate(name, labels, &ctx.cluster.identity))
 }
 
-/// Returns all nodes of the driver. Needed only for a claim without a selected node. The nodes are not watched: in a large cluster
-/// they are written all the time, and every node would receive the events of all others.
-async fn all_nodes(ctx: &Context) -> Result<Vec<Candidate>, Error> {
-    // From the API server's cache: as current as a watch, and no load on etcd.
-    let cached = ListParams::default().match_any();
-    let registered: Api<CSINode> = Api::all(ctx.cluster.client.clone());
-    let registered = registered.list(&cached).await;
-    let registered = registered.map_err(|error| Error::api("list", "the CSINodes", error))?;
-    let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
-    let nodes = nodes.list_metadata(&cached).await.map_err(|error| Error::api("list", "the Nodes", error))?;
-    let runs_driver = |name: &str| {
-        let drivers =
-            registered.iter().filter(|node| node.name_any() == name).flat_map(|node| &node.spec.drivers);
-        drivers.into_iter().any(|driver| driver.name == ctx.cluster.identity.driver())
-    };
-    let nodes =
-        nodes.items.into_iter().map(|node| (node.name_any(), node.metadata.labels.unwrap_or_default()));
-    let nodes = nodes.filter(|(name, _)| runs_driver(name));
-    Ok(nodes.map(|(name, labels)| candidate(&name, labels, &ctx.cluster.identity)).collect())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
+    use http::Method;
+    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::fixtures;
-
-    fn node(name: &str) -> Candidate {
-        let zone = if name == "node-c" { "east" } else { "west" };
-        candidate(name, BTreeMap::from([("zone".to_owned(), zone.to_owned())]), &fixtures::identity())
-    }
-
-    fn topologies(terms: Value) -> Value {
-        json!({"volumeBindingMode": "Immediate", "allowedTopologies": terms})
-    }
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, TestContext, expect},
+    };
 
     fn only(node: &str) -> Value {
         let key = "topology.csi.loopfs.dev/node";
-        topologies(json!([{"matchLabelExpressions": [{"key": key, "values": [node]}]}]))
-    }
-
-    const SELECTED: &str = "volume.kubernetes.io/selected-node";
-
-    fn placed(selected: Option<&str>, class: Value, nodes: &[&str]) -> Placement {
-        let claim = fixtures::claim(json!({"metadata": {"annotations": {SELECTED: selected}}}));
-        let nodes: Vec<_> = nodes.iter().map(|name| node(name)).collect();
-        place(&claim, Some(&fixtures::class(class)), &nodes, &fixtures::identity())
+        json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": key, "values": [node]}]}]})
     }
 
     #[rstest]
-    #[case::selected(Some("node-a"), json!({}), &[], Placement::Here)]
-    #[case::selected_though_immediate(Some("node-a"), json!({"volumeBindingMode": "Immediate"}), &[], Placement::Here)]
-    #[case::selected_elsewhere(Some("node-b"), json!({}), &[], Placement::Elsewhere)]
-    #[case::selected_and_allowed(Some("node-a"), only("node-a"), &["node-a"], Placement::Here)]
-    #[case::the_schedulers_turn(None, json!({}), &["node-a"], Placement::Elsewhere)]
-    #[case::another_driver(None, json!({"volumeBindingMode": "Immediate", "provisioner": "x"}), &["node-a"], Placement::Elsewhere)]
-    #[case::the_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-a"], Placement::Here)]
-    #[case::no_mode_is_immediate(None, json!({"volumeBindingMode": null}), &["node-a"], Placement::Here)]
-    #[case::another_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-b"], Placement::Requeue)]
-    #[case::the_class_names_it(None, only("node-a"), &["node-a", "node-b"], Placement::Here)]
-    #[case::the_class_names_another(None, only("node-b"), &["node-a", "node-b"], Placement::Requeue)]
-    #[case::another_node_reports(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Placement::Requeue)]
-    #[case::driver_on_no_node(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
-    fn places(
+    #[case::selected(Some("node-a"), Some(json!({})), false, Placement::Here)]
+    #[case::selected_by_the_controller(Some("node-a"), Some(json!({"volumeBindingMode": "Immediate"})), false, Placement::Here)]
+    #[case::without_a_known_class(Some("node-a"), None, false, Placement::Here)]
+    #[case::selected_elsewhere(Some("node-b"), Some(only("node-a")), false, Placement::Elsewhere)]
+    #[case::not_selected(None, Some(json!({"volumeBindingMode": "Immediate"})), false, Placement::Elsewhere)]
+    #[case::another_driver(Some("node-a"), Some(json!({"provisioner": "x", "allowedTopologies": []})), false, Placement::Here)]
+    #[case::selected_and_allowed(Some("node-a"), Some(only("node-a")), true, Placement::Here)]
+    #[case::not_allowed(Some("node-a"), Some(only("node-c")), true, Placement::Refused(Refusal::Topology { class: "loopfs".to_owned(), node: "node-a".to_owned() }))]
+    #[tokio::test]
+    async fn places(
         #[case] selected: Option<&str>,
-        #[case] class: Value,
-        #[case] nodes: &[&str],
+        #[case] class: Option<Value>,
+        #[case] reads_node: bool,
         #[case] expected: Placement,
     ) {
-        assert_eq!(placed(selected, class, nodes), expected);
-    }
-
-    #[rstest]
-    #[case::too_many(None, json!({"volumeBindingMode": "Immediate"}), &["node-b", "node-a"], "2 nodes may")]
-    #[case::none(None, only("node-c"), &["node-b", "node-a"], "no node may")]
-    #[case::not_this_one(Some("node-a"), only("node-c"), &["node-a"], "do not allow node \"node-a\"")]
-    fn refusals_name_the_remedy(
-        #[case] selected: Option<&str>,
-        #[case] class: Value,
-        #[case] nodes: &[&str],
-        #[case] expected: &str,
-    ) {
-        match placed(selected, class, nodes) {
-            Placement::Refused(why) => {
-                let why = why.to_string();
-                assert!(why.contains(expected) && why.contains("allowedTopologies"), "{why}");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// For all classes and all sets of nodes, at most one node provisions, and at most one reports a refusal.
-    #[test]
-    fn at_most_one_node_provisions_and_at_most_one_reports() {
-        let zone = |values: &[&str]| {
-            topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": values}]}]))
-        };
-        let classes =
-            [zone(&["west"]), zone(&["east"]), zone(&["east", "west"]), zone(&["north"]), only("node-b")];
-        let all = ["node-a", "node-b", "node-c"];
-        let claim = fixtures::claim(json!({"metadata": {"annotations": {SELECTED: null}}}));
-        for class in classes {
-            let class = fixtures::class(class);
-            for running in 0..1 << all.len() {
-                let nodes: Vec<_> = all
-                    .iter()
-                    .enumerate()
-                    .filter(|(bit, _)| running >> bit & 1 == 1)
-                    .map(|(_, name)| node(name))
-                    .collect();
-                let placements: Vec<_> = nodes
-                    .iter()
-                    .map(|node| {
-                        let identity = Identity::new("csi.loopfs.dev", &node.name).unwrap();
-                        place(&claim, Some(&class), &nodes, &identity)
-                    })
-                    .collect();
-                let count = |matches: fn(&Placement) -> bool| {
-                    placements.iter().filter(|place| matches(place)).count()
-                };
-                let (here, refused) = (
-                    count(|place| *place == Placement::Here),
-                    count(|place| matches!(place, Placement::Refused(_))),
-                );
-                assert_eq!(here + refused, usize::from(!nodes.is_empty()), "{nodes:?} {placements:?}");
-            }
-        }
-    }
-
-    #[rstest]
-    #[case::no_terms(json!([]), true)]
-    #[case::absent(Value::Null, true)]
-    #[case::an_empty_term(json!([{}]), false)]
-    #[case::one_of_two_terms(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}, {"matchLabelExpressions": [{"key": "zone", "values": ["west"]}]}]), true)]
-    #[case::half_a_term(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["west"]}, {"key": "rack", "values": ["1"]}]}]), false)]
-    fn topologies_are_evaluated_as_by_the_scheduler(#[case] terms: Value, #[case] expected: bool) {
-        assert_eq!(allows(&fixtures::class(topologies(terms)), &node("node-a")), expected);
+        let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-a"}});
+        let read = reads_node.then(|| expect(Method::GET, "/api/v1/nodes/node-a", None).respond(node));
+        let store = FakeStore::of_size(Bytes(1 << 30));
+        let test_context = TestContext::new(store, Caches::default(), read.into_iter().collect());
+        let claim =
+            fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: selected}}}));
+        let class = class.map(fixtures::class);
+        let placed = of(&claim, class.as_ref(), &test_context.ctx).await.unwrap();
+        assert_eq!(placed, expected);
+        test_context.finish().await;
     }
 }

@@ -36,8 +36,6 @@ use crate::{
 pub(crate) enum Plan {
     /// The claim belongs to another node or driver.
     Ignore,
-    /// The claim does not belong to this node now, and no event announces when it does: check again later.
-    Requeue,
     /// The claim has its PersistentVolume; kube-controller-manager binds the two.
     UpToDate,
     /// Create a volume.
@@ -74,7 +72,6 @@ pub(crate) fn plan(
     match placement {
         Placement::Here => {}
         Placement::Elsewhere => return Ok(Plan::Ignore),
-        Placement::Requeue => return Ok(Plan::Requeue),
         Placement::Refused(why) => return Err(why.into()),
     }
     let id = ownership::volume_id_for(claim)?;
@@ -412,7 +409,6 @@ mod tests {
 
     #[rstest]
     #[case::elsewhere(Placement::Elsewhere, Ok(Plan::Ignore))]
-    #[case::later(Placement::Requeue, Ok(Plan::Requeue))]
     #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("requests no size"))]
     fn placement_is_decided_before_the_claim_is_checked(
         #[case] placement: Placement,

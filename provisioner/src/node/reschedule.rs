@@ -4,7 +4,7 @@
 //! schedules the pod again. The capacity that this node has published in the meantime normally prevents the same choice. If the
 //! scheduler chooses this node again anyway, back-off spaces the attempts.
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
 use kube::{
     ResourceExt,
     api::{Patch, PatchParams},
@@ -15,12 +15,18 @@ use serde_json::{Value, json};
 use crate::{
     error::Error,
     node::context::Context,
-    objects::{identity::Identity, ownership},
+    objects::{identity::Identity, ownership, topology::is_immediate},
     store::volumes::StorageError,
 };
 
 /// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
-pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Identity) -> Option<Value> {
+/// For a class with the volumeBindingMode Immediate, this node is the only one that may provide the volume.
+pub(crate) fn plan(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    failure: &Error,
+    identity: &Identity,
+) -> Option<Value> {
     let elsewhere = match failure {
         Error::Storage(StorageError::Volume(error)) => error.kind == ErrorKind::NoSpace,
         Error::SourceElsewhere { .. } => true,
@@ -28,7 +34,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Id
     };
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
-    (elsewhere && chosen).then(|| {
+    (elsewhere && chosen && !class.is_some_and(is_immediate)).then(|| {
         json!({ "metadata": {
             // Both are preconditions: the API server returns 409 if either differs.
             "uid": claim.metadata.uid,
@@ -77,7 +83,8 @@ mod tests {
         #[case] failure: Error,
         #[case] expected: bool,
     ) {
-        let patch = plan(&fixtures::claim(change), &failure, &fixtures::identity());
+        let class = fixtures::class(json!({}));
+        let patch = plan(&fixtures::claim(change), Some(&class), &failure, &fixtures::identity());
         let expected = expected.then(|| {
             json!({"metadata": {
                 "uid": fixtures::CLAIM_UID, "resourceVersion": "100",
@@ -85,5 +92,12 @@ mod tests {
             }})
         });
         assert_eq!(patch, expected);
+    }
+
+    #[test]
+    fn a_claim_of_an_immediate_class_keeps_its_node() {
+        let class = fixtures::class(json!({"volumeBindingMode": "Immediate"}));
+        let failure = refused(ErrorKind::NoSpace);
+        assert_eq!(plan(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity()), None);
     }
 }

@@ -38,3 +38,24 @@ pub(crate) fn candidate(name: &str, mut labels: BTreeMap<String, String>, identi
     labels.insert(identity.topology_key(), name.to_owned());
     Candidate { name: name.to_owned(), labels }
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    #[rstest]
+    #[case::no_terms(json!([]), true)]
+    #[case::absent(Value::Null, true)]
+    #[case::an_empty_term(json!([{}]), false)]
+    #[case::one_of_two_terms(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}, {"matchLabelExpressions": [{"key": "zone", "values": ["west"]}]}]), true)]
+    #[case::half_a_term(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["west"]}, {"key": "rack", "values": ["1"]}]}]), false)]
+    fn topologies_are_evaluated_as_by_the_scheduler(#[case] terms: Value, #[case] expected: bool) {
+        let labels = BTreeMap::from([("zone".to_owned(), "west".to_owned())]);
+        let node = candidate("node-a", labels, &fixtures::identity());
+        assert_eq!(allows(&fixtures::class(json!({"allowedTopologies": terms})), &node), expected);
+    }
+}

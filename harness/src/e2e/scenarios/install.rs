@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
@@ -83,7 +84,7 @@ async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the DaemonSet's pods are ready.
+/// Waits until the pods of the DaemonSet are ready, and those of the controller.
 pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
     let waited = until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
@@ -94,7 +95,24 @@ pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
         State::ready_if(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
     })
     .await;
-    explained(env, waited).await
+    explained(env, waited).await?;
+    for name in env.deployments() {
+        let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), env.driver.namespace());
+        let waited = until_one(deployments, &name, env.timeouts.start, |deployment| {
+            let Some(deployment) = deployment else { return State::Pending(format!("no Deployment {name}")) };
+            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+            let status = deployment.status.clone().unwrap_or_default();
+            let seen = status.observed_generation >= deployment.metadata.generation;
+            let available = status.available_replicas.unwrap_or_default();
+            let updated = status.updated_replicas.unwrap_or_default();
+            State::ready_if(
+                seen && (updated, available) == (wanted, wanted),
+                format!("of {wanted} replicas of {name}, {updated} are new and {available} are available"),
+            )
+        });
+        waited.await?;
+    }
+    Ok(())
 }
 
 /// Waits as `kubectl rollout status` does, until the update of the DaemonSet to this generation has reached all of its

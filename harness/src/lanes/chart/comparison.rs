@@ -11,9 +11,9 @@ use testvm_cluster::manifests::Manifests;
 /// Objects by kind, namespace and name.
 pub(super) type Objects = BTreeMap<String, Value>;
 
-/// The label of the objects that the provisioners keep with the component builtin-objects, and its value there.
+/// The label of the objects that the controller keeps with the component builtin-objects, and its value there.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-const PROVISIONERS: &str = "loopfs-provisioner";
+const MANAGER: &str = "loopfs-provisioner";
 /// The label that these objects have in addition.
 const INSTANCE: &str = "app.kubernetes.io/instance";
 
@@ -73,9 +73,9 @@ fn sort_named(value: &mut Value) {
 }
 
 /// Changes the objects of the component builtin-objects, as kustomize renders them, to what the chart must render. Helm sets the label
-/// `app.kubernetes.io/managed-by` of its objects itself, and the provisioners change only objects that have their own value there. So
-/// the provisioners create the CSIDriver and the classes, and Helm keeps the roles.
-pub(super) fn as_shared_with_provisioners(objects: &mut Objects) {
+/// `app.kubernetes.io/managed-by` of its objects itself, and the controller changes only objects that have its own value there. So
+/// the controller creates the CSIDriver and the classes, and Helm keeps the roles.
+pub(super) fn as_shared_with_the_controller(objects: &mut Objects) {
     objects.retain(|name, _| !name.starts_with("CSIDriver ") && !name.starts_with("StorageClass "));
     for (name, object) in objects.iter_mut() {
         if name.starts_with("ConfigMap ")
@@ -85,7 +85,7 @@ pub(super) fn as_shared_with_provisioners(objects: &mut Objects) {
         }
         let Some(Value::Object(metadata)) = object.get_mut("metadata") else { continue };
         let Some(Value::Object(labels)) = metadata.get_mut("labels") else { continue };
-        if labels.get(MANAGED_BY).is_some_and(|manager| manager == PROVISIONERS) {
+        if labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER) {
             labels.remove(MANAGED_BY);
             labels.remove(INSTANCE);
         }
@@ -197,7 +197,7 @@ mod tests {
              {{kind: ConfigMap, apiVersion: v1, metadata: {{name: c}}, data: {{rbac.yaml: 'a: 1', x.yaml: 'b: 1'}}}}\n"
         );
         let mut found = parsed(&text);
-        as_shared_with_provisioners(&mut found);
+        as_shared_with_the_controller(&mut found);
         let expected = parsed(
             "{kind: Role, apiVersion: v1, metadata: {name: r}}\n---\n\
              {kind: ConfigMap, apiVersion: v1, metadata: {name: c}, data: {x.yaml: 'b: 1'}}\n",

@@ -19,7 +19,7 @@ use testvm_cluster::{
     ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor, KubernetesSource,
 };
 
-use self::comparison::{Objects, as_shared_with_provisioners, differences, objects};
+use self::comparison::{Objects, as_shared_with_the_controller, differences, objects};
 use self::options::{Accepted, NAMESPACES, accepted, refused};
 use crate::helm::Helm;
 use crate::test_env::manifests::{self, Manifests};
@@ -136,7 +136,7 @@ impl Fixture<'_> {
         let kubectl = self.control_plane.kubectl();
         let expected = manifests::with_component(self.root, kubectl, "builtin-objects").await?;
         let mut expected = objects(&expected)?;
-        as_shared_with_provisioners(&mut expected);
+        as_shared_with_the_controller(&mut expected);
         same(&expected, &self.rendered(&json!({"components": {"builtinObjects": true}})).await?)
     }
 

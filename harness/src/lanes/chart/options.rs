@@ -63,6 +63,7 @@ fn settings() -> Vec<Accepted> {
             }),
             &[
                 "system:serviceaccount:node-storage:loopfs-provisioner",
+                "system:serviceaccount:node-storage:loopfs-controller",
                 "\"example.org/team\":\"storage\"",
                 "\"pod-security.kubernetes.io/enforce\":\"privileged\"",
             ],
@@ -127,7 +128,26 @@ fn settings() -> Vec<Accepted> {
                 "\"maxUnavailable\":2",
                 "\"limits\":{\"memory\":\"256Mi\"}",
             ],
-            &["[{\"operator\":\"Exists\"}]", "system-node-critical", "podAntiAffinity"],
+            &["[{\"operator\":\"Exists\"}]", "system-node-critical"],
+        ),
+        accept(
+            "one replica of the controller, on other nodes",
+            json!({"controller": {
+                "replicas": 1,
+                "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+                "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}],
+                "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+                "priorityClassName": "system-node-critical",
+                "resources": {"limits": {"memory": "64Mi"}},
+            }}),
+            &[
+                "\"replicas\":1",
+                "\"node-role.kubernetes.io/control-plane\":\"\"",
+                "\"effect\":\"NoSchedule\"",
+                "\"podAffinity\"",
+                "\"limits\":{\"memory\":\"64Mi\"}",
+            ],
+            &["podAntiAffinity", "system-cluster-critical"],
         ),
         accept(
             "other classes",
@@ -166,7 +186,7 @@ fn components() -> Vec<Accepted> {
             &["\"dry-run\"", "BUILTIN_OBJECTS"],
         ),
         accept(
-            "objects that the provisioners keep",
+            "objects that the controller keeps",
             json!({"components": {"builtinObjects": true}}),
             &["BUILTIN_OBJECTS", "\"dry-run\""],
             &["\"kind\":\"CSIDriver\"", "\"provisioner\":\"csi.loopfs.dev\""],
@@ -273,6 +293,8 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"tolerations": [{"operator": "Any"}]}), "/tolerations/0/operator"),
         (json!({"affinity": {"nodes": {}}}), "nodes"),
         (json!({"priorityClassName": ""}), "priorityClassName"),
+        (json!({"controller": {"replicas": -1}}), "/controller/replicas"),
+        (json!({"controller": {"maxUnavailable": 1}}), "maxUnavailable"),
         (json!({"maxUnavailable": 0}), "maxUnavailable"),
         (json!({"maxUnavailable": "110%"}), "maxUnavailable"),
         (json!({"resources": {"csi": {"limits": {"memory": "lots"}}}}), "/resources/csi/limits/memory"),

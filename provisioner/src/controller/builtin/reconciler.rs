@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use futures::{FutureExt, Stream, StreamExt, stream};
@@ -22,14 +22,10 @@ use super::{
     plan::{self, Action},
 };
 use crate::{
-    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, jitter::jitter},
+    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
     error::{Error, api_message},
     objects::identity::{Identity, MANAGER},
 };
-
-/// Longest wait before a repair. All provisioners see drift at the same time, and one of them should repair it: each waits for a
-/// different part of this time.
-const MAX_JITTER: Duration = Duration::from_secs(2);
 
 /// The ConfigMap of the declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -225,20 +221,15 @@ impl Reconciler<'_> {
         let waits = steps.iter().map(|(key, _)| {
             let retry_key = retry_key(key, state);
             let held = self.backoff.remaining(key, &retry_key, now);
-            held.unwrap_or_else(|| self.jitter(key, &retry_key))
+            held.unwrap_or_default()
         });
         let due = now + waits.min()?;
         Some(turn.map_or(due, |turn| turn.min(due)))
     }
 
-    fn jitter(&self, key: &Key, retry_key: &RetryKey) -> Duration {
-        let version = retry_key.1.as_deref().unwrap_or_default();
-        jitter(&[self.cluster.identity.node(), key.kind, &key.name, version], MAX_JITTER)
-    }
-
     /// Repairs all objects that are not in back-off.
     async fn repair(&self, state: &mut ObservedState) {
-        // Another provisioner may have acted on a newer declaration that the watch has not delivered yet.
+        // Another replica may have acted on a newer declaration that the watch has not delivered yet.
         match absence::get_opt(&self.config_maps(), &self.source.config_map).await {
             Ok(config_map) => self.declare(config_map, state),
             Err(error) => {
@@ -270,7 +261,7 @@ impl Reconciler<'_> {
                     self.publish(state, Reason::ObjectRefused, note);
                     self.backoff.failed(key, retry_key, Instant::now());
                 }
-                // Another provisioner was first. The watch delivers the newer version, which is not in back-off.
+                // Another writer was first. The watch delivers the newer version, which is not in back-off.
                 Err(error) if error.is_conflict() => {
                     tracing::debug!(object = %key, %error, "the object changed in the meantime; it is compared again");
                     self.backoff.failed(key, retry_key, Instant::now());
@@ -338,7 +329,7 @@ impl Reconciler<'_> {
                 let found = found.map_err(failed)?;
                 match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
                     Some(Action::Refuse) => Ok(Outcome::Refused),
-                    // Another provisioner created it, or it is being deleted: the watch reports that.
+                    // Another writer created it, or it is being deleted: the watch reports that.
                     _ => Ok(Outcome::Done),
                 }
             }

@@ -1,5 +1,4 @@
 use http::Method;
-use kube::runtime::watcher::Event as WatcherEvent;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -88,17 +87,6 @@ fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
     TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests)
 }
 
-fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeLossController<'a> {
-    let (nodes, mut cache) = reflector::store();
-    cache.apply_watcher_event(&WatcherEvent::Init);
-    for name in names {
-        let node = json!({"metadata": {"name": name}, "spec": {"drivers": []}});
-        cache.apply_watcher_event(&WatcherEvent::InitApply(serde_json::from_value(node).unwrap()));
-    }
-    cache.apply_watcher_event(&WatcherEvent::InitDone);
-    NodeLossController { cluster, nodes, losses: LossReconciler::new(cluster, mode) }
-}
-
 /// Reconciles at each of these times after the start. Returns the results and the reasons of the events.
 async fn reconciled_at(
     times: &[Duration],
@@ -107,7 +95,9 @@ async fn reconciled_at(
 ) -> (Vec<Result<Option<Duration>, Error>>, Vec<&'static str>) {
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
-    let mut controller = controller(&ctx.cluster, mode, &["node-a"]);
+    let nodes = RegisteredNodes::of(&["node-a"]);
+    let losses = LossReconciler::new(&ctx.cluster, mode);
+    let mut controller = NodeLossController { cluster: &ctx.cluster, nodes: &nodes, losses };
     let start = Instant::now();
     let mut results = Vec::new();
     for time in times {
@@ -176,7 +166,7 @@ async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
-/// If another provisioner or the user acted first, that is no failure.
+/// If another replica or the user acted first, that is no failure.
 #[rstest]
 #[case::changed(409, "Conflict")]
 #[case::not_found(404, "NotFound")]
@@ -227,25 +217,4 @@ async fn a_node_that_came_back_gets_the_full_grace_time_again() {
     let waits: Vec<_> = results.into_iter().map(Result::unwrap).collect();
     assert_eq!(waits, [Some(GRACE), None, Some(GRACE)]);
     assert_eq!(reasons, [""; 0]);
-}
-
-#[tokio::test]
-async fn only_the_first_nodes_in_the_check_order_check() {
-    let names: Vec<_> = (0..20).map(|number| format!("node-{number:02}")).collect();
-    let all: BTreeSet<_> = names.iter().cloned().collect();
-    let orders: BTreeSet<_> = names
-        .iter()
-        .map(|name| check_order(&all, &Identity::new("csi.loopfs.dev", name).unwrap()).unwrap())
-        .collect();
-    assert_eq!(orders, (0..20).collect());
-    assert_eq!(check_order(&all, &fixtures::identity()), None, "the driver is not registered here");
-
-    // A node that does not check sends no request.
-    let test_context = test_context(vec![]);
-    let ctx = Arc::clone(&test_context.ctx);
-    let mut idle = controller(&ctx.cluster, NodeLoss::Enforce, &["node-b"]);
-    assert_eq!(idle.reconcile(Instant::now()).await.unwrap(), None);
-    drop(idle);
-    drop(ctx);
-    test_context.finish().await;
 }

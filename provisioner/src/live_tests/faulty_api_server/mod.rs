@@ -40,7 +40,7 @@ use crate::{
         connection::{self, Timeouts},
         traffic::ApiTraffic,
     },
-    process::Options,
+    node::process::Options,
     testing::fake_store::FakeStore,
 };
 
@@ -75,9 +75,13 @@ struct Shared {
 }
 
 impl FaultyApiServer {
-    /// Starts a proxy without faults, and writes a kubeconfig that names it instead of the API server.
+    /// Starts a proxy for the provisioner of a node.
     pub(super) async fn before(cluster: &Cluster, node: &str) -> Self {
-        let real = Cluster::kubeconfig_of(node);
+        Self::in_front_of(cluster, Cluster::kubeconfig_of(node)).await
+    }
+
+    /// Starts a proxy without faults, and writes a kubeconfig that names it instead of the API server.
+    pub(super) async fn in_front_of(cluster: &Cluster, real: PathBuf) -> Self {
         let config = client::config(Some(real.clone())).await.unwrap();
         let connections = legacy::Client::builder(TokioExecutor::new())
             .build::<_, Full<Bytes>>(config.rustls_https_connector().unwrap());
@@ -91,9 +95,9 @@ impl FaultyApiServer {
         });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let own = format!("http://{}", listener.local_addr().unwrap());
-        let text = std::fs::read_to_string(real).unwrap();
+        let text = std::fs::read_to_string(&real).unwrap();
         let text = text.replace(config.cluster_url.to_string().trim_end_matches('/'), &own);
-        let kubeconfig = cluster.scratch.path().join(format!("faulty-{node}.kubeconfig"));
+        let kubeconfig = cluster.scratch.path().join(real.file_name().unwrap()).with_extension("faulty");
         std::fs::write(&kubeconfig, text).unwrap();
         let accepting = AbortOnDropHandle::new(tokio::spawn(accept(listener, Arc::clone(&shared))));
         FaultyApiServer { shared, kubeconfig, _accepting: accepting }

@@ -9,7 +9,7 @@ use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::{super::*, request::Resource, rights::ACCOUNT};
 use crate::{
-    api::jitter::fnv1a,
+    api::hash::fnv1a,
     objects::{
         loss_policy::Policy,
         ownership::SELECTED_NODE,

@@ -1,4 +1,4 @@
-//! The process: its options, its parts, and the tasks that it runs.
+//! The tasks of the process with the role `node`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use crate::{
         events::{self, Events},
         traffic::ApiTraffic,
     },
-    controller::{builtin, node_loss},
     loss::NodeLoss,
     node::{
         audit,
@@ -32,13 +31,12 @@ use crate::{
     tasks::{named, until},
 };
 
-/// The optional duties of a provisioner.
+/// The optional duties of a node's provisioner.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
     /// Where to publish the capacity of this node.
     pub(crate) capacity: Option<CapacityConfig>,
-    /// The ConfigMap that declares the built-in objects.
-    pub(crate) builtin: Option<builtin::Source>,
+    /// What to do about volumes on a disk that the node does not have any more.
     pub(crate) node_loss: NodeLoss,
     /// How to audit volumes and PersistentVolumes.
     pub(crate) audit: Option<audit::Settings>,
@@ -65,7 +63,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(cluster.clone(), intents, claims, volumes, classes, Timestamp::now));
+    let ctx = Arc::new(Context::new(cluster, intents, claims, volumes, classes, Timestamp::now));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
 
@@ -85,7 +83,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     ));
     tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { capacity: capacity_config, builtin, node_loss, audit, project_audit } = options;
+    let Options { capacity: capacity_config, node_loss, audit, project_audit } = options;
     if let Some(settings) = audit {
         let auditing = audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("audit", until(stop.clone(), auditing)));
@@ -94,13 +92,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         let auditing = project_audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("project audit", until(stop.clone(), auditing)));
     }
-    if let Some(source) = builtin {
-        let reconciling = builtin::run(cluster.clone(), source);
-        tasks.spawn(named("built-in objects", until(stop.clone(), reconciling)));
-    }
     if node_loss != NodeLoss::Off {
-        let checking = node_loss::run(cluster.clone(), node_loss);
-        tasks.spawn(named("node loss", until(stop.clone(), checking)));
         let checking = lost_disk::run(Arc::clone(&ctx), node_loss);
         tasks.spawn(named("lost disks", until(stop.clone(), checking)));
     }

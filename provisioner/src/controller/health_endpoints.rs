@@ -1,0 +1,97 @@
+//! The HTTP endpoints `/metrics`, `/healthz` and `/readyz` of the role `controller`.
+
+use monitoring::Gauges;
+use prometheus_client::{metrics::info::Info, registry::Registry};
+use tokio::sync::watch;
+
+use crate::api::{event_counter::EventCounter, traffic::ApiTraffic};
+
+/// The source of the health endpoints' responses.
+pub(crate) struct HealthEndpoints {
+    events: EventCounter,
+    traffic: ApiTraffic,
+    leads: watch::Receiver<bool>,
+}
+
+impl HealthEndpoints {
+    pub(crate) fn new(events: EventCounter, traffic: ApiTraffic, leads: watch::Receiver<bool>) -> Self {
+        HealthEndpoints { events, traffic, leads }
+    }
+}
+
+impl monitoring::HealthEndpoints for HealthEndpoints {
+    async fn metrics(&self) -> Result<Registry, String> {
+        let mut registry = Registry::with_prefix("loopfs_controller");
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "Version of the controller", version);
+        self.events.register(&mut registry);
+        self.traffic.register(&mut registry);
+        let leads = u64::from(*self.leads.borrow());
+        registry.count("leads", "1 if this replica holds the Lease and performs the duties, else 0", leads);
+        Ok(registry)
+    }
+
+    /// Always succeeds. All tasks run, because the first to end would have ended the process. Restarting it does not repair an API
+    /// server.
+    async fn liveness(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Succeeds if this replica could perform the duties now, whether or not it leads. Sends no request.
+    async fn readiness(&self) -> Result<(), String> {
+        match self.traffic.latest() {
+            Some(outcome) => outcome.map_err(|reason| format!("the API server does not answer: {reason}")),
+            None => Err("the API server has not answered yet".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use monitoring::{
+        HealthEndpoints as _,
+        documentation::{documented, served},
+    };
+    use prometheus_client::encoding::text;
+
+    use super::*;
+    use crate::api::{
+        events::{Events, Reason},
+        request::ApiRequest,
+    };
+
+    #[tokio::test]
+    async fn served_metrics_are_the_documented_ones() {
+        let (events, _requests) = Events::new("node-a");
+        // Counters without a value are not served.
+        events.publish_on_node(Reason::DeclarationInvalid, "missing");
+        let traffic = ApiTraffic::default();
+        for verb in ["list", "create"] {
+            let request = ApiRequest { verb, resource: "leases".to_owned() };
+            traffic.ended(request, Ok(StatusCode::OK));
+        }
+        let leads = watch::Sender::new(true);
+        let endpoints = HealthEndpoints::new(events.counter().clone(), traffic, leads.subscribe());
+        let mut registry = endpoints.metrics().await.unwrap();
+        monitoring::register_readiness(&mut registry, true);
+        let mut text = String::new();
+        text::encode(&mut text, &registry).unwrap();
+        assert_eq!(served(&text), documented("loopfs_controller_"));
+        assert!(text.contains("\nloopfs_controller_leads 1\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_replica_is_ready_while_the_api_server_answers() {
+        let (events, _requests) = Events::new("node-a");
+        let traffic = ApiTraffic::default();
+        let leads = watch::Sender::new(false);
+        let endpoints = HealthEndpoints::new(events.counter().clone(), traffic.clone(), leads.subscribe());
+        assert!(endpoints.readiness().await.unwrap_err().contains("has not answered yet"));
+        traffic.record(Ok(()));
+        assert_eq!(endpoints.readiness().await, Ok(()));
+        traffic.record(Err("patch leases: 503 Service Unavailable".to_owned()));
+        assert!(endpoints.readiness().await.unwrap_err().contains("patch leases: 503"));
+        assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
+    }
+}

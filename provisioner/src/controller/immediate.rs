@@ -1,0 +1,372 @@
+//! Selects the node of claims whose class has the volumeBindingMode Immediate.
+//!
+//! For a class with WaitForFirstConsumer the scheduler selects the node. For a class with Immediate no component does, and the pod
+//! is unknown: any choice among several nodes would be a guess that binds the pod. So exactly one node must be allowed, by the
+//! class's `allowedTopologies` or because the driver runs on no other node. That node is written into the claim as the
+//! scheduler would do it, and provisions.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::StreamExt;
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolumeClaim, TopologySelectorLabelRequirement, TopologySelectorTerm},
+    storage::v1::StorageClass,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+    runtime::{
+        reflector::{self, ObjectRef, Store},
+        watcher,
+    },
+};
+use serde_json::json;
+use tokio::{sync::Notify, time::timeout};
+
+use super::registered_nodes::RegisteredNodes;
+use crate::{
+    api::{
+        backoff::Backoff,
+        cluster::Cluster,
+        events::Reason,
+        queue::{self, CacheChange},
+        signals::SyncSignal,
+    },
+    error::Error,
+    objects::{ownership, refusal::Refusal, topology::is_immediate},
+};
+
+/// Wait after a change, because many claims are often created together.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+
+/// Selects nodes until shutdown.
+pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
+    let (claims, claim_cache) = reflector::store();
+    let (classes, class_cache) = reflector::store();
+    let (claims_synced, classes_synced) = (SyncSignal::default(), SyncSignal::default());
+    let changed = Notify::new();
+    let identity = cluster.identity.clone();
+    let waits = move |claim: &PersistentVolumeClaim| {
+        ownership::is_claim_to_provision(claim, &identity) && ownership::selected_node(claim).is_none()
+    };
+    let all_claims = Api::all(cluster.client.clone());
+    let watching_claims =
+        queue::watch(all_claims, watcher::Config::default(), claim_cache, waits).for_each(|change| {
+            note(&change, &claims_synced, &changed);
+            std::future::ready(())
+        });
+    let driver = cluster.identity.driver().to_owned();
+    let is_ours = move |class: &StorageClass| class.provisioner == driver;
+    let all_classes = Api::all(cluster.client.clone());
+    let watching_classes = queue::watch(all_classes, watcher::Config::default(), class_cache, is_ours)
+        .for_each(|change| {
+            note(&change, &classes_synced, &changed);
+            std::future::ready(())
+        });
+    let selecting = async {
+        for synced in [&claims_synced, &classes_synced, &nodes.synced] {
+            synced.wait().await;
+        }
+        let selector = Selector { cluster, nodes, claims, classes, backoff: Backoff::default() };
+        let mut node_changes = nodes.changes();
+        loop {
+            let next = selector.reconcile(Instant::now()).await;
+            let change = async {
+                tokio::select! {
+                    () = changed.notified() => {}
+                    _ = node_changes.changed() => {}
+                }
+            };
+            match next {
+                Some(wait) => drop(timeout(wait, change).await),
+                None => change.await,
+            }
+            tokio::time::sleep(DEBOUNCE).await;
+        }
+    };
+    tokio::join!(watching_claims, watching_classes, selecting);
+}
+
+fn note<K>(change: &CacheChange<K>, synced: &SyncSignal, changed: &Notify) {
+    if matches!(change, CacheChange::Listed) {
+        synced.set();
+    }
+    changed.notify_one();
+}
+
+/// The values on which the outcome of an attempt depends: the UID of the claim, the version of the class, and the nodes.
+type RetryKey = (Option<String>, Option<String>, usize);
+
+struct Selector<'a> {
+    cluster: &'a Cluster,
+    nodes: &'a RegisteredNodes,
+    /// The claims that wait for this driver without a selected node.
+    claims: Store<PersistentVolumeClaim>,
+    /// The classes of this driver.
+    classes: Store<StorageClass>,
+    backoff: Backoff<ObjectRef<PersistentVolumeClaim>, RetryKey>,
+}
+
+impl Selector<'_> {
+    /// Selects the nodes of all claims that are not in back-off. Returns the time after which a claim has to be tried again.
+    async fn reconcile(&self, now: Instant) -> Option<Duration> {
+        let mut next: Option<Duration> = None;
+        let registered = self.nodes.names();
+        for claim in self.claims.state() {
+            let Some(class) = self.immediate_class_of(&claim) else { continue };
+            let key = ObjectRef::from_obj(&*claim);
+            let retry_key = (claim.uid(), class.resource_version(), registered.len());
+            let wait = match self.backoff.remaining(&key, &retry_key, now) {
+                Some(remaining) => remaining,
+                None => match self.select(&claim, &class, &registered).await {
+                    Ok(()) => {
+                        self.backoff.clear(&key);
+                        continue;
+                    }
+                    Err(error) => {
+                        if !error.is_conflict() {
+                            self.cluster.events.publish(
+                                &*claim,
+                                Reason::ProvisioningFailed,
+                                error.to_string(),
+                            );
+                        }
+                        self.backoff.failed(key, retry_key, now)
+                    }
+                },
+            };
+            next = Some(next.map_or(wait, |next| next.min(wait)));
+        }
+        next
+    }
+
+    fn immediate_class_of(&self, claim: &PersistentVolumeClaim) -> Option<Arc<StorageClass>> {
+        let class = self.classes.get(&ObjectRef::new(ownership::class_name(claim)?))?;
+        is_immediate(&class).then_some(class)
+    }
+
+    async fn select(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        registered: &BTreeSet<String>,
+    ) -> Result<(), Error> {
+        let allowed = self.allowed(class, registered).await?;
+        let [node] = allowed.iter().collect::<Vec<_>>()[..] else {
+            return Err(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() }.into());
+        };
+        let patch = json!({"metadata": {
+            // Both are preconditions: the API server returns 409 if either differs.
+            "uid": claim.metadata.uid,
+            "resourceVersion": claim.metadata.resource_version,
+            "annotations": {ownership::SELECTED_NODE: node},
+        }});
+        let name = claim.name_any();
+        let api = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
+        let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map(drop).map_err(|error| Error::api("select the node of claim", name, error))
+    }
+
+    /// Returns the nodes of the driver that a class allows, as the scheduler evaluates `allowedTopologies`.
+    async fn allowed(
+        &self,
+        class: &StorageClass,
+        registered: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, Error> {
+        let terms = class.allowed_topologies.as_deref().unwrap_or_default();
+        if terms.is_empty() {
+            return Ok(registered.clone());
+        }
+        let mut allowed = BTreeSet::new();
+        for term in terms {
+            allowed.extend(self.matching(term, registered).await?);
+        }
+        Ok(allowed)
+    }
+
+    /// Returns the nodes of the driver that a term matches. The API server is asked only for the nodes that have the labels of the
+    /// term, and not at all if the term names nodes.
+    async fn matching(
+        &self,
+        term: &TopologySelectorTerm,
+        registered: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, Error> {
+        let expressions = term.match_label_expressions.as_deref().unwrap_or_default();
+        if expressions.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        // The kubelet sets this label when the driver registers, which may be in progress.
+        let own = self.cluster.identity.topology_key();
+        let (named, labelled): (Vec<_>, Vec<_>) =
+            expressions.iter().partition(|expression| expression.key == own);
+        let is_named = |node: &&String| named.iter().all(|expression| expression.values.contains(node));
+        let mut matching: BTreeSet<_> = registered.iter().filter(is_named).cloned().collect();
+        if !labelled.is_empty() && !matching.is_empty() {
+            let nodes: Api<Node> = Api::all(self.cluster.client.clone());
+            // From the API server's cache: as current as a watch, and no load on etcd.
+            let parameters = ListParams::default().labels(&selector(&labelled)).match_any();
+            let nodes = nodes.list_metadata(&parameters).await;
+            let nodes = nodes.map_err(|error| Error::api("list", "the Nodes", error))?;
+            let nodes: BTreeSet<_> = nodes.items.iter().map(ResourceExt::name_any).collect();
+            matching.retain(|node| nodes.contains(node));
+        }
+        Ok(matching)
+    }
+}
+
+/// Returns the label selector that all of these expressions together are.
+fn selector(expressions: &[&TopologySelectorLabelRequirement]) -> String {
+    let each = |expression: &&TopologySelectorLabelRequirement| {
+        format!("{} in ({})", expression.key, expression.values.join(","))
+    };
+    expressions.iter().map(each).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use kube::runtime::watcher::Event;
+    use loopfs::Bytes;
+    use rstest::rstest;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    };
+
+    const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    const NODES: &str = "/api/v1/nodes";
+
+    fn store_of<K>(objects: Vec<K>) -> Store<K>
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + 'static,
+    {
+        let (store, mut cache) = reflector::store();
+        cache.apply_watcher_event(&Event::Init);
+        for object in objects {
+            cache.apply_watcher_event(&Event::InitApply(object));
+        }
+        cache.apply_watcher_event(&Event::InitDone);
+        store
+    }
+
+    fn unplaced() -> PersistentVolumeClaim {
+        fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: null}}}))
+    }
+
+    /// Reconciles a claim of a class at each of these times after the start. Returns the waits and the reasons of the events.
+    async fn reconciled_at(
+        times: &[Duration],
+        class: Value,
+        nodes: &[&str],
+        requests: Vec<ExpectedRequest>,
+    ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let selector = Selector {
+            cluster: &ctx.cluster,
+            nodes: &RegisteredNodes::of(nodes),
+            claims: store_of(vec![unplaced()]),
+            classes: store_of(vec![fixtures::class(class)]),
+            backoff: Backoff::default(),
+        };
+        let start = Instant::now();
+        let mut waits = Vec::new();
+        for time in times {
+            waits.push(selector.reconcile(start + *time).await);
+        }
+        drop(selector);
+        drop(ctx);
+        (waits, test_context.finish().await)
+    }
+
+    fn selects(node: &str) -> ExpectedRequest {
+        let claim = unplaced();
+        let patch = json!({"metadata": {
+            "uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version,
+            "annotations": {ownership::SELECTED_NODE: node},
+        }});
+        expect(Method::PATCH, CLAIM, patch)
+    }
+
+    fn term(key: &str, values: &[&str]) -> Value {
+        json!({"matchLabelExpressions": [{"key": key, "values": values}]})
+    }
+
+    fn immediate(terms: Value) -> Value {
+        json!({"volumeBindingMode": "Immediate", "allowedTopologies": terms})
+    }
+
+    fn labelled(names: &[&str]) -> Vec<ExpectedRequest> {
+        let items: Vec<_> = names
+            .iter()
+            .map(|name| {
+                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": name}})
+            })
+            .collect();
+        let list = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items});
+        vec![expect(Method::GET, NODES, None).respond(list)]
+    }
+
+    const NODE_KEY: &str = "topology.csi.loopfs.dev/node";
+
+    #[rstest]
+    #[case::the_only_node(json!({"volumeBindingMode": "Immediate"}), &["node-b"], vec![], Some("node-b"))]
+    #[case::no_mode_is_immediate(json!({"volumeBindingMode": null}), &["node-b"], vec![], Some("node-b"))]
+    #[case::the_scheduler_selects(json!({}), &["node-b"], vec![], None)]
+    #[case::the_class_names_it(immediate(json!([term(NODE_KEY, &["node-b"])])), &["node-a", "node-b"], vec![], Some("node-b"))]
+    #[case::the_class_names_a_node_without_the_driver(
+        immediate(json!([term(NODE_KEY, &["node-b", "node-x"])])), &["node-a", "node-b"], vec![], Some("node-b")
+    )]
+    #[case::labels(immediate(json!([term("zone", &["west"])])), &["node-a", "node-b"], labelled(&["node-b", "node-x"]), Some("node-b"))]
+    #[case::labels_and_name(
+        immediate(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["west"]}, {"key": NODE_KEY, "values": ["node-a"]}]}])),
+        &["node-a", "node-b"], labelled(&["node-a", "node-b"]), Some("node-a")
+    )]
+    #[tokio::test]
+    async fn the_only_allowed_node_is_selected(
+        #[case] class: Value,
+        #[case] nodes: &[&str],
+        #[case] mut requests: Vec<ExpectedRequest>,
+        #[case] expected: Option<&str>,
+    ) {
+        requests.extend(expected.map(selects));
+        let ended = reconciled_at(&[Duration::ZERO], class, nodes, requests).await;
+        assert_eq!(ended, (vec![None], vec![]));
+    }
+
+    #[rstest]
+    #[case::several(immediate(Value::Null), &["node-a", "node-b"], vec![])]
+    #[case::several_terms(immediate(json!([term(NODE_KEY, &["node-a"]), term(NODE_KEY, &["node-b"])])), &["node-a", "node-b"], vec![])]
+    #[case::none(immediate(Value::Null), &[], vec![])]
+    #[case::none_of_the_named(immediate(json!([term(NODE_KEY, &["node-x"])])), &["node-a"], vec![])]
+    #[case::an_empty_term(immediate(json!([{}])), &["node-a"], vec![])]
+    #[case::none_with_the_labels(immediate(json!([term("zone", &["west"])])), &["node-a"], labelled(&[]))]
+    #[tokio::test]
+    async fn a_claim_without_exactly_one_allowed_node_is_refused_and_tried_again_with_back_off(
+        #[case] class: Value,
+        #[case] nodes: &[&str],
+        #[case] requests: Vec<ExpectedRequest>,
+    ) {
+        let half = Duration::from_millis(500);
+        let (waits, reasons) = reconciled_at(&[Duration::ZERO, half], class, nodes, requests).await;
+        assert_eq!(waits, [Some(Duration::from_secs(1)), Some(half)]);
+        assert_eq!(reasons, ["ProvisioningFailed"]);
+    }
+
+    /// Another replica or the scheduler was faster.
+    #[tokio::test]
+    async fn a_claim_that_changed_in_the_meantime_is_no_failure() {
+        let requests = vec![selects("node-a").refuse(409, "Conflict")];
+        let class = immediate(Value::Null);
+        let (waits, reasons) = reconciled_at(&[Duration::ZERO], class, &["node-a"], requests).await;
+        assert_eq!((waits, reasons), (vec![Some(Duration::from_secs(1))], vec![]));
+    }
+}

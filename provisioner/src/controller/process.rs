@@ -1,0 +1,100 @@
+//! The tasks of the process with the role `controller`.
+
+use kube::Client;
+use monitoring::Listeners;
+use tokio::{sync::watch, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    builtin, health_endpoints::HealthEndpoints, immediate, lease, node_loss,
+    registered_nodes::RegisteredNodes,
+};
+use crate::{
+    api::{
+        cluster::Cluster,
+        events::{self, Events},
+        traffic::ApiTraffic,
+    },
+    loss::NodeLoss,
+    objects::identity::Identity,
+    tasks::{named, until},
+};
+
+/// The duties of a replica, once it leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Duties {
+    /// The ConfigMap that declares the built-in objects.
+    pub(crate) builtin: Option<builtin::Source>,
+    pub(crate) node_loss: NodeLoss,
+}
+
+/// The parts that the process is created from.
+pub(crate) struct Parts {
+    pub(crate) client: Client,
+    /// The driver, and the node that this replica runs on.
+    pub(crate) identity: Identity,
+    pub(crate) candidate: lease::Candidate,
+    pub(crate) duties: Duties,
+    /// The listeners for health and metrics, and what the client observes of its requests.
+    pub(crate) monitoring: Option<(Listeners, ApiTraffic)>,
+}
+
+/// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
+pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
+    let Parts { client, identity, candidate, duties, monitoring } = parts;
+    let (events, event_requests) = Events::new(identity.node());
+    let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
+    let leads = watch::Sender::new(false);
+    let leading = leads.subscribe();
+    let stop = CancellationToken::new();
+
+    let mut tasks = JoinSet::new();
+    if let Some((listeners, traffic)) = monitoring {
+        let endpoints = HealthEndpoints::new(cluster.events.counter().clone(), traffic, leads.subscribe());
+        tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
+    }
+    tasks.spawn(named("duties", until(stop.clone(), perform_while_leading(cluster, duties, leading))));
+    tasks.spawn(named("lease", lease::compete(client.clone(), candidate, leads, stop.clone())));
+    // Ends after the other tasks, when no recorder is left, so that their last events are written too.
+    tasks.spawn(named("events", events::publish(client, identity, event_requests)));
+    (tasks, stop)
+}
+
+/// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash.
+async fn perform_while_leading(cluster: Cluster, duties: Duties, mut leads: watch::Receiver<bool>) {
+    loop {
+        // An error means that the task which competes for the Lease has ended. That ends the process.
+        if leads.wait_for(|leads| *leads).await.is_err() {
+            return std::future::pending().await;
+        }
+        tracing::info!("this replica leads");
+        tokio::select! {
+            () = perform(&cluster, &duties) => return,
+            _ = async { leads.wait_for(|leads| !*leads).await.is_ok() } => {
+                tracing::info!("this replica does not lead any more");
+            }
+        }
+    }
+}
+
+async fn perform(cluster: &Cluster, duties: &Duties) {
+    let (nodes, cache) = RegisteredNodes::new();
+    let keeping_objects = async {
+        match &duties.builtin {
+            Some(source) => builtin::run(cluster.clone(), source.clone()).await,
+            None => std::future::pending().await,
+        }
+    };
+    let checking_nodes = async {
+        match duties.node_loss {
+            NodeLoss::Off => std::future::pending().await,
+            mode => node_loss::run(cluster, &nodes, mode).await,
+        }
+    };
+    tokio::join!(
+        nodes.watch(cluster, cache),
+        immediate::run(cluster, &nodes),
+        keeping_objects,
+        checking_nodes,
+    );
+}

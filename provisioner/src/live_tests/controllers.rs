@@ -1,0 +1,187 @@
+//! Tests of the controller: how its replicas take turns, and what happens without one.
+
+use super::{
+    data_safety::TIMEOUTS,
+    faulty_api_server::{Call, Fault, FaultyApiServer},
+    *,
+};
+use crate::{
+    api::connection::Timeouts,
+    controller::{
+        lease::Candidate,
+        process::{Duties, Parts},
+    },
+    loss::NodeLoss,
+    objects::ownership::SELECTED_NODE,
+};
+
+/// The duties that every controller has.
+pub(super) const ONLY_PLACEMENT: Duties = Duties { builtin: None, node_loss: NodeLoss::Off };
+
+/// Returns the kubeconfig of a replica, and the node in its token.
+pub(super) fn kubeconfig() -> (PathBuf, String) {
+    let directory: PathBuf =
+        std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
+    let found = std::fs::read_dir(directory).unwrap().find_map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_name()?.to_str()?.strip_prefix("controller-")?.strip_suffix(".kubeconfig")?;
+        let node = name.to_owned();
+        Some((path, node))
+    });
+    found.expect("the kubeconfig of a replica of the controller")
+}
+
+impl Cluster {
+    /// Returns a client with the rights of a replica, and the node in its token.
+    pub(super) async fn controller_client(&self, traffic: &ApiTraffic) -> (Client, String) {
+        let (path, node) = kubeconfig();
+        (crate::api::client::connect(Some(path), traffic).await.unwrap(), node)
+    }
+
+    /// Starts a controller. It leads at once, unless another one runs.
+    pub(super) async fn controller(&self, duties: Duties) -> Provisioner {
+        self.controller_named("only", duties).await
+    }
+
+    pub(super) async fn controller_named(&self, holder: &str, duties: Duties) -> Provisioner {
+        let traffic = ApiTraffic::default();
+        let (client, _node) = self.controller_client(&traffic).await;
+        self.start_controller(holder, duties, client, traffic).await
+    }
+
+    pub(super) async fn start_controller(
+        &self,
+        holder: &str,
+        duties: Duties,
+        client: Client,
+        traffic: ApiTraffic,
+    ) -> Provisioner {
+        let identity = Identity::new(fixtures::identity().driver(), &kubeconfig().1).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let pages = listener.local_addr().unwrap();
+        let (tasks, stop) = crate::controller::process::spawn(Parts {
+            client,
+            identity,
+            candidate: Candidate { namespace: SYSTEM.to_owned(), holder: holder.to_owned() },
+            duties,
+            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
+        });
+        Provisioner { tasks, stop, pages }
+    }
+
+    async fn unplaced_claim(&self, name: &str, class: &str) {
+        let change = json!({"metadata": {"annotations": null}, "spec": {"storageClassName": class}});
+        let mut claim = json!({
+            "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+        });
+        fixtures::merge(&mut claim, change);
+        create(&self.claims(), claim).await;
+    }
+
+    async fn class_of_this_node(&self) -> String {
+        let key = "topology.csi.loopfs.dev/node";
+        let here = json!([{"matchLabelExpressions": [{"key": key, "values": [HERE]}]}]);
+        self.another_class("one", json!({"volumeBindingMode": "Immediate", "allowedTopologies": here})).await
+    }
+}
+
+impl Provisioner {
+    async fn leads(&self) -> bool {
+        self.page("/metrics").await.contains("\nloopfs_controller_leads 1\n")
+    }
+
+    async fn until_it_leads(&self) {
+        eventually("this replica leads", || async { self.leads().await.then_some(()) }).await;
+    }
+}
+
+fn selected(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.annotations().get(SELECTED_NODE).map(String::as_str)
+}
+
+#[tokio::test]
+async fn without_a_controller_only_claims_of_immediate_classes_wait() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    let class = cluster.class_of_this_node().await;
+    cluster.unplaced_claim("now", &class).await;
+    cluster.claim("first-consumer", json!({})).await;
+    cluster.bound("first-consumer").await;
+    // Kubernetes says what the claim waits for.
+    cluster.event("now", "ExternalProvisioning").await;
+    assert_eq!(selected(&cluster.claims().get("now").await.unwrap()), None);
+
+    let controller = cluster.controller(ONLY_PLACEMENT).await;
+    cluster.bound("now").await;
+    assert_eq!(selected(&cluster.claims().get("now").await.unwrap()), Some(HERE));
+    for claim in ["now", "first-consumer"] {
+        cluster.delete_claim(claim).await;
+    }
+    until_empty(&cluster.volumes).await;
+    cluster.finish([provisioner, controller]).await;
+}
+
+#[tokio::test]
+async fn one_replica_leads_and_the_next_one_takes_over() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    let class = cluster.class_of_this_node().await;
+    let first = cluster.controller_named("first", ONLY_PLACEMENT).await;
+    first.until_it_leads().await;
+    let second = cluster.controller_named("second", ONLY_PLACEMENT).await;
+    cluster.unplaced_claim("of-the-first", &class).await;
+    cluster.bound("of-the-first").await;
+    assert!(!second.leads().await);
+    assert!(second.page("/readyz").await.starts_with("HTTP/1.1 200"), "a replica that waits is ready");
+
+    // It stops in order and releases the Lease.
+    first.stop().await;
+    second.until_it_leads().await;
+    cluster.unplaced_claim("of-the-second", &class).await;
+    cluster.bound("of-the-second").await;
+
+    // It is killed. The next one leads when the Lease has ended.
+    let third = cluster.controller_named("third", ONLY_PLACEMENT).await;
+    second.kill().await;
+    third.until_it_leads().await;
+    cluster.unplaced_claim("of-the-third", &class).await;
+    cluster.bound("of-the-third").await;
+    for claim in ["of-the-first", "of-the-second", "of-the-third"] {
+        cluster.delete_claim(claim).await;
+    }
+    until_empty(&cluster.volumes).await;
+    cluster.finish([provisioner, third]).await;
+}
+
+/// The leader loses the API server between its decision and its write. The next leader writes, and the first one's write does no
+/// harm when it arrives.
+#[tokio::test]
+async fn the_leader_changes_in_the_middle_of_a_placement() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    let class = cluster.class_of_this_node().await;
+    let api_server = FaultyApiServer::in_front_of(&cluster, kubeconfig().0).await;
+    let traffic = ApiTraffic::default();
+    let timeouts =
+        Timeouts { request: Duration::from_secs(60), silence: Duration::from_secs(60), ..TIMEOUTS };
+    let client = api_server.client(timeouts, &traffic).await;
+    let first = cluster.start_controller("first", ONLY_PLACEMENT, client, traffic).await;
+    first.until_it_leads().await;
+    // From its write on, the first leader neither renews the Lease nor learns that it ended.
+    let stalls = |call: &Call| (call.is_write() || call.resource == "leases").then_some(Fault::Silence);
+    api_server.set(stalls);
+    let before = api_server.now();
+    cluster.unplaced_claim("now", &class).await;
+    let writes = |call: &Call, _: Option<Fault>| call.is("patch", "persistentvolumeclaims");
+    api_server.until(before, 1, "the first leader writes", writes).await;
+    assert!(first.leads().await);
+    let second = cluster.controller_named("second", ONLY_PLACEMENT).await;
+    second.until_it_leads().await;
+    cluster.bound("now").await;
+    api_server.heal();
+    first.kill().await;
+    cluster.delete_claim("now").await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish([provisioner, second]).await;
+}
