@@ -9,15 +9,38 @@ const PROMETHEUS_RULE: &str = include_str!("../../../deploy/monitoring/prometheu
 const POD_MONITOR: &str = include_str!("../../../deploy/monitoring/podmonitor.yaml");
 const NETWORK_POLICY: &str = include_str!("../../../deploy/monitoring/networkpolicy.yaml");
 const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
+const CONTROLLER: &str = include_str!("../../../deploy/controller.yaml");
+
+/// The value of the label `job` that the alert rules and the dashboard select by.
+const JOB: &str = "loopfs";
+/// The label of pods by which the component selects them.
+const NAME: &str = "app.kubernetes.io/name";
 
 const UPDATE: &str = "UPDATE_RULES";
 
-/// Returns the ports of the DaemonSet that serve metrics.
-fn metrics_ports() -> Vec<Value> {
-    let containers = yaml(DAEMON_SET)["spec"]["template"]["spec"]["containers"].as_array().unwrap().clone();
+/// Returns the templates of the driver's pods: those of the DaemonSet, and those of the Deployment of the controller.
+fn pod_templates() -> [Value; 2] {
+    // The file of the controller has its account and its roles too.
+    let (deployment, _) = CONTROLLER.split_once("\n---\n").unwrap();
+    [DAEMON_SET, deployment].map(|manifest| yaml(manifest)["spec"]["template"].clone())
+}
+
+/// Returns the ports of a pod that serve metrics.
+fn metrics_ports(template: &Value) -> Vec<Value> {
+    let containers = template["spec"]["containers"].as_array().unwrap();
     let ports = containers.iter().flat_map(|container| container["ports"].as_array().unwrap().clone());
     let names = ports.map(|port| port["name"].clone());
     names.filter(|name| name.as_str().unwrap().ends_with("-metrics")).collect()
+}
+
+fn all_metrics_ports() -> Vec<Value> {
+    pod_templates().iter().flat_map(metrics_ports).collect()
+}
+
+/// Returns the selector that selects the pods of the DaemonSet and those of the Deployment.
+fn selector() -> Value {
+    let names = pod_templates().map(|template| template["metadata"]["labels"][NAME].clone());
+    json!({ "matchExpressions": [{ "key": NAME, "operator": "In", "values": names }] })
 }
 
 #[test]
@@ -39,16 +62,21 @@ fn the_pod_monitor_scrapes_the_metrics_ports_and_sets_the_labels() {
     let monitor = yaml(POD_MONITOR);
     let endpoints = monitor["spec"]["podMetricsEndpoints"].as_array().unwrap();
     let ports: Vec<Value> = endpoints.iter().map(|endpoint| endpoint["port"].clone()).collect();
-    assert_eq!(ports, metrics_ports());
-    for endpoint in endpoints {
-        let node = json!([{ "sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node" }]);
-        assert_eq!(endpoint["relabelings"], node);
-    }
+    assert_eq!(ports, all_metrics_ports());
+    assert_eq!(monitor["spec"]["selector"], selector());
     // The operator sets the label job to the value of this label of the pod, and adds the label container itself.
     let job = monitor["spec"]["jobLabel"].as_str().unwrap();
-    let labels = &yaml(DAEMON_SET)["spec"]["template"]["metadata"]["labels"];
-    assert_eq!(labels[job], "loopfs");
-    assert_eq!(&monitor["spec"]["selector"]["matchLabels"], labels);
+    for template in pod_templates() {
+        let mut expected =
+            vec![json!({ "sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node" })];
+        if template["metadata"]["labels"][job] != JOB {
+            expected.push(json!({ "replacement": JOB, "targetLabel": "job" }));
+        }
+        let ports = metrics_ports(&template);
+        for endpoint in endpoints.iter().filter(|endpoint| ports.contains(&endpoint["port"])) {
+            assert_eq!(endpoint["relabelings"], json!(expected), "{}", endpoint["port"]);
+        }
+    }
 }
 
 #[test]
@@ -57,11 +85,10 @@ fn the_network_policy_admits_clients_to_the_metrics_ports_alone() {
     let rules = policy["spec"]["ingress"].as_array().unwrap();
     let ports = rules.iter().flat_map(|rule| rule["ports"].as_array().unwrap());
     let ports: Vec<Value> = ports.map(|port| port["port"].clone()).collect();
-    assert_eq!(ports, metrics_ports());
+    assert_eq!(ports, all_metrics_ports());
     assert!(
         rules.iter().all(|rule| !rule["from"].as_array().unwrap().is_empty()),
         "a rule admits every client"
     );
-    let labels = &yaml(DAEMON_SET)["spec"]["template"]["metadata"]["labels"];
-    assert_eq!(&policy["spec"]["podSelector"]["matchLabels"], labels);
+    assert_eq!(policy["spec"]["podSelector"], selector());
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::documentation::documented;
 
-const PREFIXES: [&str; 2] = ["loopfs_csi_", "loopfs_provisioner_"];
+const PREFIXES: [&str; 3] = ["loopfs_csi_", "loopfs_provisioner_", "loopfs_controller_"];
 
 /// The labels that a scrape adds, and that of the bucket limits of a histogram.
 const FURTHER_LABELS: [&str; 4] = ["container", "job", "le", "node"];
