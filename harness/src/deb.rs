@@ -18,7 +18,7 @@ const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0" };
 /// The program that writes the man pages and completions, and their directory beside the programs.
 const TOOL: &str = "loopfs";
 const MANUAL: &str = "manual";
-/// The crates of the services. Each has an example that writes the man page of its program.
+/// The crates of the services. Each has an example that writes the man pages of its program.
 const SERVICES: [(&str, &str); 2] =
     [("csi", "loopfs-csi-manual"), ("provisioner", "loopfs-provisioner-manual")];
 /// The crate whose manifest describes the package.
@@ -115,7 +115,7 @@ pub(crate) async fn pack(
             .arg(&manual)
             .run()
             .await
-            .with_context(|| format!("write the man page of the crate {package}"))?;
+            .with_context(|| format!("write the man pages of the crate {package}"))?;
     }
     rust_build::in_workspace(Program::new(cargo_deb), root)
         .args(["--no-build", "--no-strip", "--locked", "--quiet", "--package", CRATE])

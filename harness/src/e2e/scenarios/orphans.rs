@@ -26,7 +26,7 @@ const TEXT: &str = "without an object";
 /// The names that the manifests give to the container and to its data directory, and that
 /// `provisioner/README.md` tells users.
 const PROVISIONER: &str = "provisioner";
-const AUDIT: [&str; 3] = ["/loopfs-provisioner", "--data-dir=/var/lib/loopfs/data", "--audit"];
+const AUDIT: [&str; 4] = ["/loopfs-provisioner", "node", "--data-dir=/var/lib/loopfs/data", "--audit"];
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
     let volume = scenario.step("a pod writes to a claim", write(env)).await?;

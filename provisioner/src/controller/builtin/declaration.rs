@@ -46,7 +46,7 @@ pub(crate) enum DeclarationError {
     Twice { file: String, kind: &'static str, name: String },
 }
 
-/// Returns the labels of the objects that the provisioners of a driver manage.
+/// Returns the labels of the objects that the controller of a driver manages.
 pub(crate) fn labels(identity: &Identity) -> BTreeMap<String, String> {
     BTreeMap::from([
         (MANAGED_BY.to_owned(), MANAGER.to_owned()),
@@ -59,7 +59,7 @@ pub(crate) fn selector(identity: &Identity) -> String {
     labels(identity).iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
-/// Returns `true` if the provisioners of this driver manage the object.
+/// Returns `true` if the controller of this driver manages the object.
 pub(crate) fn is_ours(object: &DynamicObject, identity: &Identity) -> bool {
     let found = object.metadata.labels.as_ref();
     labels(identity).iter().all(|(key, value)| found.and_then(|found| found.get(key)) == Some(value))

@@ -122,7 +122,7 @@ fn report_findings(findings: &Findings, ctx: &Context) {
     let more = if count > MAX_NAMES { ", ..." } else { "" };
     let note = format!(
         "{count} volumes on this node have no PersistentVolume but still occupy space: {}{more}; run \
-         `loopfs-provisioner --audit` to list all of them",
+         `loopfs-provisioner node --audit` to list all of them",
         names.join(", ")
     );
     ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
