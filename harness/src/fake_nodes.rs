@@ -29,12 +29,14 @@ const FEATURE: &str = "apiserver-tests";
 
 /// The nodes that the tests use.
 pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
-/// The values of the label `app.kubernetes.io/name` of the pods.
-const DRIVER: &str = "loopfs";
-const CONTROLLER: &str = "loopfs-controller";
-/// The variable with the directory of the kubeconfigs of each node N's provisioner, `N.kubeconfig`, and of the replicas of the
-/// controller, `controller-N.kubeconfig`.
+/// The variable with the directory of the kubeconfigs: `N.kubeconfig` of the provisioner of node N, and `controller-N.kubeconfig` if a
+/// replica of the controller is on node N.
 const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
+
+/// The label with the name of a pod's program.
+const APP: &str = "app.kubernetes.io/name";
+const DAEMON_SET_APP: &str = "loopfs";
+const CONTROLLER_APP: &str = "loopfs-controller";
 
 /// The timeout from the application of the manifests until a pod of the driver is scheduled.
 const SCHEDULING_TIMEOUT: Duration = Duration::from_secs(120);
@@ -89,8 +91,8 @@ pub(crate) async fn with_live_tests<T>(
     Ok(ran)
 }
 
-/// Creates the nodes, applies the manifests, and returns the directory with the kubeconfig of each node's
-/// provisioner.
+/// Creates the nodes, applies the manifests, and returns the directory with the kubeconfigs of each node's
+/// provisioner and of the controller.
 async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<PathBuf> {
     let client = control_plane.client();
     let driver: CSIDriver = manifests.only("CSIDriver")?;
@@ -100,28 +102,32 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
     manifests.apply(client).await?;
     let pods =
         until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIMEOUT, |pods| {
-            let runs = |app: &str, node: &str| {
-                pods.values().any(|pod| is_of(pod, app) && node_of(pod) == Some(node))
-            };
-            let missing: Vec<_> = NODES.iter().filter(|node| !runs(DRIVER, node)).collect();
+            let scheduled =
+                |app| pods.values().filter(move |pod| app_of(pod) == Some(app)).filter_map(node_of);
+            let missing: Vec<_> =
+                NODES.iter().filter(|node| !scheduled(DAEMON_SET_APP).any(|of| of == **node)).collect();
             if !missing.is_empty() {
                 return State::Pending(format!("no pod of the driver on {missing:?}"));
             }
-            State::ready_if(NODES.iter().any(|node| runs(CONTROLLER, node)), "no replica of the controller")
+            State::ready_if(scheduled(CONTROLLER_APP).next().is_some(), "no pod of the controller on a node")
         })
         .await?;
     let mut directory = None;
     for pod in pods.values() {
         let Some(node) = node_of(pod) else { continue };
-        let name = if is_of(pod, CONTROLLER) { format!("controller-{node}") } else { node.to_owned() };
+        let name = match app_of(pod) {
+            Some(DAEMON_SET_APP) => node.to_owned(),
+            Some(CONTROLLER_APP) => format!("controller-{node}"),
+            _ => continue,
+        };
         let path = control_plane.kubeconfig_of_pod(pod, &name).await?;
         directory = path.parent().map(Path::to_owned);
     }
     directory.context("no kubeconfig was written")
 }
 
-fn is_of(pod: &Pod, app: &str) -> bool {
-    pod.labels().get("app.kubernetes.io/name").is_some_and(|name| name == app)
+fn app_of(pod: &Pod) -> Option<&str> {
+    pod.labels().get(APP).map(String::as_str)
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {

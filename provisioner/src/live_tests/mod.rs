@@ -1,8 +1,9 @@
 //! Tests of the whole process with a real API server and kube-controller-manager and a fake store.
 //!
 //! `cargo harness test --lane apiserver` runs them. `KUBECONFIG` names the kubeconfig of an administrator. The directory
-//! `PROVISIONER_KUBECONFIGS` contains `NODE.kubeconfig` for the provisioner of each node, which gives it exactly the rights of the
-//! manifests in `csi/deploy`. The manifests must be applied, and the nodes "node-a" and "node-b" must exist; they need no kubelet.
+//! `PROVISIONER_KUBECONFIGS` contains `NODE.kubeconfig` for the provisioner of each node, and `controller-NODE.kubeconfig` for each
+//! replica of the controller. They give exactly the rights of the manifests in `csi/deploy`. The manifests must be applied, and the
+//! nodes "node-a" and "node-b" must exist; they need no kubelet.
 
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -190,6 +191,17 @@ impl Cluster {
         crate::api::client::connect(Some(Self::kubeconfig_of(node)), traffic).await.unwrap()
     }
 
+    /// Returns a client with the rights of a replica of the controller, and the name of the node that the replica is on.
+    async fn controller_client(&self, traffic: &ApiTraffic) -> (Client, String) {
+        let kubeconfigs = Self::kubeconfig_of(HERE);
+        let files = std::fs::read_dir(kubeconfigs.parent().unwrap()).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let node_of =
+            |name: String| name.strip_prefix("controller-")?.strip_suffix(".kubeconfig").map(str::to_owned);
+        let node = names.filter_map(node_of).min().expect("a kubeconfig of the controller");
+        (self.client_of(&format!("controller-{node}"), traffic).await, node)
+    }
+
     /// Returns the kubeconfig of the provisioner of a node.
     fn kubeconfig_of(node: &str) -> PathBuf {
         let kubeconfigs: PathBuf =
@@ -201,8 +213,8 @@ impl Cluster {
     async fn pod_of(&self, node: &str) -> OwnerReference {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
         let there = ListParams::default()
-            .fields(&format!("spec.nodeName={node}"))
-            .labels("app.kubernetes.io/name=loopfs");
+            .labels("app.kubernetes.io/name=loopfs")
+            .fields(&format!("spec.nodeName={node}"));
         let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
         OwnerReference {
             api_version: "v1".to_owned(),

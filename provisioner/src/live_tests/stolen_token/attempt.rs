@@ -8,8 +8,8 @@ use crate::testing::fixtures;
 /// The token that the API server receives with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
-    /// The token of the driver's pod on one node.
-    OfNode,
+    /// The token of a pod, which contains the name of the pod's node.
+    OfPod,
     /// A token of the same account that was issued for no pod.
     Unbound,
 }
@@ -64,7 +64,7 @@ pub(super) struct Attempt {
 pub(super) struct Attempts(pub(super) Vec<Attempt>);
 
 impl Attempts {
-    /// Adds an attempt for each request, with the token of the driver's pod on one node.
+    /// Adds an attempt for each request, with the token of a pod.
     pub(super) fn expect(
         &mut self,
         expected: Expected,
@@ -73,7 +73,7 @@ impl Attempts {
     ) {
         self.0.extend(requests.into_iter().map(|request| Attempt {
             title: title.to_owned(),
-            token: Token::OfNode,
+            token: Token::OfPod,
             request,
             expected: expected.clone(),
             additional_right: None,

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::{
     super::*,
+    attacker::Account,
     attempt::{Attempts, Expected, changed},
     request::Resource,
-    rights::ACCOUNT,
-    scene::{DRIVER, OTHER_DRIVER, Scene, THERE},
+    scene::{DRIVER, OTHER_DRIVER, Scene},
 };
 
 const POLICY: &str = "loopfs-provisioner-builtin-objects";
@@ -20,8 +20,9 @@ fn labels() -> Value {
     json!({"app.kubernetes.io/managed-by": "loopfs-provisioner", "app.kubernetes.io/instance": DRIVER})
 }
 
-fn account() -> Value {
-    json!({"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SYSTEM})
+/// Returns the subject of a binding to an account of the driver.
+fn subject(account: Account) -> Value {
+    json!({"kind": "ServiceAccount", "name": account.name(), "namespace": SYSTEM})
 }
 
 /// A kind of object and the fields of one.
@@ -36,7 +37,9 @@ fn kinds() -> Vec<Kind> {
         |kind, plural, fields| Kind { resource: Resource::new(RBAC, kind, plural).within(SYSTEM), fields };
     let rules = json!({"rules": [{"apiGroups": ["storage.k8s.io"], "resources": ["csistoragecapacities"], "verbs": ["list"]}]});
     let everywhere = json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]});
-    let binding = |kind: &str| json!({"roleRef": {"apiGroup": RBAC, "kind": kind, "name": ACCOUNT}, "subjects": [account()]});
+    // The role has the name of the account.
+    let provisioner = Account::Provisioner.name();
+    let binding = |kind: &str| json!({"roleRef": {"apiGroup": RBAC, "kind": kind, "name": provisioner}, "subjects": [subject(Account::Provisioner)]});
     vec![
         cluster("storage.k8s.io", "CSIDriver", "csidrivers", json!({"spec": {"attachRequired": false}})),
         cluster("storage.k8s.io", "StorageClass", "storageclasses", json!({"provisioner": DRIVER})),
@@ -186,18 +189,19 @@ impl BuiltIn {
             let title = format!("create a {kind} of any name");
             create(refused("roles and bindings whose names"), &title, kind, named("prometheus"));
         }
-        for (title, subject) in [
+        for (title, further) in [
+            ("give the provisioner's rights to itself", subject(Account::Controller)),
             (
                 "give its rights to another account",
                 json!({"kind": "ServiceAccount", "name": "default", "namespace": SYSTEM}),
             ),
             (
-                "give its rights to an account of its name in another namespace",
-                json!({"kind": "ServiceAccount", "name": ACCOUNT, "namespace": scene.namespace}),
+                "give its rights to an account of the provisioner's name in another namespace",
+                json!({"kind": "ServiceAccount", "name": Account::Provisioner.name(), "namespace": scene.namespace}),
             ),
             (
                 "give its rights to the kubelet of its node",
-                json!({"kind": "User", "apiGroup": RBAC, "name": format!("system:node:{HERE}")}),
+                json!({"kind": "User", "apiGroup": RBAC, "name": format!("system:node:{}", scene.here)}),
             ),
             (
                 "give its rights to all users",
@@ -205,9 +209,27 @@ impl BuiltIn {
             ),
         ] {
             for kind in ["ClusterRoleBinding", "RoleBinding"] {
-                let subjects = json!({"subjects": [account(), subject]});
-                create(refused("only to its own account"), title, kind, subjects);
+                let subjects = json!({"subjects": [subject(Account::Provisioner), further]});
+                create(refused("only to the account of the provisioner"), title, kind, subjects);
             }
+        }
+        for (kind, role) in [
+            ("ClusterRoleBinding", "loopfs-builtin-objects"),
+            ("RoleBinding", "loopfs-builtin-objects"),
+            ("RoleBinding", "loopfs-controller"),
+        ] {
+            let title = format!("give the provisioner the role {role}");
+            let bound = json!({"roleRef": {"name": role}});
+            create(refused("may bind only the roles of the provisioner"), &title, kind, bound);
+        }
+        for (kind, group, resource, verb) in [
+            ("ClusterRole", RBAC, "clusterroles", "update"),
+            ("Role", RBAC, "rolebindings", "create"),
+            ("Role", "coordination.k8s.io", "leases", "create"),
+        ] {
+            let title = format!("create a role with the right to {verb} {resource}");
+            let rules = json!({"rules": [{"apiGroups": [group], "resources": [resource], "verbs": [verb]}]});
+            create(refused("only roles for the API groups"), &title, kind, rules);
         }
         for kind in ["ClusterRole", "Role"] {
             let aggregated =
@@ -232,7 +254,7 @@ impl BuiltIn {
             "RoleBinding",
             administrator,
         );
-        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
+        let owner = scene.other_node();
         for change in [json!({"finalizers": ["example.com/keep"]}), json!({"ownerReferences": [owner]})] {
             let change = json!({"metadata": change});
             create(
@@ -243,11 +265,11 @@ impl BuiltIn {
             );
         }
         let (resource, own) = self.own("ClusterRoleBinding");
-        attempts.allow("bind its own role", [resource.create(new(own, json!({})))]);
+        attempts.allow("bind a role of the provisioner", [resource.create(new(own, json!({})))]);
         attempts.also(1, "bind", "clusterroles");
         attempts.refuse_unbound(POLICY, "bind a role", resource.create(new(own, json!({}))));
         let (resource, own) = self.own("RoleBinding");
-        attempts.allow("bind its own role", [resource.create(new(own, json!({})))]);
+        attempts.allow("bind a role of the provisioner", [resource.create(new(own, json!({})))]);
         attempts.also(1, "bind", "roles");
         let map = Resource::new("", "ConfigMap", "configmaps").within(SYSTEM);
         attempts.expect(

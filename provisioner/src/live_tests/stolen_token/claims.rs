@@ -3,99 +3,124 @@
 use serde_json::{Value, json};
 
 use super::{
+    attacker::Attacker,
     attempt::{Attempts, Expected},
-    scene::{DRIVER, OTHER_DRIVER, Scene, THERE, claims},
+    scene::{DRIVER, OTHER_DRIVER, Scene, claims},
 };
-use crate::objects::{claim_status::NODE_EXPANSION_NOT_REQUIRED, ownership::SELECTED_NODE};
+use crate::{
+    objects::{claim_status::NODE_EXPANSION_NOT_REQUIRED, ownership::SELECTED_NODE},
+    testing::fixtures,
+};
 
 const RESCHEDULE: &str = "loopfs-provisioner-reschedule";
+const SELECTION: &str = "loopfs-controller-claims";
 const STATUS: &str = "loopfs-provisioner-claims";
 const DELETION: &str = "loopfs-provisioner-claim-deletion";
 
 // Words of the rules that refuse more than one of the requests.
 const OWN_NODE: &str = "own node was selected";
 const OWN_DRIVER: &str = "claims of its own driver";
-const SELECTED_NODE_ONLY: &str = "only the annotation of the selected node";
+const WAITING: &str = "claims that wait for a volume";
+const ONLY_REMOVE: &str = "only the annotation of the selected node of a claim, and only remove it";
+const ONLY_ADD: &str = "only add the annotation of the selected node";
 const ALL_ELSE: &str = "may not change the spec, labels, finalizers and owners";
 const RESIZE_FIELDS: &str = "that a resize needs";
 const NO_METADATA: &str = "no metadata except";
 
-fn owner() -> Value {
-    json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true})
-}
-
+/// Adds the requests of the provisioner, which returns claims to the scheduler.
 pub(super) fn reschedule(scene: &Scene, attempts: &mut Attempts) {
     let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
+    let refused = |words| Expected::Refused(RESCHEDULE, words);
     let reschedule = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
     attempts.allow("return its own claim to the scheduler", patches("waiting-own", &reschedule));
     let of_no_node = patches("waiting-own", &reschedule).remove(0);
-    attempts.expect(Expected::Refused(RESCHEDULE, OWN_NODE), "return a claim to the scheduler", [of_no_node]);
+    attempts.expect(refused(OWN_NODE), "return a claim to the scheduler", [of_no_node]);
     attempts.unbound();
     for (words, claim) in [
         (OWN_NODE, "waiting-theirs"),
         (OWN_NODE, "bound-theirs"),
         (OWN_DRIVER, "waiting-other"),
         (OWN_DRIVER, "bound-other"),
-        ("claims that wait for a volume", "bound-own"),
+        (WAITING, "bound-own"),
     ] {
         let title = format!("return the claim {claim} to the scheduler");
-        attempts.expect(Expected::Refused(RESCHEDULE, words), &title, patches(claim, &reschedule));
+        attempts.expect(refused(words), &title, patches(claim, &reschedule));
     }
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     for claim in ["bound-unplaced", "bound-other-unplaced", "by-hand", "by-hand-other"] {
-        let title = format!("label the claim {claim}");
-        attempts.expect(Expected::Refused(RESCHEDULE, OWN_NODE), &title, patches(claim, &label));
+        attempts.expect(refused(OWN_NODE), &format!("label the claim {claim}"), patches(claim, &label));
     }
-    let volume = &scene.volume("bound-own")["metadata"]["name"];
-    for (words, title, metadata, spec) in [
-        (
-            SELECTED_NODE_ONLY,
-            "send its own claim to another node",
-            json!({"annotations": {SELECTED_NODE: THERE}}),
-            json!({}),
-        ),
-        (
-            SELECTED_NODE_ONLY,
-            "have another driver provision its own claim",
-            json!({"annotations": {"volume.kubernetes.io/storage-provisioner": OTHER_DRIVER}}),
-            json!({}),
-        ),
-        (
-            SELECTED_NODE_ONLY,
-            "annotate its own claim",
-            json!({"annotations": {SELECTED_NODE: null, "a": "b"}}),
-            json!({}),
-        ),
-        (
-            ALL_ELSE,
-            "label its own claim",
-            json!({"annotations": {SELECTED_NODE: null}, "labels": {"a": "b"}}),
-            json!({}),
-        ),
-        (
-            ALL_ELSE,
-            "keep its own claim from being deleted",
-            json!({"annotations": {SELECTED_NODE: null}, "finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}),
-            json!({}),
-        ),
-        (
-            ALL_ELSE,
-            "own its own claim",
-            json!({"annotations": {SELECTED_NODE: null}, "ownerReferences": [owner()]}),
-            json!({}),
-        ),
-        (
-            ALL_ELSE,
-            "bind its own claim to the volume of another claim",
-            json!({"annotations": {SELECTED_NODE: null}}),
-            json!({"volumeName": volume}),
-        ),
+    let select = |node: &str| json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
+    attempts.expect(
+        refused(ONLY_REMOVE),
+        "send its own claim to another node",
+        patches("waiting-own", &select(scene.there)),
+    );
+    attempts.expect(
+        refused(OWN_NODE),
+        "select its own node for a claim",
+        patches("waiting-unplaced", &select(scene.here)),
+    );
+    change_more(scene, "waiting-own", &Value::Null, (RESCHEDULE, ONLY_REMOVE), attempts);
+}
+
+/// Adds the requests of the controller, which selects the nodes of claims.
+pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
+    let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
+    let refused = |words| Expected::Refused(SELECTION, words);
+    let there = json!(scene.there);
+    let select = json!({"metadata": {"annotations": {SELECTED_NODE: there}}});
+    attempts.allow("select a node for a claim", patches("waiting-unplaced", &select));
+    for (words, claim) in [
+        (OWN_DRIVER, "waiting-other-unplaced"),
+        (OWN_DRIVER, "unscheduled"),
+        (WAITING, "bound-unplaced"),
+        (ONLY_ADD, "waiting-own"),
     ] {
-        let change = match spec.as_object().is_some_and(|spec| spec.is_empty()) {
-            true => json!({"metadata": metadata}),
-            false => json!({"metadata": metadata, "spec": spec}),
-        };
-        attempts.expect(Expected::Refused(RESCHEDULE, words), title, patches("waiting-own", &change));
+        let title = format!("select a node for the claim {claim}");
+        attempts.expect(refused(words), &title, patches(claim, &select));
+    }
+    let reschedule = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    attempts.expect(
+        refused(ONLY_ADD),
+        "return a claim to the scheduler",
+        patches("waiting-own", &reschedule),
+    );
+    change_more(scene, "waiting-unplaced", &there, (SELECTION, ONLY_ADD), attempts);
+}
+
+/// Adds requests that change more of a claim than the annotation of the selected node. `annotations` is the policy, and its rule for
+/// annotations.
+fn change_more(
+    scene: &Scene,
+    claim: &str,
+    selected_node: &Value,
+    annotations: (&'static str, &'static str),
+    attempts: &mut Attempts,
+) {
+    let (policy, only_selected_node) = annotations;
+    let volume = &scene.volume("bound-own")["metadata"]["name"];
+    for (words, title, change) in [
+        (only_selected_node, "annotate a claim", json!({"metadata": {"annotations": {"a": "b"}}})),
+        (
+            only_selected_node,
+            "have another driver provision a claim",
+            json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": OTHER_DRIVER}}}),
+        ),
+        (ALL_ELSE, "label a claim", json!({"metadata": {"labels": {"a": "b"}}})),
+        (
+            ALL_ELSE,
+            "keep a claim from being deleted",
+            json!({"metadata": {"finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}}),
+        ),
+        (ALL_ELSE, "own a claim", json!({"metadata": {"ownerReferences": [scene.other_node()]}})),
+        (ALL_ELSE, "bind a claim to the volume of another claim", json!({"spec": {"volumeName": volume}})),
+    ] {
+        let mut change = change;
+        let selection = json!({"metadata": {"annotations": {SELECTED_NODE: selected_node}}});
+        fixtures::merge_keeping_nulls(&mut change, selection);
+        let requests = claims(scene).patches(&scene.claim_of(claim), &change);
+        attempts.expect(Expected::Refused(policy, words), title, requests);
     }
 }
 
@@ -151,7 +176,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     for claim in ["bound-own", "bound-unplaced", "by-hand"] {
         for (what, metadata) in [
             ("label", json!({"labels": {"a": "b"}})),
-            ("select a node for", json!({"annotations": {SELECTED_NODE: THERE}})),
+            ("select a node for", json!({"annotations": {SELECTED_NODE: scene.there}})),
             (
                 "change the driver of",
                 json!({"annotations": {"volume.kubernetes.io/storage-provisioner": "csi.third.dev"}}),
@@ -161,7 +186,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
                 json!({"finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}),
             ),
             ("unprotect", json!({"finalizers": []})),
-            ("own", json!({"ownerReferences": [owner()]})),
+            ("own", json!({"ownerReferences": [scene.other_node()]})),
         ] {
             let (title, change) = (format!("{what} the claim {claim}"), json!({"metadata": metadata}));
             attempts.expect(Expected::Refused(STATUS, NO_METADATA), &title, patches(claim, &change));
@@ -181,20 +206,28 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     }
 }
 
-/// Adds deletions of claims, which the component node-loss permits.
-pub(super) fn delete(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
+/// Adds deletions of claims, which the component node-loss permits: to the provisioner for claims of its node.
+pub(super) fn delete(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let delete = |claim: &str| claims(scene).delete(claim);
-    let own = ["bound-own", "bound-theirs", "bound-unplaced", "waiting-own"];
-    let foreign = ["bound-other", "bound-other-unplaced", "by-hand-other", "by-hand"];
-    if !enforced {
-        attempts.expect(Expected::NotGranted, "delete a claim", own.into_iter().chain(foreign).map(delete));
+    let own = ["bound-own", "waiting-own"];
+    let theirs = ["bound-theirs", "waiting-theirs", "bound-unplaced", "waiting-unplaced"];
+    let other = ["bound-other", "waiting-other"];
+    let unplaced = ["bound-other-unplaced", "by-hand-other", "by-hand"];
+    if !attacker.deletes_claims() {
+        let all = own.into_iter().chain(theirs).chain(other).chain(unplaced);
+        attempts.expect(Expected::NotGranted, "delete a claim", all.map(delete));
         return;
     }
-    attempts.allow("delete a claim of its own driver", own.map(delete));
-    attempts.expect(
-        Expected::Refused(DELETION, OWN_DRIVER),
-        "delete a claim of another driver or of none",
-        foreign.map(delete),
-    );
-    attempts.refuse_unbound(DELETION, "delete a claim", delete("bound-own"));
+    let refused = |words| Expected::Refused(DELETION, words);
+    attempts.allow("delete a claim of its own node", own.map(delete));
+    attempts.expect(refused(OWN_DRIVER), "delete a claim of another driver", other.map(delete));
+    if attacker.is_controller() {
+        attempts.allow("delete a claim of another node", theirs.map(delete));
+        let title = "delete a claim of another driver or of none";
+        attempts.expect(refused(OWN_DRIVER), title, unplaced.map(delete));
+    } else {
+        attempts.expect(refused(OWN_NODE), "delete a claim of another node", theirs.map(delete));
+    }
+    // The token names no node, and neither does this claim.
+    attempts.refuse_unbound(DELETION, "delete a claim", delete("bound-unplaced"));
 }

@@ -1,15 +1,19 @@
-//! Tests of every request that an attacker may send with the stolen token of a node, and of the API server's verdict on each.
+//! Tests of every request that an attacker who controls a node may send with stolen tokens, and of the API server's verdict on each.
 //!
-//! The provisioner's account is the same on all nodes. Roles say which verbs it has, and the policies of `csi/deploy` narrow them to the
-//! objects of the node that is in the token. These tests hold such a token. They read the roles and the policies from the cluster: a
-//! right that no request uses fails the test, and so does a rule that refuses none of the requests. A request that a rule refuses is
-//! refused by no other rule, so a test fails if that rule is removed.
+//! The driver has two accounts: that of the provisioner, which runs on all nodes, and that of the controller. Roles say which verbs each
+//! has, and the policies of `csi/deploy` narrow them, mostly to the objects of the node that is in the token. These tests hold a token of
+//! each account, of one node. They read the roles and the policies from the cluster: a right that no request of its account uses fails
+//! the test, and so does a rule that refuses none of the requests of both. A request that a rule refuses is refused by no other rule, so
+//! a test fails if that rule is removed.
 //!
 //! Writes are dry runs, which pass authorization, validation and admission. So no request changes what the next one finds.
 
+mod attacker;
 mod attempt;
 mod builtin;
 mod claims;
+mod coverage;
+mod lease;
 mod reports;
 mod request;
 mod rights;
@@ -20,20 +24,17 @@ mod volumes;
 
 use std::{fmt::Write as _, io::Write as _};
 
-use k8s_openapi::api::{
-    admissionregistration::v1::ValidatingAdmissionPolicy, authorization::v1::SubjectAccessReview,
-};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 
 use self::{
+    attacker::{Account, Attacker},
     attempt::{Attempt, Attempts, Token, changed, name},
     builtin::BuiltIn,
     request::Verdict,
-    rights::{Right, granted, policies, rules, warnings},
+    rights::policies,
     scene::{DRIVER, Scene},
     snapshots::Contents,
 };
-use std::collections::BTreeSet;
-
 use super::*;
 
 const NODE_LOSS: [&str; 2] = [
@@ -81,14 +82,11 @@ impl Cluster {
 
 /// Sends each request until it has the expected verdict, because the API server needs a moment to observe new roles and policies.
 /// After [`TIMEOUT`], it sends each of the rest once.
-async fn verdicts(scene: &Scene, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdict)> {
+async fn verdicts(attacker: &Attacker, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdict)> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let mut verdicts = Vec::new();
     for attempt in attempts {
-        let client = match attempt.token {
-            Token::OfNode => &scene.stolen,
-            Token::Unbound => &scene.unbound,
-        };
+        let client = attacker.client(attempt.token);
         let verdict = loop {
             let verdict = attempt.request.send(client).await;
             if attempt.expected.matches(&verdict) || tokio::time::Instant::now() > deadline {
@@ -101,55 +99,8 @@ async fn verdicts(scene: &Scene, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdic
     verdicts
 }
 
-/// Returns `true` if an attempt uses a right.
-fn uses(right: &Right, attempt: &Attempt) -> bool {
-    let also = attempt
-        .additional_right
-        .is_some_and(|(verb, resource)| (verb, resource) == (&right.verb, &right.resource));
-    also || right.is_used_by(&attempt.request)
-}
-
-/// Returns a line for each unexpected verdict, and for each right and each rule that the requests do not cover.
-fn faults(
-    verdicts: &[(Attempt, Verdict)],
-    rights: &BTreeSet<Right>,
-    policies: &[ValidatingAdmissionPolicy],
-) -> String {
-    let mut faults = String::new();
-    for (attempt, verdict) in verdicts {
-        if !attempt.expected.matches(verdict) {
-            let Attempt { title, request, expected, .. } = attempt;
-            writeln!(faults, "{request}: {title}: {verdict}; expected: {expected:?}").unwrap();
-        }
-    }
-    for right in rights {
-        let of_right =
-            || verdicts.iter().filter(|(attempt, _)| uses(right, attempt)).map(|(_, verdict)| verdict);
-        if !of_right().any(Verdict::allows) {
-            writeln!(faults, "no request that is allowed needs the right to {right}").unwrap();
-        }
-        let is_narrowed = of_right().any(|verdict| matches!(verdict, Verdict::Refused { .. }));
-        if !right.reads() && right.verb != "bind" && right.verb != "settle" && !is_narrowed {
-            writeln!(faults, "no policy refuses a request that needs the right to {right}").unwrap();
-        }
-    }
-    for warning in policies.iter().flat_map(warnings) {
-        writeln!(faults, "{warning}").unwrap();
-    }
-    let rules: Vec<_> = policies.iter().flat_map(rules).collect();
-    for (index, rule) in rules.iter().enumerate() {
-        if rules[..index].contains(rule) {
-            writeln!(faults, "two rules have one message: {rule}").unwrap();
-        }
-        if !verdicts.iter().any(|(_, verdict)| verdict == rule) {
-            writeln!(faults, "no request is {rule}").unwrap();
-        }
-    }
-    faults
-}
-
 /// Writes the verdicts past the capture of the test harness, for the lane's log.
-fn print(component: Component, verdicts: &[(Attempt, Verdict)]) {
+fn print(component: Component, account: Account, verdicts: &[(Attempt, Verdict)]) {
     let mut text = String::from("\n");
     for (Attempt { title, request, token, .. }, verdict) in verdicts {
         let token = if *token == Token::Unbound { " with a token of no node" } else { "" };
@@ -160,7 +111,8 @@ fn print(component: Component, verdicts: &[(Attempt, Verdict)]) {
     let allowed = count(Verdict::allows);
     writeln!(
         text,
-        "stolen token, component {component:?}: {} requests tried, {} denied ({} by policies, {} by RBAC, {} as invalid), {allowed} allowed",
+        "stolen token, {}, component {component:?}: {} requests tried, {} denied ({} by policies, {} by RBAC, {} as invalid), {allowed} allowed",
+        account.name(),
         verdicts.len(),
         verdicts.len() - allowed,
         count(|verdict| matches!(verdict, Verdict::Refused { .. })),
@@ -171,40 +123,67 @@ fn print(component: Component, verdicts: &[(Attempt, Verdict)]) {
     std::io::stdout().write_all(text.as_bytes()).unwrap();
 }
 
+/// Returns the requests of an attacker. `builtin` and `contents` are the objects of the components.
+fn attempts(
+    scene: &Scene,
+    attacker: &Attacker,
+    builtin: Option<&BuiltIn>,
+    contents: Option<&Contents>,
+) -> Vec<Attempt> {
+    let mut attempts = Attempts::default();
+    surroundings::read(scene, attacker, &mut attempts);
+    if attacker.provisions() {
+        volumes::create(scene, &mut attempts);
+        claims::status(scene, &mut attempts);
+        reports::capacity(scene, attacker, &mut attempts);
+    }
+    if attacker.provisions() || attacker.reconciles_deleted_nodes() {
+        volumes::change(scene, &mut attempts);
+        volumes::of_deleted_nodes(scene, attacker, &mut attempts);
+    }
+    match attacker.account {
+        Account::Provisioner => {
+            claims::reschedule(scene, &mut attempts);
+            contents.into_iter().for_each(|contents| contents.attempts(&mut attempts));
+        }
+        Account::Controller => {
+            claims::select(scene, &mut attempts);
+            lease::hold(scene, &mut attempts);
+            builtin.into_iter().for_each(|builtin| builtin.attempts(scene, &mut attempts));
+        }
+    }
+    claims::delete(scene, attacker, &mut attempts);
+    reports::event(scene, &mut attempts);
+    surroundings::not_granted(scene, attacker, &mut attempts);
+    attempts.0
+}
+
 async fn suite(component: Component) {
     let cluster = Cluster::connect().await;
     cluster.opt_in_only(component).await;
-    let scene = Scene::set(&cluster).await;
+    let (controller, node) = cluster.controller_client(&ApiTraffic::default()).await;
+    let provisioner = cluster.client_of(&node, &ApiTraffic::default()).await;
+    let scene = Scene::set(&cluster, &node).await;
     let builtin = match component {
         Component::BuiltinObjects => Some(BuiltIn::set(&cluster).await),
         _ => None,
     };
     let contents = match component {
-        Component::Snapshots => Some(Contents::set(&cluster).await),
+        Component::Snapshots => Some(Contents::set(&cluster, &scene).await),
         _ => None,
     };
-    let (rights, policies) = (granted(&cluster.admin).await, policies(&cluster.admin).await);
-    let mut attempts = Attempts::default();
-    let enforced = component == Component::NodeLoss;
-    surroundings::read(&scene, &mut attempts);
-    volumes::create(&scene, &mut attempts);
-    volumes::change(&scene, &mut attempts);
-    volumes::of_deleted_nodes(&scene, enforced, &mut attempts);
-    claims::reschedule(&scene, &mut attempts);
-    claims::status(&scene, &mut attempts);
-    claims::delete(&scene, enforced, &mut attempts);
-    reports::capacity(&scene, &mut attempts);
-    reports::event(&scene, &mut attempts);
-    if let Some(builtin) = &builtin {
-        builtin.attempts(&scene, &mut attempts);
+    let policies = policies(&cluster.admin).await;
+    let (mut faults, mut all) = (String::new(), Vec::new());
+    for (account, client) in [(Account::Provisioner, provisioner), (Account::Controller, controller)] {
+        let attacker = Attacker::new(&cluster, account, component, client).await;
+        let attempts = attempts(&scene, &attacker, builtin.as_ref(), contents.as_ref());
+        let verdicts = verdicts(&attacker, attempts).await;
+        print(component, account, &verdicts);
+        faults += &coverage::of_rights(&attacker, &verdicts);
+        all.extend(verdicts);
     }
-    if let Some(contents) = &contents {
-        contents.attempts(&mut attempts);
-    }
-    surroundings::not_granted(&scene, &rights, &mut attempts);
+    faults += &coverage::of_policies(&policies, &all);
 
-    let verdicts = verdicts(&scene, attempts.0).await;
-    print(component, &verdicts);
     if let Some(builtin) = builtin {
         builtin.remove(&cluster).await;
     }
@@ -214,7 +193,6 @@ async fn suite(component: Component) {
     scene.remove(&cluster).await;
     cluster.opt_in_only(Component::None).await;
     cluster.finish([]).await;
-    let faults = faults(&verdicts, &rights, &policies);
     assert!(faults.is_empty(), "\n{faults}");
 }
 
@@ -229,7 +207,8 @@ async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
 }
 
 #[tokio::test]
-async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_grants_no_rights() {
+async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_gives_no_rights_to_others()
+ {
     suite(Component::BuiltinObjects).await;
 }
 
@@ -242,7 +221,7 @@ async fn a_stolen_token_of_the_snapshots_component_writes_only_snapshots_of_its_
 #[tokio::test]
 async fn a_stolen_token_gives_the_kubelet_access_to_no_secret() {
     let cluster = Cluster::connect().await;
-    let scene = Scene::set(&cluster).await;
+    let scene = Scene::set(&cluster, HERE).await;
     let pod = json!({
         "metadata": {"name": "reader"},
         "spec": {
@@ -258,7 +237,7 @@ async fn a_stolen_token_gives_the_kubelet_access_to_no_secret() {
         &scene.new_volume("waiting-own", DRIVER, HERE),
         json!({"spec": {"csi": {"nodeStageSecretRef": secret}}}),
     );
-    let stolen: Api<PersistentVolume> = Api::all(scene.stolen.clone());
+    let stolen: Api<PersistentVolume> = Api::all(cluster.client_of(HERE, &ApiTraffic::default()).await);
     let created =
         stolen.create(&PostParams::default(), &serde_json::from_value(volume.clone()).unwrap()).await;
     let review: SubjectAccessReview = serde_json::from_value(json!({"spec": {

@@ -1,11 +1,11 @@
-//! Requests for the objects in which a provisioner reports: CSIStorageCapacities and events.
+//! Requests for the objects in which the driver reports: CSIStorageCapacities and events.
 
 use serde_json::json;
 
 use super::{
-    super::HERE,
+    attacker::Attacker,
     attempt::{Attempts, Expected, changed, name},
-    scene::{OTHER_DRIVER, Scene, THERE, capacities, events},
+    scene::{OTHER_DRIVER, Scene, capacities, events},
 };
 
 const CAPACITIES: &str = "loopfs-provisioner-capacities";
@@ -21,47 +21,48 @@ const OWN_NAME: &str = "in the name of its own node";
 const REGARDING: &str = "only about claims";
 const BARE: &str = "may not record events with finalizers or owners";
 
-pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
+pub(super) fn capacity(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
+    let (here, there) = (scene.here, scene.there);
     let refused = |words| Expected::Refused(CAPACITIES, words);
-    let capacity = scene.new_capacity(HERE);
+    let owner = |change: serde_json::Value| {
+        let mut owner =
+            json!({"apiVersion": "v1", "kind": "Pod", "name": attacker.pod.name, "uid": attacker.pod.uid});
+        crate::testing::fixtures::merge(&mut owner, change);
+        json!({"metadata": {"ownerReferences": [owner]}})
+    };
+    let capacity = changed(&scene.new_capacity(here), owner(json!({})));
     attempts.allow(
         "publish its own capacity",
         [capacities().create(capacity.clone()), capacities().apply(capacity.clone())],
     );
     attempts.refuse_unbound(CAPACITIES, "publish a capacity", capacities().create(capacity.clone()));
-    let owner = |change: serde_json::Value| {
-        let mut owner =
-            json!({"apiVersion": "v1", "kind": "Pod", "name": scene.pod.name, "uid": scene.pod.uid});
-        crate::testing::fixtures::merge(&mut owner, change);
-        json!({"metadata": {"ownerReferences": [owner]}})
-    };
     for (words, title, change) in [
         (
             OWN_CAPACITY,
             "publish the capacity of another node",
-            json!({"nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": THERE}}}),
+            json!({"nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": there}}}),
         ),
         (OWN_CAPACITY, "publish the capacity of all nodes", json!({"nodeTopology": {"matchLabels": null}})),
         (OWN_CAPACITY, "publish the capacity of no node", json!({"nodeTopology": null})),
         (
             NAME,
             "take the name of another node's capacity",
-            json!({"metadata": {"name": format!("{THERE}-0123456789abcdef")}}),
+            json!({"metadata": {"name": format!("{there}-0123456789abcdef")}}),
         ),
         (
             NAME,
             "take the name of the capacity of a node whose name begins alike",
-            json!({"metadata": {"name": format!("{HERE}-b-0123456789abcdef")}}),
+            json!({"metadata": {"name": format!("{here}-b-0123456789abcdef")}}),
         ),
         (
             NAME,
             "publish under a generated name",
-            json!({"metadata": {"name": null, "generateName": format!("{HERE}-")}}),
+            json!({"metadata": {"name": null, "generateName": format!("{here}-")}}),
         ),
         (
             LABELS,
             "publish what another node's provisioner takes for its own",
-            json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
+            json!({"metadata": {"labels": {"csi.loopfs.dev/node": there}}}),
         ),
         (
             LABELS,
@@ -92,7 +93,7 @@ pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
         (
             LABELS,
             "label its own capacity as another node's",
-            json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
+            json!({"metadata": {"labels": {"csi.loopfs.dev/node": there}}}),
         ),
         (OWNER, "have a Node own its own capacity", owner(json!({"kind": "Node"}))),
         (
@@ -121,15 +122,16 @@ pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
 }
 
 pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
+    let (here, there) = (scene.here, scene.there);
     let refused = |words| Expected::Refused(EVENTS, words);
-    let event = scene.new_event(HERE);
+    let event = scene.new_event(here);
     let in_default = events(scene).within("default");
     let about = |kind: &str, name: &str| json!({"regarding": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": null}});
     attempts.allow(
         "report about a claim",
         [events(scene).create(event.clone()), events(scene).apply(event.clone())],
     );
-    for (kind, object) in [("PersistentVolume", "pvc-1"), ("Node", HERE)] {
+    for (kind, object) in [("PersistentVolume", "pvc-1"), ("Node", here)] {
         attempts.allow(
             &format!("report about a {kind}"),
             [in_default.create(changed(&event, about(kind, object)))],
@@ -137,7 +139,7 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     }
     attempts.refuse_unbound(EVENTS, "report about a claim", events(scene).create(event.clone()));
     for (words, title, change) in [
-        (OWN_NAME, "report in another node's name", json!({"reportingInstance": THERE})),
+        (OWN_NAME, "report in another node's name", json!({"reportingInstance": there})),
         (OWN_NAME, "report in another driver's name", json!({"reportingController": OTHER_DRIVER})),
         (OWN_NAME, "report as the kubelet", json!({"reportingController": "kubelet"})),
         (REGARDING, "report about a Pod", json!({"regarding": {"kind": "Pod"}})),
@@ -162,7 +164,7 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     attempts.expect(
         refused(REGARDING),
         "report about another node",
-        [in_default.create(changed(&event, about("Node", THERE)))],
+        [in_default.create(changed(&event, about("Node", there)))],
     );
 
     let [own, theirs, other] = ["own", "theirs", "other"].map(|whose| &scene.events[whose]);
@@ -176,7 +178,7 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     {
         attempts.expect(refused(words), title, events(scene).patches(event, &label));
     }
-    let mine = json!({"reportingInstance": HERE});
+    let mine = json!({"reportingInstance": here});
     attempts.expect(
         Expected::Invalid("field is immutable"),
         "take another node's event",

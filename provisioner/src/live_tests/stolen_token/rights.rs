@@ -1,4 +1,4 @@
-//! The rights of the provisioner's account and the rules of the policies that narrow them, as the cluster has them.
+//! The rights of the driver's accounts and the rules of the policies that narrow them, as the cluster has them.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -10,10 +10,9 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 
 use super::{
     super::SYSTEM,
+    attacker::Account,
     request::{Request, Verdict},
 };
-
-pub(super) const ACCOUNT: &str = "loopfs-provisioner";
 
 /// One verb on one resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,27 +52,27 @@ impl Right {
     }
 }
 
-/// Returns every right that a binding gives to the account by its name. It omits the rights that all accounts have.
-pub(super) async fn granted(admin: &Client) -> BTreeSet<Right> {
+/// Returns every right that a binding gives to an account by its name. It omits the rights that all accounts have.
+pub(super) async fn granted(admin: &Client, account: Account) -> BTreeSet<Right> {
     let all = ListParams::default();
     let mut rights = BTreeSet::new();
     for binding in Api::<ClusterRoleBinding>::all(admin.clone()).list(&all).await.unwrap() {
-        if is_bound(binding.subjects.as_deref()) {
+        if is_bound(account, binding.subjects.as_deref()) {
             rights.extend(of_role(admin, &binding.role_ref, None).await);
         }
     }
     for binding in Api::<RoleBinding>::all(admin.clone()).list(&all).await.unwrap() {
-        if is_bound(binding.subjects.as_deref()) {
+        if is_bound(account, binding.subjects.as_deref()) {
             rights.extend(of_role(admin, &binding.role_ref, binding.namespace()).await);
         }
     }
     rights
 }
 
-fn is_bound(subjects: Option<&[Subject]>) -> bool {
+fn is_bound(account: Account, subjects: Option<&[Subject]>) -> bool {
     subjects.unwrap_or_default().iter().any(|subject| match subject.kind.as_str() {
-        "ServiceAccount" => subject.name == ACCOUNT && subject.namespace.as_deref() == Some(SYSTEM),
-        "User" => subject.name == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"),
+        "ServiceAccount" => subject.name == account.name() && subject.namespace.as_deref() == Some(SYSTEM),
+        "User" => subject.name == account.user(),
         _ => subject.name == format!("system:serviceaccounts:{SYSTEM}"),
     })
 }
@@ -114,15 +113,39 @@ fn of_rule(rule: &PolicyRule, namespace: Option<&str>) -> Vec<Right> {
     rights
 }
 
-/// Returns every policy that concerns the account.
+/// Returns every policy that applies to an account of the driver.
 pub(super) async fn policies(admin: &Client) -> Vec<ValidatingAdmissionPolicy> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(admin.clone());
-    let of_account = |policy: &ValidatingAdmissionPolicy| {
-        let conditions = policy.spec.as_ref().and_then(|spec| spec.match_conditions.as_ref());
-        conditions.into_iter().flatten().any(|condition| condition.expression.contains(ACCOUNT))
-    };
     let policies = policies.list(&ListParams::default()).await.unwrap();
-    policies.into_iter().filter(of_account).collect()
+    let applies = |policy: &ValidatingAdmissionPolicy| {
+        Account::ALL.into_iter().any(|account| applies_to(policy, account))
+    };
+    policies.into_iter().filter(applies).collect()
+}
+
+/// Returns `true` if a condition of the policy names the account.
+fn applies_to(policy: &ValidatingAdmissionPolicy, account: Account) -> bool {
+    let conditions = policy.spec.iter().flat_map(|spec| spec.match_conditions.iter().flatten());
+    let quoted = format!("\"{}\"", account.user());
+    conditions.into_iter().any(|condition| condition.expression.contains(&quoted))
+}
+
+/// Returns the operations on resources that the policies narrow for an account.
+pub(super) fn narrowed(policies: &[ValidatingAdmissionPolicy], account: Account) -> BTreeSet<String> {
+    let specs = policies
+        .iter()
+        .filter(|policy| applies_to(policy, account))
+        .filter_map(|policy| policy.spec.as_ref());
+    let constraints = specs.filter_map(|spec| spec.match_constraints.as_ref());
+    let rules = constraints.flat_map(|constraints| constraints.resource_rules.iter().flatten());
+    let mut narrowed = BTreeSet::new();
+    for rule in rules {
+        for resource in rule.resources.iter().flatten() {
+            narrowed
+                .extend(rule.operations.iter().flatten().map(|operation| format!("{operation} {resource}")));
+        }
+    }
+    narrowed
 }
 
 /// Returns every rule of a policy, as the verdict that it leads to.

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::{
-    authentication::v1::TokenRequest, core::v1::ServiceAccount, storage::v1::CSIStorageCapacity,
-};
+use k8s_openapi::api::{coordination::v1::Lease, storage::v1::CSIStorageCapacity};
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
-use super::{super::*, request::Resource, rights::ACCOUNT};
+use super::{super::*, request::Resource};
 use crate::{
     api::hash::fnv1a,
     objects::{
@@ -17,41 +15,48 @@ use crate::{
     },
 };
 
-pub(super) const THERE: &str = "node-b";
+const NODES: [&str; 2] = ["node-a", "node-b"];
 pub(super) const DRIVER: &str = "csi.loopfs.dev";
 pub(super) const OTHER_DRIVER: &str = "csi.other.dev";
+/// The Lease of the controller.
+pub(super) const LEASE: &str = "loopfs-controller";
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
 /// The objects in the cluster. Claims and volumes have the name of the claim as key, capacities and events that of their owner.
 pub(super) struct Scene {
+    /// The node that the attacker controls.
+    pub(super) here: &'static str,
+    pub(super) there: &'static str,
     pub(super) namespace: String,
     pub(super) class: String,
     pub(super) other_class: String,
-    pub(super) pod: OwnerReference,
     claims: BTreeMap<&'static str, PersistentVolumeClaim>,
     volumes: BTreeMap<&'static str, Value>,
     pub(super) capacities: BTreeMap<&'static str, Value>,
     pub(super) events: BTreeMap<&'static str, Value>,
-    /// A client with a token of the account that was issued for no pod.
-    pub(super) unbound: Client,
-    pub(super) stolen: Client,
+    pub(super) lease: Value,
 }
 
 impl Scene {
-    pub(super) async fn set(cluster: &Cluster) -> Self {
+    /// Creates the objects. `node` is the node that the attacker controls.
+    pub(super) async fn set(cluster: &Cluster, node: &str) -> Self {
         let other = json!({"provisioner": OTHER_DRIVER});
+        let (here, there) = match NODES {
+            [first, second] if first == node => (first, second),
+            [first, second] => (second, first),
+        };
         let mut scene = Scene {
+            here,
+            there,
             namespace: cluster.namespace.clone(),
             class: cluster.class.clone(),
             other_class: cluster.another_class("other", other.clone()).await,
-            pod: cluster.pod_of(HERE).await,
             claims: BTreeMap::new(),
             volumes: BTreeMap::new(),
             capacities: BTreeMap::new(),
             events: BTreeMap::new(),
-            unbound: unbound_client(cluster).await,
-            stolen: cluster.client_of(HERE, &ApiTraffic::default()).await,
+            lease: lease(cluster).await,
         };
         let immediate = json!({"volumeBindingMode": "Immediate"});
         let now = cluster.another_class("now", immediate.clone()).await;
@@ -65,18 +70,24 @@ impl Scene {
             })
         };
         let own = scene.class.clone();
-        for (name, class, node) in
-            [("waiting-own", &own, HERE), ("waiting-theirs", &own, THERE), ("waiting-other", &other, HERE)]
-        {
-            scene.claim(cluster, name, selecting(class, Some(node))).await;
+        for (name, class, node) in [
+            ("waiting-own", &own, Some(here)),
+            ("waiting-theirs", &own, Some(there)),
+            ("waiting-other", &other, Some(here)),
+            ("waiting-unplaced", &now, None),
+            ("waiting-other-unplaced", &other_now, None),
+        ] {
+            scene.claim(cluster, name, selecting(class, node)).await;
         }
+        // kube-controller-manager requests no volume for this claim from the driver before the scheduler selects a node.
+        scene.claims.insert("unscheduled", cluster.claim("unscheduled", selecting(&own, None)).await);
         for (name, class, selected, driver, node) in [
-            ("bound-own", &own, Some(HERE), DRIVER, HERE),
-            ("bound-theirs", &own, Some(THERE), DRIVER, THERE),
-            ("bound-marked", &own, Some(THERE), DRIVER, THERE),
-            ("bound-unplaced", &now, None, DRIVER, THERE),
-            ("bound-other", &other, Some(HERE), OTHER_DRIVER, HERE),
-            ("bound-other-unplaced", &other_now, None, OTHER_DRIVER, THERE),
+            ("bound-own", &own, Some(here), DRIVER, here),
+            ("bound-theirs", &own, Some(there), DRIVER, there),
+            ("bound-marked", &own, Some(there), DRIVER, there),
+            ("bound-unplaced", &now, None, DRIVER, there),
+            ("bound-other", &other, Some(here), OTHER_DRIVER, here),
+            ("bound-other-unplaced", &other_now, None, OTHER_DRIVER, there),
         ] {
             scene.claim(cluster, name, selecting(class, selected)).await;
             scene.bind(cluster, name, scene.new_volume(name, driver, node)).await;
@@ -86,7 +97,7 @@ impl Scene {
             [("by-hand", "", DRIVER), ("by-hand-other", other.as_str(), OTHER_DRIVER)]
         {
             scene.claims.insert(name, cluster.claim(name, selecting(class, None)).await);
-            let mut volume = scene.new_volume(name, driver, THERE);
+            let mut volume = scene.new_volume(name, driver, there);
             let by_hand =
                 json!({"metadata": {"name": format!("{name}-{}", scene.namespace), "annotations": null}});
             fixtures::merge(&mut volume, by_hand);
@@ -128,8 +139,9 @@ impl Scene {
     async fn create_capacities_and_events(&mut self, cluster: &Cluster) {
         let capacities: Api<CSIStorageCapacity> = Api::namespaced(cluster.admin.clone(), SYSTEM);
         let events: Api<Event> = Api::namespaced(cluster.admin.clone(), &self.namespace);
+        let (here, there) = (self.here, self.there);
         for (owner, driver, node) in
-            [("own", DRIVER, HERE), ("theirs", DRIVER, THERE), ("other", OTHER_DRIVER, HERE)]
+            [("own", DRIVER, here), ("theirs", DRIVER, there), ("other", OTHER_DRIVER, here)]
         {
             let mut capacity = self.new_capacity(node);
             let name = format!("{owner}-{}", self.namespace);
@@ -138,7 +150,7 @@ impl Scene {
             fixtures::merge(
                 &mut capacity,
                 json!({
-                    "metadata": {"name": capacity_name, "ownerReferences": null, "labels": {"csi.storage.k8s.io/drivername": driver}},
+                    "metadata": {"name": capacity_name, "labels": {"csi.storage.k8s.io/drivername": driver}},
                     "nodeTopology": {"matchLabels": null},
                 }),
             );
@@ -179,13 +191,12 @@ impl Scene {
         serde_json::to_value(pv::build(description, &Identity::new(driver, node).unwrap())).unwrap()
     }
 
-    /// Returns the capacity that the provisioner of a node would publish.
+    /// Returns the capacity that the provisioner of a node would publish, without an owner.
     pub(super) fn new_capacity(&self, node: &str) -> Value {
         json!({
             "metadata": {
                 "name": format!("{node}-0123456789abcdef"),
                 "labels": {"csi.loopfs.dev/node": node, "csi.storage.k8s.io/drivername": DRIVER},
-                "ownerReferences": [&self.pod],
             },
             "storageClassName": self.class, "capacity": "1Gi",
             "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": node}},
@@ -204,6 +215,11 @@ impl Scene {
         })
     }
 
+    /// Returns an owner reference to the other node, which keeps the Node object from being deleted.
+    pub(super) fn other_node(&self) -> Value {
+        json!({"apiVersion": "v1", "kind": "Node", "name": self.there, "uid": "1", "blockOwnerDeletion": true})
+    }
+
     /// Removes the objects that would outlive the namespace.
     pub(super) async fn remove(self, cluster: &Cluster) {
         let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
@@ -218,23 +234,21 @@ impl Scene {
             let name = capacity["metadata"]["name"].as_str().unwrap();
             capacities.delete(name, &DeleteParams::default()).await.unwrap();
         }
+        let leases: Api<Lease> = Api::namespaced(cluster.admin.clone(), SYSTEM);
+        leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
     }
 }
 
-/// Returns a client with a token that was requested for the account, and not for a pod.
-async fn unbound_client(cluster: &Cluster) -> Client {
-    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.clone(), SYSTEM);
-    let request: TokenRequest =
-        serde_json::from_value(json!({"metadata": {}, "spec": {"audiences": []}})).unwrap();
-    let response = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await.unwrap();
-    let directory: PathBuf =
-        std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
-    let text = std::fs::read_to_string(directory.join(format!("{HERE}.kubeconfig"))).unwrap();
-    let mut kubeconfig: Value = serde_norway::from_str(&text).unwrap();
-    kubeconfig["users"][0]["user"]["token"] = json!(response.status.unwrap().token);
-    let path = cluster.scratch.path().join("unbound.kubeconfig");
-    std::fs::write(&path, kubeconfig.to_string()).unwrap();
-    crate::api::client::connect(Some(path), &ApiTraffic::default()).await.unwrap()
+/// Returns the Lease of the controller, which may exist already.
+async fn lease(cluster: &Cluster) -> Value {
+    let leases: Api<Lease> = Api::namespaced(cluster.admin.clone(), SYSTEM);
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE},
+        "spec": {"holderIdentity": "leader", "leaseDurationSeconds": 15},
+    });
+    let lease =
+        leases.patch(LEASE, &PatchParams::apply("story").force(), &Patch::Apply(lease)).await.unwrap();
+    serde_json::to_value(lease).unwrap()
 }
 
 pub(super) fn volumes() -> Resource {
@@ -251,6 +265,10 @@ pub(super) fn capacities() -> Resource {
 
 pub(super) fn events(scene: &Scene) -> Resource {
     Resource::new("events.k8s.io", "Event", "events").within(&scene.namespace)
+}
+
+pub(super) fn leases() -> Resource {
+    Resource::new("coordination.k8s.io", "Lease", "leases").within(SYSTEM)
 }
 
 pub(super) fn snapshots(scene: &Scene) -> Resource {

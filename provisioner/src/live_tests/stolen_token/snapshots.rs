@@ -11,7 +11,7 @@ use super::{
     attempt::{Attempts, Expected, changed, name},
     builtin::dynamic,
     request::{Format, Request, Resource},
-    scene::{DRIVER, OTHER_DRIVER, THERE, contents, snapshot_classes},
+    scene::{DRIVER, OTHER_DRIVER, Scene, contents, snapshot_classes},
 };
 
 const POLICY: &str = "loopfs-snapshots";
@@ -52,12 +52,16 @@ fn status_writes(object: &Value, change: Value) -> Vec<Request> {
 pub(super) struct Contents {
     objects: BTreeMap<&'static str, Value>,
     prefix: String,
+    here: &'static str,
+    there: &'static str,
 }
 
 impl Contents {
-    pub(super) async fn set(cluster: &Cluster) -> Self {
+    pub(super) async fn set(cluster: &Cluster, scene: &Scene) -> Self {
         cluster.define_snapshots().await;
-        let mut contents = Contents { objects: BTreeMap::new(), prefix: cluster.namespace.clone() };
+        let (here, there) = (scene.here, scene.there);
+        let mut contents =
+            Contents { objects: BTreeMap::new(), prefix: cluster.namespace.clone(), here, there };
         let of = |node: &str| json!({"metadata": {"labels": {MANAGED_BY: node}}});
         let held = |held_by: &str| json!({"metadata": {"finalizers": [held_by]}});
         let status = json!({"status": {
@@ -67,15 +71,15 @@ impl Contents {
         let failed = json!({"status": {"error": {"message": "full", "time": "2020-01-01T02:00:00+02:00"}}});
         let other = json!({"spec": {"driver": OTHER_DRIVER}});
         for (object, changes) in [
-            ("new", vec![of(HERE)]),
-            ("own", vec![of(HERE), held(BOUND), annotated, status.clone()]),
-            ("failed", vec![of(HERE), failed]),
-            ("kept", vec![of(HERE), held(KEEP)]),
-            ("deleted", vec![of(HERE), held(BOUND)]),
+            ("new", vec![of(here)]),
+            ("own", vec![of(here), held(BOUND), annotated, status.clone()]),
+            ("failed", vec![of(here), failed]),
+            ("kept", vec![of(here), held(KEEP)]),
+            ("deleted", vec![of(here), held(BOUND)]),
             // Of a snapshot that is being deleted, the rules for the node's own snapshots permit most writes.
-            ("theirs", vec![of(THERE), held(BOUND)]),
+            ("theirs", vec![of(there), held(BOUND)]),
             ("unlabelled", vec![held(BOUND)]),
-            ("other", vec![of(HERE), held(BOUND), other]),
+            ("other", vec![of(here), held(BOUND), other]),
         ] {
             let is_deleted = ["deleted", "theirs", "unlabelled", "other"].contains(&object);
             contents.create(cluster, object, changes, is_deleted).await;
@@ -201,19 +205,19 @@ impl Contents {
             attempts.refuse_unbound(POLICY, &format!("begin the snapshot {key}"), write);
         }
         let created =
-            changed(&self.new_content("created"), json!({"metadata": {"labels": {MANAGED_BY: HERE}}}));
+            changed(&self.new_content("created"), json!({"metadata": {"labels": {MANAGED_BY: self.here}}}));
         attempts.expect(Expected::NotGranted, "create a snapshot", [contents().apply(created)]);
     }
 
     fn metadata(&self, attempts: &mut Attempts) {
         let own = &self.objects["own"];
-        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": self.there, "uid": "1", "blockOwnerDeletion": true});
         let of_other = json!({"name": "s", "namespace": SYSTEM, "uid": "2"});
         for (words, title, change) in [
             (
                 SPEC,
                 "give its own snapshot to another node",
-                json!({"metadata": {"labels": {MANAGED_BY: THERE}}}),
+                json!({"metadata": {"labels": {MANAGED_BY: self.there}}}),
             ),
             (
                 SPEC,

@@ -1,42 +1,43 @@
 //! Requests that read, and requests with each verb that no role grants.
 
-use std::collections::BTreeSet;
-
 use serde_json::json;
 
 use super::{
-    super::HERE,
+    attacker::Attacker,
     attempt::{Attempts, Expected, name},
     request::{Request, Resource},
-    rights::Right,
-    scene::{Scene, capacities, claims, contents, events, snapshot_classes, snapshots, volumes},
+    scene::{
+        LEASE, Scene, capacities, claims, contents, events, leases, snapshot_classes, snapshots, volumes,
+    },
 };
 
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 /// The verbs that concern all objects of a resource.
 const OF_ALL: [&str; 3] = ["list", "watch", "deletecollection"];
 
-pub(super) fn read(scene: &Scene, attempts: &mut Attempts) {
+pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let everywhere = |resource: Resource| Resource { namespace: None, ..resource };
-    for verb in ["list", "watch"] {
-        let resources = [
-            volumes(),
-            everywhere(claims(scene)),
-            Resource::new("storage.k8s.io", "StorageClass", "storageclasses"),
-            Resource::new("storage.k8s.io", "CSINode", "csinodes"),
-            capacities(),
-        ];
-        attempts.allow("read all", resources.iter().map(|resource| resource.request(verb, None)));
-    }
     let nodes = Resource::new("", "Node", "nodes");
-    attempts.allow("read all", [nodes.request("list", None), nodes.request("get", Some(HERE))]);
-    for claim in ["bound-own", "bound-theirs", "bound-other"] {
-        let volume = volumes().request("get", Some(name(scene.volume(claim))));
-        attempts.allow("read one", [volume, claims(scene).request("get", Some(claim))]);
+    let mut watched =
+        vec![everywhere(claims(scene)), Resource::new("storage.k8s.io", "StorageClass", "storageclasses")];
+    let one_claim = ["bound-own", "bound-theirs", "bound-other"];
+    attempts.allow("read one", one_claim.map(|claim| claims(scene).request("get", Some(claim))));
+    attempts.allow("read one", [nodes.request("get", Some(scene.here))]);
+    if attacker.is_controller() {
+        watched.push(Resource::new("storage.k8s.io", "CSINode", "csinodes"));
+        attempts.allow("read all", [nodes.request("list", None), volumes().request("list", None)]);
     }
-    // Without the component snapshots, this cluster does not serve the kinds.
-    let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
-    attempts.expect(Expected::Absent, "read a snapshot", snapshots);
+    if attacker.provisions() {
+        watched.extend([volumes(), capacities()]);
+        let volume = |claim| volumes().request("get", Some(name(scene.volume(claim))));
+        attempts.allow("read one", one_claim.map(volume));
+        // Without the component snapshots, this cluster does not serve the kinds.
+        let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
+        attempts.expect(Expected::Absent, "read a snapshot", snapshots);
+    }
+    for verb in ["list", "watch"] {
+        attempts.allow("read all", watched.iter().map(|resource| resource.request(verb, None)));
+    }
 }
 
 /// Returns one request for each verb on a resource. Subresources are those of one object, so there is no request for all of them.
@@ -54,7 +55,8 @@ fn all_verbs<'a>(resource: &'a Resource, object: &'a str) -> impl Iterator<Item 
     })
 }
 
-pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &mut Attempts) {
+pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
+    let granted = &attacker.rights;
     let (volume, claim) = (name(scene.volume("bound-own")), "bound-own");
     let class = scene.class.as_str();
     let cluster = |group, kind, plural| Resource::new(group, kind, plural);
@@ -69,9 +71,11 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
         (claims(scene).subresource("status"), claim),
         (capacities(), name(&scene.capacities["own"])),
         (events(scene), name(&scene.events["own"])),
+        (leases(), LEASE),
+        (leases(), "l"),
         (cluster("storage.k8s.io", "StorageClass", "storageclasses"), class),
-        (cluster("storage.k8s.io", "CSINode", "csinodes"), HERE),
-        (cluster("", "Node", "nodes"), HERE),
+        (cluster("storage.k8s.io", "CSINode", "csinodes"), scene.here),
+        (cluster("", "Node", "nodes"), scene.here),
         (snapshots(scene), "s"),
         (contents(), "s"),
         (snapshot_classes(), "s"),
@@ -80,12 +84,14 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
         (volumes().subresource("finalizers"), volume),
         (claims(scene).subresource("finalizers"), claim),
         (claims(scene).subresource("scale"), claim),
-        (cluster("", "Node", "nodes/status"), HERE),
-        (cluster("", "Node", "nodes/proxy"), HERE),
+        (cluster("", "Node", "nodes/status"), scene.here),
+        (cluster("", "Node", "nodes/proxy"), scene.here),
         (snapshots(scene).subresource("status"), "s"),
         (contents().subresource("status"), "s"),
         // The same resources in other namespaces or API groups.
         (capacities().within(&scene.namespace), "c"),
+        (leases().within(&scene.namespace), LEASE),
+        (leases().within("kube-node-lease"), scene.here),
         (within("", "Event", "events"), name(&scene.events["own"])),
         // Resources on which the account has no verbs.
         (system("", "Secret", "secrets"), "s"),
@@ -93,12 +99,13 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
         (within("", "ConfigMap", "configmaps"), "loopfs-objects"),
         (system("", "ServiceAccount", "serviceaccounts"), "loopfs-provisioner"),
         (system("", "TokenRequest", "serviceaccounts/token"), "loopfs-provisioner"),
-        (system("", "Pod", "pods"), &scene.pod.name),
-        (system("", "PodExecOptions", "pods/exec"), &scene.pod.name),
-        (system("", "Eviction", "pods/eviction"), &scene.pod.name),
+        (system("", "TokenRequest", "serviceaccounts/token"), "loopfs-controller"),
+        (system("", "Pod", "pods"), &attacker.pod.name),
+        (system("", "PodExecOptions", "pods/exec"), &attacker.pod.name),
+        (system("", "Eviction", "pods/eviction"), &attacker.pod.name),
         (cluster("", "Namespace", "namespaces"), &scene.namespace),
         (system("apps", "DaemonSet", "daemonsets"), "loopfs"),
-        (system("coordination.k8s.io", "Lease", "leases"), "l"),
+        (system("apps", "Deployment", "deployments"), "loopfs-controller"),
         (cluster("storage.k8s.io", "CSIDriver", "csidrivers"), "csi.loopfs.dev"),
         (cluster("storage.k8s.io", "VolumeAttachment", "volumeattachments"), "v"),
         (cluster("storage.k8s.io", "VolumeAttributesClass", "volumeattributesclasses"), "v"),

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::{
-    super::HERE,
+    attacker::Attacker,
     attempt::{Attempts, Expected, changed, name},
-    scene::{DRIVER, OTHER_DRIVER, Scene, THERE, volumes},
+    scene::{DRIVER, OTHER_DRIVER, Scene, volumes},
 };
 use crate::objects::pv::FINALIZER;
 
@@ -29,23 +29,23 @@ fn refused(words: &'static str) -> Expected {
 }
 
 pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
-    let volume = scene.new_volume("waiting-own", DRIVER, HERE);
+    let (here, there) = (scene.here, scene.there);
+    let volume = scene.new_volume("waiting-own", DRIVER, here);
     let create = |object| volumes().create(object);
     attempts.allow("create its own volume", [create(volume.clone()), volumes().apply(volume.clone())]);
     // docs/src/security.md documents this limit: a policy that checks a volume cannot read the claim.
     for claim in ["waiting-theirs", "waiting-other"] {
-        let mut volume = scene.new_volume(claim, DRIVER, HERE);
+        let mut volume = scene.new_volume(claim, DRIVER, here);
         volume["spec"]["storageClassName"] = json!(scene.class);
         attempts.allow(&format!("create a volume for the claim {claim}"), [create(volume)]);
     }
     attempts.refuse_unbound(POLICY, "create a volume", create(volume.clone()));
 
     let topology = |operator: &str, values: &[&str]| json!({"key": "topology.csi.loopfs.dev/node", "operator": operator, "values": values});
-    let here = || json!({"matchExpressions": [topology("In", &[HERE])]});
+    let own_term = || json!({"matchExpressions": [topology("In", &[here])]});
     let affinity = |terms: serde_json::Value| json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}});
     let secret = json!({"name": "password", "namespace": "kube-system"});
-    let owner =
-        json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
+    let owner = scene.other_node();
     let foreign = scene.volume("bound-theirs");
     for (words, title, change) in [
         (OWN_DRIVER, "create a volume of another driver", json!({"spec": {"csi": {"driver": OTHER_DRIVER}}})),
@@ -57,41 +57,41 @@ pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
         (
             WRITE_OWN_NODE,
             "create a volume with another node's label",
-            json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
+            json!({"metadata": {"labels": {"csi.loopfs.dev/node": there}}}),
         ),
         (WRITE_OWN_NODE, "create a volume without a label", json!({"metadata": {"labels": null}})),
         (AFFINITY, "create a volume without an affinity", json!({"spec": {"nodeAffinity": null}})),
         (
             AFFINITY,
             "create a volume of another node",
-            affinity(json!([{"matchExpressions": [topology("In", &[THERE])]}])),
+            affinity(json!([{"matchExpressions": [topology("In", &[there])]}])),
         ),
         (
             AFFINITY,
             "create a volume of two nodes",
-            affinity(json!([{"matchExpressions": [topology("In", &[HERE, THERE])]}])),
+            affinity(json!([{"matchExpressions": [topology("In", &[here, there])]}])),
         ),
         (
             AFFINITY,
             "create a volume with two terms",
-            affinity(json!([here(), {"matchExpressions": [topology("In", &[THERE])]}])),
+            affinity(json!([own_term(), {"matchExpressions": [topology("In", &[there])]}])),
         ),
         (
             AFFINITY,
             "create a volume of all other nodes",
-            affinity(json!([{"matchExpressions": [topology("NotIn", &[HERE])]}])),
+            affinity(json!([{"matchExpressions": [topology("NotIn", &[here])]}])),
         ),
         (
             AFFINITY,
             "create a volume of a zone",
-            affinity(json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": [HERE]}]}])),
+            affinity(json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": [here]}]}])),
         ),
-        (AFFINITY, "create a volume with an empty term", affinity(json!([here(), {}]))),
+        (AFFINITY, "create a volume with an empty term", affinity(json!([own_term(), {}]))),
         (
             AFFINITY,
             "create a volume with a field of another node",
             affinity(
-                json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [THERE]}]}]),
+                json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [there]}]}]),
             ),
         ),
         (
@@ -175,11 +175,12 @@ pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
     attempts.expect(
         Expected::Refused("loopfs-provisioner-classes", "classes of other drivers"),
         "create a volume of another driver's class",
-        [create(scene.new_volume("waiting-other", DRIVER, HERE))],
+        [create(scene.new_volume("waiting-other", DRIVER, here))],
     );
 }
 
 pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
+    let (here, there) = (scene.here, scene.there);
     let (own, theirs, other) =
         (scene.volume("bound-own"), scene.volume("bound-theirs"), scene.volume("bound-other"));
     let larger = json!({"spec": {"capacity": {"storage": "2Mi"}}});
@@ -199,8 +200,7 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
         json!({"spec": {"claimRef": {"name": name, "uid": claim["metadata"]["uid"], "resourceVersion": null}}})
     };
     let secret = json!({"name": "password", "namespace": "kube-system"});
-    let owner =
-        json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
+    let owner = scene.other_node();
     for (words, title, change) in [
         (ONLY_CAPACITY, "give its own volume to the claim of another tenant", claim("waiting-other")),
         (ONLY_CAPACITY, "offer its own volume to all claims", json!({"spec": {"claimRef": null}})),
@@ -240,7 +240,7 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
         (
             WRITE_OWN_NODE,
             "hand its own volume over to another node",
-            json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
+            json!({"metadata": {"labels": {"csi.loopfs.dev/node": there}}}),
         ),
     ] {
         attempts.expect(refused(words), title, volumes().patches(own, &change));
@@ -259,7 +259,7 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
         "remove the finalizer of another node's volume",
         strategic(theirs, without_finalizer.clone()),
     );
-    let mine = json!({"metadata": {"labels": {"csi.loopfs.dev/node": HERE}}});
+    let mine = json!({"metadata": {"labels": {"csi.loopfs.dev/node": here}}});
     attempts.expect(refused(CHANGE_OWN_NODE), "take another node's volume", volumes().patches(theirs, &mine));
     attempts.expect(refused(OWN_DRIVER), "take another driver's volume", volumes().patches(other, &mine));
     attempts.allow("delete its own volume", [volumes().delete(name(own))]);
@@ -267,12 +267,12 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
     attempts.refuse_unbound(POLICY, "delete a volume", volumes().delete(name(own)));
 }
 
-/// Adds requests for PersistentVolumes of other nodes, to which the component node-loss gives access.
-pub(super) fn of_deleted_nodes(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
+/// Adds requests for PersistentVolumes of other nodes, to which the component node-loss gives the controller access.
+pub(super) fn of_deleted_nodes(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let (theirs, marked) = (scene.volume("bound-theirs"), scene.volume("bound-marked"));
     let without_finalizer = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
     let release = volumes().patch(name(marked), super::request::Format::Strategic, without_finalizer);
-    let (deletes, releases) = match enforced {
+    let (deletes, releases) = match attacker.reconciles_deleted_nodes() {
         true => (Expected::Allowed, Expected::Allowed),
         false => (refused(CHANGE_OWN_NODE), refused(WRITE_OWN_NODE)),
     };
