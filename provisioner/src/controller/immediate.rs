@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeSet,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -98,8 +99,8 @@ fn note<K>(change: &CacheChange<K>, synced: &SyncSignal, changed: &Notify) {
     changed.notify_one();
 }
 
-/// The values on which the outcome of an attempt depends: the UID of the claim, the version of the class, and the nodes.
-type RetryKey = (Option<String>, Option<String>, usize);
+/// The values on which the outcome of an attempt depends: the UID of the claim, the version of the class, and a hash of the nodes.
+type RetryKey = (Option<String>, Option<String>, u64);
 
 struct Selector<'a> {
     cluster: &'a Cluster,
@@ -116,10 +117,11 @@ impl Selector<'_> {
     async fn reconcile(&self, now: Instant) -> Option<Duration> {
         let mut next: Option<Duration> = None;
         let registered = self.nodes.names();
+        let nodes_hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(&registered);
         for claim in self.claims.state() {
             let Some(class) = self.immediate_class_of(&claim) else { continue };
             let key = ObjectRef::from_obj(&*claim);
-            let retry_key = (claim.uid(), class.resource_version(), registered.len());
+            let retry_key = (claim.uid(), class.resource_version(), nodes_hash);
             let wait = match self.backoff.remaining(&key, &retry_key, now) {
                 Some(remaining) => remaining,
                 None => match self.select(&claim, &class, &registered).await {

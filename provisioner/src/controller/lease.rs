@@ -1,13 +1,13 @@
 //! The Lease, which one replica holds at a time.
 //!
-//! A replica that cannot reach the API server believes for a while that it still leads, although another replica leads
-//! already. This does no harm: it cannot write either, and each write of a duty is conditional on the object being unchanged since
-//! the decision.
+//! Two replicas may believe for a while that they lead: one that cannot reach the API server, until its request times out, and two that
+//! take over an expired Lease at the same moment, until the next renewal. This does no harm, because each write of a duty is
+//! conditional on the object being unchanged since the decision.
 
 use std::time::Duration;
 
 use kube::Client;
-use kube_lease_manager::LeaseManagerBuilder;
+use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +19,9 @@ const DURATION_SECONDS: u64 = 15;
 /// The leader renews the Lease this many seconds before it ends.
 const RENEWAL_SECONDS: u64 = 10;
 
+/// A replica that does not lead reads the Lease again after this time. It observes that the leader released the Lease, or that an
+/// administrator deleted it.
+const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after an error of the API server.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -32,49 +35,52 @@ pub(crate) struct Candidate {
 }
 
 /// Competes for the Lease until shutdown, and sets `leads` while this replica holds it. Releases it at the end, so that another
-/// replica leads immediately.
+/// replica leads within [`REREAD_INTERVAL`].
 pub(crate) async fn compete(
     client: Client,
     candidate: Candidate,
     leads: watch::Sender<bool>,
     stop: CancellationToken,
 ) {
-    let Candidate { namespace, holder } = candidate;
-    let joining = async {
-        loop {
-            let manager = LeaseManagerBuilder::new(client.clone(), NAME)
-                .with_namespace(&namespace)
-                .with_identity(&holder)
-                .with_duration(DURATION_SECONDS)
-                .with_grace(RENEWAL_SECONDS);
-            match manager.build().await {
-                Ok(manager) => return manager,
-                Err(error) => tracing::warn!(
-                    %error,
-                    "could not read Lease {namespace}/{NAME}; the next attempt follows in {RETRY_INTERVAL:?}"
-                ),
-            }
-            sleep(RETRY_INTERVAL).await;
+    while !stop.is_cancelled() {
+        let ended = compete_once(&client, &candidate, &leads, &stop).await;
+        // An error ends the lead as well: the Lease may be deleted, or another replica may hold it.
+        leads.send_if_modified(|leads| std::mem::replace(leads, false));
+        if let Err(error) = ended {
+            let namespace = &candidate.namespace;
+            tracing::warn!(
+                %error,
+                "could not hold Lease {namespace}/{NAME}; the next attempt follows in {RETRY_INTERVAL:?}"
+            );
+            stop.run_until_cancelled(sleep(RETRY_INTERVAL)).await;
         }
-    };
-    let Some(manager) = stop.run_until_cancelled(joining).await else { return };
-    let (mut holds, competing) = manager.watch().await;
-    let reporting = async {
-        loop {
-            leads.send_replace(*holds.borrow_and_update());
-            // An error means that the task which competes has ended.
-            if holds.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    stop.run_until_cancelled(reporting).await;
-    leads.send_replace(false);
-    // The task releases the Lease when nothing waits for its state any more.
-    drop(holds);
-    match competing.await {
-        Ok(Ok(_manager)) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "could not release Lease {namespace}/{NAME}"),
-        Err(error) => tracing::error!(%error, "the task that competes for Lease {namespace}/{NAME} failed"),
     }
+}
+
+/// Reads the Lease, or creates it, and competes for it: until shutdown or an error, and without the Lease for [`REREAD_INTERVAL`].
+async fn compete_once(
+    client: &Client,
+    candidate: &Candidate,
+    leads: &watch::Sender<bool>,
+    stop: &CancellationToken,
+) -> Result<(), LeaseManagerError> {
+    let manager = LeaseManagerBuilder::new(client.clone(), NAME)
+        .with_namespace(&candidate.namespace)
+        .with_identity(&candidate.holder)
+        .with_duration(DURATION_SECONDS)
+        .with_grace(RENEWAL_SECONDS);
+    let Some(manager) = stop.run_until_cancelled(manager.build()).await.transpose()? else { return Ok(()) };
+    loop {
+        let holds = *leads.borrow();
+        tokio::select! {
+            changed = manager.changed() => drop(leads.send_replace(changed?)),
+            () = sleep(REREAD_INTERVAL), if !holds => return Ok(()),
+            () = stop.cancelled() => return release(&manager, leads).await,
+        }
+    }
+}
+
+/// Releases the Lease if this replica holds it.
+async fn release(manager: &LeaseManager, leads: &watch::Sender<bool>) -> Result<(), LeaseManagerError> {
+    if leads.send_replace(false) { manager.release().await } else { Ok(()) }
 }

@@ -1,5 +1,7 @@
 //! Tests of the controller: how its replicas take turns, and what happens without one.
 
+use k8s_openapi::api::coordination::v1::Lease;
+
 use super::{
     data_safety::TIMEOUTS,
     faulty_api_server::{Call, Fault, FaultyApiServer},
@@ -15,20 +17,21 @@ use crate::{
     objects::ownership::SELECTED_NODE,
 };
 
+/// The name of the Lease in the role of the manifests.
+const LEASE: &str = "loopfs-controller";
+
 /// The duties that every controller has.
 pub(super) const ONLY_PLACEMENT: Duties = Duties { builtin: None, node_loss: NodeLoss::Off };
 
 /// Returns the kubeconfig of a replica, and the node in its token.
 pub(super) fn kubeconfig() -> (PathBuf, String) {
-    let directory: PathBuf =
-        std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
-    let found = std::fs::read_dir(directory).unwrap().find_map(|entry| {
-        let path = entry.unwrap().path();
-        let name = path.file_name()?.to_str()?.strip_prefix("controller-")?.strip_suffix(".kubeconfig")?;
-        let node = name.to_owned();
-        Some((path, node))
-    });
-    found.expect("the kubeconfig of a replica of the controller")
+    let kubeconfigs = Cluster::kubeconfig_of(HERE);
+    let files = std::fs::read_dir(kubeconfigs.parent().unwrap()).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let node_of =
+        |name: String| name.strip_prefix("controller-")?.strip_suffix(".kubeconfig").map(str::to_owned);
+    let node = names.filter_map(node_of).min().expect("a kubeconfig of the controller");
+    (Cluster::kubeconfig_of(&format!("controller-{node}")), node)
 }
 
 impl Cluster {
@@ -77,6 +80,10 @@ impl Cluster {
         });
         fixtures::merge(&mut claim, change);
         create(&self.claims(), claim).await;
+    }
+
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.admin.clone(), SYSTEM)
     }
 
     async fn class_of_this_node(&self) -> String {
@@ -152,6 +159,39 @@ async fn one_replica_leads_and_the_next_one_takes_over() {
     }
     until_empty(&cluster.volumes).await;
     cluster.finish([provisioner, third]).await;
+}
+
+/// A Lease can name a dead holder for years, for example after the clock of a node was wrong.
+#[tokio::test]
+async fn a_replica_leads_after_an_administrator_deleted_the_lease() {
+    let cluster = Cluster::connect().await;
+    let dead = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE},
+        "spec": {
+            "holderIdentity": "dead", "leaseDurationSeconds": 15,
+            "acquireTime": "2100-01-01T00:00:00.000000Z", "renewTime": "2100-01-01T00:00:00.000000Z",
+        },
+    });
+    let leases = cluster.leases();
+    leases.patch(LEASE, &PatchParams::apply("story").force(), &Patch::Apply(dead)).await.unwrap();
+    let controller = cluster.controller_named("first", ONLY_PLACEMENT).await;
+    eventually("the replica has read the Lease", || async {
+        controller.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
+    })
+    .await;
+    assert!(!controller.leads().await);
+
+    leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
+    controller.until_it_leads().await;
+
+    // The leader creates the Lease again, too.
+    let deleted = leases.get(LEASE).await.unwrap();
+    leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
+    let holder = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    until(&leases, LEASE, |lease| lease.uid() != deleted.uid() && holder(lease).as_deref() == Some("first"))
+        .await;
+    controller.until_it_leads().await;
+    cluster.finish([controller]).await;
 }
 
 /// The leader loses the API server between its decision and its write. The next leader writes, and the first one's write does no

@@ -191,17 +191,6 @@ impl Cluster {
         crate::api::client::connect(Some(Self::kubeconfig_of(node)), traffic).await.unwrap()
     }
 
-    /// Returns a client with the rights of a replica of the controller, and the name of the node that the replica is on.
-    async fn controller_client(&self, traffic: &ApiTraffic) -> (Client, String) {
-        let kubeconfigs = Self::kubeconfig_of(HERE);
-        let files = std::fs::read_dir(kubeconfigs.parent().unwrap()).unwrap();
-        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-        let node_of =
-            |name: String| name.strip_prefix("controller-")?.strip_suffix(".kubeconfig").map(str::to_owned);
-        let node = names.filter_map(node_of).min().expect("a kubeconfig of the controller");
-        (self.client_of(&format!("controller-{node}"), traffic).await, node)
-    }
-
     /// Returns the kubeconfig of the provisioner of a node.
     fn kubeconfig_of(node: &str) -> PathBuf {
         let kubeconfigs: PathBuf =

@@ -14,6 +14,7 @@ use crate::{
 
 const RESCHEDULE: &str = "loopfs-provisioner-reschedule";
 const SELECTION: &str = "loopfs-controller-claims";
+const CLASSES: &str = "loopfs-controller-classes";
 const STATUS: &str = "loopfs-provisioner-claims";
 const DELETION: &str = "loopfs-provisioner-claim-deletion";
 
@@ -73,13 +74,19 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
     attempts.allow("select a node for a claim", patches("waiting-unplaced", &select));
     for (words, claim) in [
         (OWN_DRIVER, "waiting-other-unplaced"),
-        (OWN_DRIVER, "unscheduled"),
+        (OWN_DRIVER, "without-class"),
         (WAITING, "bound-unplaced"),
         (ONLY_ADD, "waiting-own"),
     ] {
         let title = format!("select a node for the claim {claim}");
         attempts.expect(refused(words), &title, patches(claim, &select));
     }
+    // The provisioner returned this claim to the scheduler, which selects the next node.
+    attempts.expect(
+        Expected::Refused(CLASSES, "classes with the volumeBindingMode Immediate"),
+        "select a node in place of the scheduler",
+        patches("returned", &select),
+    );
     let reschedule = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
     attempts.expect(
         refused(ONLY_ADD),

@@ -79,8 +79,11 @@ impl Scene {
         ] {
             scene.claim(cluster, name, selecting(class, node)).await;
         }
-        // kube-controller-manager requests no volume for this claim from the driver before the scheduler selects a node.
-        scene.claims.insert("unscheduled", cluster.claim("unscheduled", selecting(&own, None)).await);
+        // kube-controller-manager requests no volume for this claim from a driver.
+        scene.claims.insert("without-class", cluster.claim("without-class", selecting("", None)).await);
+        scene.claim(cluster, "returned", selecting(&own, Some(here))).await;
+        let unselected = Patch::Merge(selecting(&own, None));
+        cluster.claims().patch("returned", &PatchParams::default(), &unselected).await.unwrap();
         for (name, class, selected, driver, node) in [
             ("bound-own", &own, Some(here), DRIVER, here),
             ("bound-theirs", &own, Some(there), DRIVER, there),
