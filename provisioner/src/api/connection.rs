@@ -8,6 +8,8 @@
 //! response. A watch cannot have one, because its response lasts for minutes. But the API server sends a bookmark about
 //! once a minute even if nothing changes, so a watch that delivers nothing for several minutes is dead. Pings of HTTP/2 detect
 //! an API server that stopped sooner, and the kernel's keepalive probes a dead machine.
+//!
+//! The API server compresses long responses, which are mostly lists, to a fraction of their size.
 
 use std::{
     task::{Context, Poll},
@@ -31,6 +33,7 @@ use kube::{
 };
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
+use tower_http::decompression::DecompressionLayer;
 
 use crate::api::{request, traffic::ApiTraffic};
 
@@ -89,6 +92,7 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -
     // The same layers as in `ClientBuilder::try_from`, which allows neither socket options nor HTTP/2.
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
+        .layer(DecompressionLayer::new().gzip(!config.disable_compression))
         .layer(RetryLayer::new(RetryPolicy::server_retry()))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{io::copy_bidirectional, sync::watch, task::JoinSet};
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{io::InspectReader, task::AbortOnDropHandle};
 
 use super::{data_safety::TIMEOUTS, *};
 use crate::api::{
@@ -29,6 +29,8 @@ struct Connections {
     api_server: String,
     accepted: AtomicUsize,
     open: watch::Sender<usize>,
+    /// The number of bytes that the API server sent.
+    received: AtomicUsize,
     /// The number of connections, the first ones accepted, that stay open and deliver nothing.
     silent: watch::Sender<usize>,
 }
@@ -44,6 +46,7 @@ impl Forwarder {
             api_server,
             accepted: AtomicUsize::default(),
             open: watch::Sender::default(),
+            received: AtomicUsize::default(),
             silent: watch::Sender::default(),
         });
         let accepting = AbortOnDropHandle::new(tokio::spawn(accept(listener, Arc::clone(&shared))));
@@ -78,7 +81,10 @@ async fn accept(listener: TcpListener, shared: Arc<Connections>) {
 async fn forward(mut stream: TcpStream, shared: Arc<Connections>) {
     let number = shared.accepted.fetch_add(1, Ordering::Relaxed);
     shared.open.send_modify(|open| *open += 1);
-    let mut api_server = TcpStream::connect(&shared.api_server).await.unwrap();
+    let api_server = TcpStream::connect(&shared.api_server).await.unwrap();
+    let mut api_server = InspectReader::new(api_server, |bytes| {
+        shared.received.fetch_add(bytes.len(), Ordering::Relaxed);
+    });
     let mut silent = shared.silent.subscribe();
     tokio::select! {
         // An error ends the connection too.
@@ -113,6 +119,23 @@ async fn all_requests_and_watches_share_one_connection() {
     eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
     assert_eq!((forwarder.accepted(), *forwarder.shared.open.borrow()), (accepted, 1));
     cluster.finish([provisioner]).await;
+}
+
+#[tokio::test]
+async fn a_list_takes_less_than_a_quarter_of_its_size_on_the_connection() {
+    const CLAIMS: usize = 200;
+    let cluster = Cluster::connect().await;
+    let forwarder = Forwarder::start(Timeouts::default()).await;
+    for number in 0..CLAIMS {
+        cluster.claim(&format!("data-{number}"), json!({"metadata": {"annotations": null}})).await;
+    }
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(forwarder.client.clone(), &cluster.namespace);
+    let listed = claims.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(listed.len(), CLAIMS);
+    let size = serde_json::to_vec(&listed).unwrap().len();
+    let received = forwarder.shared.received.load(Ordering::Relaxed);
+    assert!(received < size / 4, "{received} bytes were received for a list of {size} bytes");
+    cluster.finish([]).await;
 }
 
 /// Neither the deadline of requests nor that of watches ends in this test.
