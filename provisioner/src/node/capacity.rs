@@ -4,7 +4,11 @@
 //! The pod of this process owns the objects. A node without that pod cannot provision, so the garbage collector removes them,
 //! whatever ended the pod.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::StreamExt;
 use k8s_openapi::{
@@ -53,6 +57,8 @@ const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of updates without an event: the CSI driver also creates volumes in the store and does not notify this process.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
+/// How long the labels of this node count as current. They seldom change, and the scheduler checks them itself.
+const LABELS_LIFETIME: Duration = Duration::from_secs(10 * 60);
 /// Wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -78,8 +84,10 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
         tokio::join!(synced.wait(), ctx.classes_synced.wait(), ctx.storage.tried());
         let mut generation = ctx.retry_generation.subscribe();
         let mut storage = ctx.storage.changes();
+        let mut node = KnownNode::default();
         loop {
-            let wait = match publish(&ctx, &publishing, &api, &published.state()).await {
+            let node = node.current(&ctx, Instant::now());
+            let wait = match publish(&ctx, &publishing, &api, node, &published.state()).await {
                 Ok(0) => POLL_INTERVAL,
                 Ok(_) => {
                     sleep(MIN_INTERVAL).await;
@@ -103,11 +111,28 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
     tokio::join!(watching, publishing);
 }
 
-/// Updates the objects. Returns how many were written.
+/// This node as it was last read from the API server, and when that was.
+#[derive(Debug, Default)]
+struct KnownNode(Option<(Instant, Candidate)>);
+
+impl KnownNode {
+    /// Returns this node. Reads it again if it was last read [`LABELS_LIFETIME`] ago.
+    async fn current(&mut self, ctx: &Context, now: Instant) -> Result<&Candidate, Error> {
+        let known = self.0.take().filter(|(read, _)| now < *read + LABELS_LIFETIME);
+        let known = match known {
+            Some(known) => known,
+            None => (now, placement::this_node(ctx).await?),
+        };
+        Ok(&self.0.insert(known).1)
+    }
+}
+
+/// Updates the objects. Awaits `node` only if a class does not allow all nodes. Returns how many were written.
 async fn publish(
     ctx: &Context,
     publishing: &CapacityConfig,
     api: &Api<Pruned<CSIStorageCapacity>>,
+    node: impl Future<Output = Result<&Candidate, Error>>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
     let space = match ctx.storage.run(|volumes| volumes.space()).await {
@@ -123,8 +148,8 @@ async fn publish(
         .filter(|class| class.provisioner == ctx.cluster.identity.driver())
         .collect();
     let restricted = classes.iter().any(|class| class.allowed_topologies.is_some());
-    let node = if restricted { Some(placement::this_node(ctx).await?) } else { None };
-    let desired = desired(&classes, node.as_ref(), space, publishing, &ctx.cluster.identity);
+    let node = if restricted { Some(node.await?) } else { None };
+    let desired = desired(&classes, node, space, publishing, &ctx.cluster.identity);
     let writes = plan(desired, published);
     for write in &writes {
         match write {
@@ -246,7 +271,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::fixtures;
+    use crate::testing::{
+        fake_store::{self, FakeStore},
+        fixtures,
+        mock_api_server::{Caches, TestContext, expect},
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -379,10 +408,6 @@ mod tests {
 
     #[tokio::test]
     async fn an_unavailable_store_has_no_capacity() {
-        use crate::testing::{
-            fake_store::{self, FakeStore},
-            mock_api_server::{Caches, TestContext, expect},
-        };
         let path =
             "/apis/storage.k8s.io/v1/namespaces/loopfs-system/csistoragecapacities/node-a-8803dfa2e07b0e9f";
         let [none] = wanted(0).try_into().unwrap();
@@ -393,8 +418,31 @@ mod tests {
         test_context.volumes.state().broken =
             Some(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
         let api = Api::namespaced(test_context.ctx.cluster.client.clone(), "loopfs-system");
-        assert_eq!(publish(&test_context.ctx, &publishing(), &api, &[]).await.unwrap(), 1);
+        let mut node = KnownNode::default();
+        let node = node.current(&test_context.ctx, Instant::now());
+        assert_eq!(publish(&test_context.ctx, &publishing(), &api, node, &[]).await.unwrap(), 1);
         drop(api);
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn this_node_is_read_again_only_after_the_lifetime_of_its_labels() {
+        let read = |zone: &str| {
+            let node = json!({
+                "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+                "metadata": {"name": "node-a", "labels": {"zone": zone}},
+            });
+            expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)
+        };
+        let requests = vec![read("west"), read("east")];
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(MIB)), Caches::default(), requests);
+        let (mut node, start) = (KnownNode::default(), Instant::now());
+        let mut zones = Vec::new();
+        for after in [Duration::ZERO, LABELS_LIFETIME - Duration::from_secs(1), LABELS_LIFETIME] {
+            let current = node.current(&test_context.ctx, start + after).await.unwrap();
+            zones.push(current.labels["zone"].clone());
+        }
+        assert_eq!(zones, ["west", "west", "east"]);
         test_context.finish().await;
     }
 
