@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-#[tokio::main]
+// Work on volumes has threads of its own. One thread for each processor, as is the default, would take more memory on a larger machine.
+#[tokio::main(worker_threads = 2)]
 async fn main() -> ExitCode {
     let args = csi::Args::parse();
     args.log.init();

@@ -35,6 +35,7 @@ use kube::Client;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use monitoring::Listeners;
 use tokio::{
+    runtime,
     signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
@@ -58,6 +59,10 @@ pub use crate::{
 /// Time after a SIGTERM for operations in progress to finish. A pod has 30 s by default.
 const GRACE: Duration = Duration::from_secs(15);
 
+/// Threads that parse events and decide. Work on volumes has threads of its own. One thread for each processor, as is the default,
+/// would take more memory on a larger machine.
+const WORKERS: usize = 2;
+
 /// Runs the provisioner until a signal ends it.
 ///
 /// # Errors
@@ -70,8 +75,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     // Before the runtime starts its threads, which inherit the filter.
     confinement::confine_thread().context("give up the system calls that mount (seccomp)")?;
     let identity = Identity::new(&common.driver_name, &common.node_name)?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    let runtime = runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
     let ended = match args.role {
         Role::Node(NodeArgs { common, data_dir, audit, .. }) if audit.audit => {
             return runtime.block_on(list_findings(&identity, &data_dir, common.kubeconfig));
