@@ -57,8 +57,10 @@ const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of updates without an event: the CSI driver also creates volumes in the store and does not notify this process.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
-/// How long the labels of this node count as current. They seldom change, and the scheduler checks them itself.
-const LABELS_LIFETIME: Duration = Duration::from_secs(10 * 60);
+/// How long the labels of this node count as current after they changed. A new node often gets its labels in its first minutes.
+const NEW_LABELS_LIFETIME: Duration = Duration::from_secs(60);
+/// How long they count as current if they have not changed for long. The time doubles with each read that finds them unchanged.
+const OLD_LABELS_LIFETIME: Duration = Duration::from_secs(10 * 60);
 /// Wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -111,19 +113,30 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
     tokio::join!(watching, publishing);
 }
 
-/// This node as it was last read from the API server, and when that was.
+/// This node as it was last read from the API server.
 #[derive(Debug, Default)]
-struct KnownNode(Option<(Instant, Candidate)>);
+struct KnownNode(Option<ReadNode>);
+
+#[derive(Debug)]
+struct ReadNode {
+    node: Candidate,
+    at: Instant,
+    lifetime: Duration,
+}
 
 impl KnownNode {
-    /// Returns this node. Reads it again if it was last read [`LABELS_LIFETIME`] ago.
+    /// Returns this node. Reads it again if its labels may have changed.
     async fn current(&mut self, ctx: &Context, now: Instant) -> Result<&Candidate, Error> {
-        let known = self.0.take().filter(|(read, _)| now < *read + LABELS_LIFETIME);
-        let known = match known {
-            Some(known) => known,
-            None => (now, placement::this_node(ctx).await?),
+        let known = match self.0.take() {
+            Some(known) if now < known.at + known.lifetime => known,
+            earlier => {
+                let node = placement::this_node(ctx).await?;
+                let unchanged = earlier.filter(|earlier| earlier.node == node);
+                let lifetime = unchanged.map_or(NEW_LABELS_LIFETIME, |earlier| earlier.lifetime * 2);
+                ReadNode { node, at: now, lifetime: lifetime.min(OLD_LABELS_LIFETIME) }
+            }
         };
-        Ok(&self.0.insert(known).1)
+        Ok(&self.0.insert(known).node)
     }
 }
 
@@ -426,7 +439,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_node_is_read_again_only_after_the_lifetime_of_its_labels() {
+    async fn this_node_is_read_less_often_while_its_labels_stay_the_same() {
         let read = |zone: &str| {
             let node = json!({
                 "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
@@ -434,15 +447,17 @@ mod tests {
             });
             expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)
         };
-        let requests = vec![read("west"), read("east")];
+        let requests = vec![read("west"), read("west"), read("east"), read("east")];
         let test_context = TestContext::new(FakeStore::of_size(Bytes(MIB)), Caches::default(), requests);
         let (mut node, start) = (KnownNode::default(), Instant::now());
         let mut zones = Vec::new();
-        for after in [Duration::ZERO, LABELS_LIFETIME - Duration::from_secs(1), LABELS_LIFETIME] {
-            let current = node.current(&test_context.ctx, start + after).await.unwrap();
+        // It is read after 0, 60, 180 and 240 s.
+        for seconds in [0, 59, 60, 179, 180, 239, 240, 241] {
+            let at = start + Duration::from_secs(seconds);
+            let current = node.current(&test_context.ctx, at).await.unwrap();
             zones.push(current.labels["zone"].clone());
         }
-        assert_eq!(zones, ["west", "west", "east"]);
+        assert_eq!(zones, ["west", "west", "west", "west", "east", "east", "east", "east"]);
         test_context.finish().await;
     }
 
