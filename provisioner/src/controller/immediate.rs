@@ -6,7 +6,7 @@
 //! scheduler would do it, and provisions.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     sync::Arc,
     time::{Duration, Instant},
@@ -116,7 +116,9 @@ impl Selector<'_> {
     /// Selects the nodes of all claims that are not in back-off. Returns the time after which a claim has to be tried again.
     async fn reconcile(&self, now: Instant) -> Option<Duration> {
         let mut next: Option<Duration> = None;
-        let registered = self.nodes.names();
+        let registered = self.nodes.names(now);
+        // Many claims of one class are often created together.
+        let mut allowed_by_class = BTreeMap::new();
         let nodes_hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(&registered);
         for claim in self.claims.state() {
             let Some(class) = self.immediate_class_of(&claim) else { continue };
@@ -124,7 +126,7 @@ impl Selector<'_> {
             let retry_key = (claim.uid(), class.resource_version(), nodes_hash);
             let wait = match self.backoff.remaining(&key, &retry_key, now) {
                 Some(remaining) => remaining,
-                None => match self.select(&claim, &class, &registered).await {
+                None => match self.select(&claim, &class, &registered, &mut allowed_by_class).await {
                     Ok(()) => {
                         self.backoff.clear(&key);
                         continue;
@@ -156,8 +158,12 @@ impl Selector<'_> {
         claim: &PersistentVolumeClaim,
         class: &StorageClass,
         registered: &BTreeSet<String>,
+        allowed_by_class: &mut BTreeMap<String, BTreeSet<String>>,
     ) -> Result<(), Error> {
-        let allowed = self.allowed(class, registered).await?;
+        let allowed = match allowed_by_class.entry(class.name_any()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(self.allowed(class, registered).await?),
+        };
         let [node] = allowed.iter().collect::<Vec<_>>()[..] else {
             return Err(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() }.into());
         };
@@ -207,10 +213,11 @@ impl Selector<'_> {
             expressions.iter().partition(|expression| expression.key == own);
         let is_named = |node: &&String| named.iter().all(|expression| expression.values.contains(node));
         let mut matching: BTreeSet<_> = registered.iter().filter(is_named).cloned().collect();
+        let Some(selector) = selector(&labelled) else { return Ok(BTreeSet::new()) };
         if !labelled.is_empty() && !matching.is_empty() {
             let nodes: Api<Node> = Api::all(self.cluster.client.clone());
             // From the API server's cache: as current as a watch, and no load on etcd.
-            let parameters = ListParams::default().labels(&selector(&labelled)).match_any();
+            let parameters = ListParams::default().labels(&selector).match_any();
             let nodes = nodes.list_metadata(&parameters).await;
             let nodes = nodes.map_err(|error| Error::api("list", "the Nodes", error))?;
             let nodes: BTreeSet<_> = nodes.items.iter().map(ResourceExt::name_any).collect();
@@ -220,12 +227,26 @@ impl Selector<'_> {
     }
 }
 
-/// Returns the label selector that all of these expressions together are.
-fn selector(expressions: &[&TopologySelectorLabelRequirement]) -> String {
+/// Returns the label selector that all of these expressions together are, or `None` if no node can match it. The API server checks neither
+/// the keys nor the values of a class, and would read a value such as `a,b` as two.
+fn selector(expressions: &[&TopologySelectorLabelRequirement]) -> Option<String> {
     let each = |expression: &&TopologySelectorLabelRequirement| {
-        format!("{} in ({})", expression.key, expression.values.join(","))
+        let key = &expression.key;
+        let values: Vec<_> =
+            expression.values.iter().map(String::as_str).filter(|value| is_label(value)).collect();
+        let can_match = !values.is_empty() && key.rsplit('/').next().is_some_and(is_label);
+        can_match.then(|| format!("{key} in ({})", values.join(",")))
     };
-    expressions.iter().map(each).collect::<Vec<_>>().join(",")
+    Some(expressions.iter().map(each).collect::<Option<Vec<_>>>()?.join(","))
+}
+
+/// Returns `true` if a label may have this text as its value, or as the last part of its key.
+fn is_label(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    text.len() <= 63
+        && text.bytes().all(is_inner)
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
 
 #[cfg(test)]
@@ -350,6 +371,8 @@ mod tests {
     #[case::none(immediate(Value::Null), &[], vec![])]
     #[case::none_of_the_named(immediate(json!([term(NODE_KEY, &["node-x"])])), &["node-a"], vec![])]
     #[case::an_empty_term(immediate(json!([{}])), &["node-a"], vec![])]
+    #[case::a_value_that_no_label_has(immediate(json!([term("zone", &["west,east", "-x"])])), &["node-a"], vec![])]
+    #[case::a_key_that_no_label_has(immediate(json!([term("zone notin (west),a", &["b"])])), &["node-a"], vec![])]
     #[case::none_with_the_labels(immediate(json!([term("zone", &["west"])])), &["node-a"], labelled(&[]))]
     #[tokio::test]
     async fn a_claim_without_exactly_one_allowed_node_is_refused_and_tried_again_with_back_off(

@@ -1,13 +1,15 @@
 //! The Lease, which one replica holds at a time.
 //!
 //! Two replicas may believe for a while that they lead: one that cannot reach the API server, until its request times out, and two that
-//! take over an expired Lease at the same moment, until the next renewal. This does no harm, because each write of a duty is
+//! take over an expired Lease at the same moment, until the next renewal. This does no harm, because each selection and deletion is
 //! conditional on the object being unchanged since the decision.
+//!
+//! The replicas compare the times in the Lease with their own clocks, which must agree within seconds.
 
 use std::time::Duration;
 
 use kube::Client;
-use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
+use kube_lease_manager::{LeaseManagerBuilder, LeaseManagerError};
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +24,9 @@ const RENEWAL_SECONDS: u64 = 10;
 /// A replica that does not lead reads the Lease again after this time. It observes that the leader released the Lease, or that an
 /// administrator deleted it.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
-/// Wait after an error of the API server.
+/// Wait after the first error of the API server while this replica leads.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Wait after a further error.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Who competes for the Lease.
@@ -42,18 +46,25 @@ pub(crate) async fn compete(
     leads: watch::Sender<bool>,
     stop: CancellationToken,
 ) {
+    // One failed request does not end the lead, because the duties would start again. The Lease is still valid for long enough.
+    let mut tolerates_error = false;
     while !stop.is_cancelled() {
-        let ended = compete_once(&client, &candidate, &leads, &stop).await;
-        // An error ends the lead as well: the Lease may be deleted, or another replica may hold it.
-        leads.send_if_modified(|leads| std::mem::replace(leads, false));
-        if let Err(error) = ended {
-            let namespace = &candidate.namespace;
-            tracing::warn!(
-                %error,
-                "could not hold Lease {namespace}/{NAME}; the next attempt follows in {RETRY_INTERVAL:?}"
-            );
-            stop.run_until_cancelled(sleep(RETRY_INTERVAL)).await;
+        let Err(error) = compete_once(&client, &candidate, &leads, &mut tolerates_error, &stop).await else {
+            set(&leads, false);
+            continue;
+        };
+        let pause = if tolerates_error { FIRST_RETRY } else { RETRY_INTERVAL };
+        if !tolerates_error {
+            set(&leads, false);
         }
+        tolerates_error = false;
+        let namespace = &candidate.namespace;
+        tracing::warn!(
+            %error,
+            leads = *leads.borrow(),
+            "could not hold Lease {namespace}/{NAME}; the next attempt follows in {pause:?}"
+        );
+        stop.run_until_cancelled(sleep(pause)).await;
     }
 }
 
@@ -62,6 +73,7 @@ async fn compete_once(
     client: &Client,
     candidate: &Candidate,
     leads: &watch::Sender<bool>,
+    tolerates_error: &mut bool,
     stop: &CancellationToken,
 ) -> Result<(), LeaseManagerError> {
     let manager = LeaseManagerBuilder::new(client.clone(), NAME)
@@ -70,17 +82,20 @@ async fn compete_once(
         .with_duration(DURATION_SECONDS)
         .with_grace(RENEWAL_SECONDS);
     let Some(manager) = stop.run_until_cancelled(manager.build()).await.transpose()? else { return Ok(()) };
+    let mut holds = false;
     loop {
-        let holds = *leads.borrow();
         tokio::select! {
-            changed = manager.changed() => drop(leads.send_replace(changed?)),
+            changed = manager.changed() => {
+                holds = changed?;
+                *tolerates_error = holds;
+                set(leads, holds);
+            }
             () = sleep(REREAD_INTERVAL), if !holds => return Ok(()),
-            () = stop.cancelled() => return release(&manager, leads).await,
+            () = stop.cancelled() => return if holds { manager.release().await } else { Ok(()) },
         }
     }
 }
 
-/// Releases the Lease if this replica holds it.
-async fn release(manager: &LeaseManager, leads: &watch::Sender<bool>) -> Result<(), LeaseManagerError> {
-    if leads.send_replace(false) { manager.release().await } else { Ok(()) }
+fn set(leads: &watch::Sender<bool>, leads_now: bool) {
+    leads.send_if_modified(|leads| std::mem::replace(leads, leads_now) != leads_now);
 }

@@ -3,8 +3,8 @@
 //! A node counts as deleted when its Node object does not exist. A node that is not ready, for however long, may come back with all
 //! its data.
 //!
-//! The replica that leads checks. If two replicas act anyway, each write is conditional on the object being unchanged since the
-//! decision.
+//! The replica that leads checks. If two replicas act anyway, each deletion is conditional on the object being unchanged since
+//! the decision.
 //!
 //! `docs/decisions/0023-deleted-nodes.md` gives the reasons.
 
@@ -82,7 +82,7 @@ impl NodeLossController<'_> {
         let labelled = ListParams::default().labels(&label).match_any();
         let volumes = self.cluster.volume_api().list_metadata(&labelled).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        let known = self.nodes.names();
+        let known = self.nodes.names(Instant::now());
         let nodes = volumes.items.into_iter().filter_map(|volume| volume.metadata.labels?.remove(&label));
         Ok(nodes.filter(|node| !known.contains(node)).collect())
     }

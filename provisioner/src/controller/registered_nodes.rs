@@ -1,6 +1,10 @@
 //! The nodes on which the driver is registered.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 use futures::StreamExt;
 use k8s_openapi::api::storage::v1::CSINode;
@@ -19,11 +23,17 @@ use crate::api::{
     signals::SyncSignal,
 };
 
+/// How long a node counts as registered after its kubelet has removed the driver from the CSINode. That happens at each restart of the
+/// driver.
+const RESTART_TIME: Duration = Duration::from_secs(10 * 60);
+
 /// A cache of the CSINodes that name the driver.
 ///
 /// A CSINode is written when a driver registers, and garbage collected with its Node. A Node is written all the time.
 pub(crate) struct RegisteredNodes {
     cache: Store<CSINode>,
+    /// The nodes whose driver ended, and when.
+    ended: Mutex<HashMap<String, Instant>>,
     pub(crate) synced: SyncSignal,
     changes: watch::Sender<()>,
 }
@@ -32,7 +42,12 @@ impl RegisteredNodes {
     /// Returns an empty cache, and what [`Self::watch`] needs to fill it.
     pub(crate) fn new() -> (Self, Writer<CSINode>) {
         let (cache, writer) = reflector::store();
-        let nodes = RegisteredNodes { cache, synced: SyncSignal::default(), changes: watch::Sender::new(()) };
+        let nodes = RegisteredNodes {
+            cache,
+            ended: Mutex::default(),
+            synced: SyncSignal::default(),
+            changes: watch::Sender::new(()),
+        };
         (nodes, writer)
     }
 
@@ -41,11 +56,13 @@ impl RegisteredNodes {
         let driver = cluster.identity.driver().to_owned();
         let runs_driver = move |node: &CSINode| node.spec.drivers.iter().any(|known| known.name == driver);
         let nodes = Api::all(cluster.client.clone());
-        let changes = queue::watch(nodes, watcher::Config::default(), cache, runs_driver);
+        let changes = queue::watch(nodes, watcher::Config::default(), cache, runs_driver.clone());
         changes
             .for_each(|change| {
-                if matches!(change, CacheChange::Listed) {
-                    self.synced.set();
+                match change {
+                    CacheChange::Listed => self.synced.set(),
+                    CacheChange::Deleted(node) => self.removed(&node, runs_driver(&node), Instant::now()),
+                    CacheChange::Applied(_) => {}
                 }
                 self.changes.send_replace(());
                 std::future::ready(())
@@ -53,8 +70,30 @@ impl RegisteredNodes {
             .await;
     }
 
-    pub(crate) fn names(&self) -> BTreeSet<String> {
-        self.cache.state().iter().map(|node| node.name_any()).collect()
+    /// Notes that a CSINode was deleted, or does not name the driver any more.
+    fn removed(&self, node: &CSINode, is_deleted: bool, now: Instant) {
+        let mut ended = self.ended();
+        ended.retain(|_, since| now < *since + RESTART_TIME);
+        if is_deleted {
+            ended.remove(&node.name_any());
+        } else {
+            ended.insert(node.name_any(), now);
+        }
+    }
+
+    /// Returns the nodes on which the driver is registered, or was until [`RESTART_TIME`] ago.
+    pub(crate) fn names(&self, now: Instant) -> BTreeSet<String> {
+        let mut names: BTreeSet<_> = self.cache.state().iter().map(|node| node.name_any()).collect();
+        let ended = self.ended();
+        names.extend(
+            ended.iter().filter(|(_, since)| now < **since + RESTART_TIME).map(|(name, _)| name.clone()),
+        );
+        names
+    }
+
+    fn ended(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        // Every critical section leaves the map whole, so a panicked holder does no harm.
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a receiver that learns of each change of a node.
@@ -74,5 +113,26 @@ impl RegisteredNodes {
         }
         cache.apply_watcher_event(&watcher::Event::InitDone);
         nodes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_counts_while_its_driver_restarts_and_not_after_it_was_deleted() {
+        let nodes = RegisteredNodes::of(&["node-a"]);
+        let other: CSINode = serde_json::from_value(
+            serde_json::json!({"metadata": {"name": "node-b"}, "spec": {"drivers": []}}),
+        )
+        .expect("a CSINode");
+        let start = Instant::now();
+        let names = |after| nodes.names(start + after).into_iter().collect::<Vec<_>>();
+        nodes.removed(&other, false, start);
+        assert_eq!(names(Duration::ZERO), ["node-a", "node-b"]);
+        assert_eq!(names(RESTART_TIME), ["node-a"]);
+        nodes.removed(&other, true, start);
+        assert_eq!(names(Duration::ZERO), ["node-a"]);
     }
 }

@@ -158,7 +158,7 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     let provisioners = cluster.provisioners(&there).await;
     cluster.claim("large", of_size("100Mi")).await;
     until(&cluster.claims(), "large", is_rescheduled).await;
-    let text = "67108864 available; the provisioner returned the claim to the scheduler";
+    let text = "67108864 available; the provisioner removed the selected node";
     cluster.event_that("large", "ProvisioningFailed", text).await;
 
     there.state().size = Bytes(200 * MIB);
@@ -254,8 +254,9 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     misplaced["metadata"] = json!({"annotations": {SELECTED_NODE: THERE}});
     cluster.claim("misplaced", misplaced).await;
     until(&cluster.claims(), "misplaced", is_rescheduled).await;
-    let text =
-        cluster.event_that("misplaced", "ProvisioningFailed", "returned the claim to the scheduler").await;
+    let text = cluster
+        .event_that("misplaced", "ProvisioningFailed", "removed the selected node from the claim")
+        .await;
     assert!(text.contains("on node \"node-a\""), "{text}");
     cluster.select("misplaced", HERE).await;
     assert_eq!(node_of(&cluster.bound("misplaced").await), HERE);

@@ -3,7 +3,7 @@
 //! The provisioner of such a node cannot act. The controller therefore does what the PersistentVolume's policy allows. It
 //! deletes objects and never data.
 //!
-//! Each write is conditional on the object being unchanged since the decision, so two processes that act at the same time do no
+//! Each deletion is conditional on the object being unchanged since the decision, so two processes that act at the same time do no
 //! harm. The grace time is measured by the monotonic clock from the moment when this process first saw the loss: a restart
 //! starts it again, and setting the clock does not change it.
 

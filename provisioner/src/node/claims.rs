@@ -147,7 +147,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
                 match reschedule::apply(&claim, &patch, &ctx).await {
                     Ok(()) => {
                         let note = format!(
-                            "{error}; the provisioner returned the claim to the scheduler, so that it can choose another node"
+                            "{error}; the provisioner removed the selected node from the claim, so that another one can be selected"
                         );
                         ctx.cluster.events.publish(&*claim, reason, note);
                         return Action::await_change();

@@ -15,26 +15,30 @@ use serde_json::{Value, json};
 use crate::{
     error::Error,
     node::context::Context,
-    objects::{identity::Identity, ownership, topology::is_immediate},
+    objects::{identity::Identity, ownership, refusal::Refusal, topology::is_immediate},
     store::volumes::StorageError,
 };
 
 /// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
-/// For a class with the volumeBindingMode Immediate, this node is the only one that may provide the volume.
+///
+/// For a class with the volumeBindingMode Immediate, this node was the only one that the class allowed. The controller selects again if
+/// the class or the labels of the node have changed. The scheduler would do so without this patch, because it checks them for each pod.
 pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     failure: &Error,
     identity: &Identity,
 ) -> Option<Value> {
+    let is_immediate = class.is_some_and(is_immediate);
     let elsewhere = match failure {
-        Error::Storage(StorageError::Volume(error)) => error.kind == ErrorKind::NoSpace,
-        Error::SourceElsewhere { .. } => true,
+        Error::Storage(StorageError::Volume(error)) => !is_immediate && error.kind == ErrorKind::NoSpace,
+        Error::SourceElsewhere { .. } => !is_immediate,
+        Error::Refused(Refusal::Topology { .. }) => is_immediate,
         _ => false,
     };
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
-    (elsewhere && chosen && !class.is_some_and(is_immediate)).then(|| {
+    (elsewhere && chosen).then(|| {
         json!({ "metadata": {
             // Both are preconditions: the API server returns 409 if either differs.
             "uid": claim.metadata.uid,
@@ -65,6 +69,10 @@ mod tests {
     use super::*;
     use crate::testing::{fake_store, fixtures};
 
+    fn not_allowed() -> Error {
+        Refusal::Topology { class: "loopfs".to_owned(), node: "node-a".to_owned() }.into()
+    }
+
     fn refused(kind: ErrorKind) -> Error {
         StorageError::from(fake_store::error(kind, "no")).into()
     }
@@ -94,10 +102,17 @@ mod tests {
         assert_eq!(patch, expected);
     }
 
-    #[test]
-    fn a_claim_of_an_immediate_class_keeps_its_node() {
-        let class = fixtures::class(json!({"volumeBindingMode": "Immediate"}));
-        let failure = refused(ErrorKind::NoSpace);
-        assert_eq!(plan(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity()), None);
+    #[rstest]
+    #[case::immediate("Immediate", not_allowed(), true)]
+    #[case::immediate_and_full("Immediate", refused(ErrorKind::NoSpace), false)]
+    #[case::of_the_scheduler("WaitForFirstConsumer", not_allowed(), false)]
+    fn a_claim_of_an_immediate_class_loses_only_a_node_that_the_class_does_not_allow_any_more(
+        #[case] mode: &str,
+        #[case] failure: Error,
+        #[case] expected: bool,
+    ) {
+        let class = fixtures::class(json!({"volumeBindingMode": mode}));
+        let patch = plan(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity());
+        assert_eq!(patch.is_some(), expected);
     }
 }

@@ -72,6 +72,7 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
     let there = json!(scene.there);
     let select = json!({"metadata": {"annotations": {SELECTED_NODE: there}}});
     attempts.allow("select a node for a claim", patches("waiting-unplaced", &select));
+    attempts.refuse_unbound(SELECTION, "select a node", patches("waiting-unplaced", &select).remove(0));
     for (words, claim) in [
         (OWN_DRIVER, "waiting-other-unplaced"),
         (OWN_DRIVER, "without-class"),
