@@ -233,6 +233,9 @@ pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, n
 /// The scenarios with programs of other projects, which take minutes to build. They run only if they are named.
 pub(super) const WITH_OTHER_PROJECTS: [&str; 2] = [gvisor::NAME, snapshots::NAME];
 
+/// The scenarios that take longer than five minutes. The lane e2e runs them only if they are named.
+pub(super) const LONG: [&str; 2] = [power_cut::NAME, helm::NAME];
+
 /// Returns the scenarios that depend on these nodes.
 pub(super) fn of_nodes(kubelet_root: KubeletRoot) -> Vec<String> {
     let of_these = |entry: &&Entry| {

@@ -24,6 +24,6 @@ mod upgrade;
 pub(crate) use self::catalogue::descriptions;
 pub use self::run::{Args, CommandArgs, run};
 pub(crate) use self::run::{
-    install_driver, install_driver_with_snapshots, nothing_left, replace_driver, run_on_kind, run_on_nodes,
-    run_self_check, run_upgrade, run_with_other_projects, write_state,
+    install_driver, install_driver_with_snapshots, nothing_left, replace_driver, run_long, run_on_kind,
+    run_on_nodes, run_self_check, run_upgrade, run_with_other_projects, write_state,
 };

@@ -84,6 +84,10 @@ pub struct Args {
 
     #[command(flatten)]
     nodes: NodeOptions,
+
+    /// Leave out the long stories, unless they are named.
+    #[arg(skip)]
+    without_long: bool,
 }
 
 /// A program that creates clusters.
@@ -115,7 +119,17 @@ impl Args {
     /// Returns `true` if an option is given that only runs of stories take: any but those of Kubernetes and the kernel.
     #[must_use]
     pub(crate) fn is_of_e2e_only(&self) -> bool {
-        let Args { kubeconfig, cluster, keep, scenarios, broken, self_check, kubernetes: _, nodes } = self;
+        let Args {
+            kubeconfig,
+            cluster,
+            keep,
+            scenarios,
+            broken,
+            self_check,
+            kubernetes: _,
+            nodes,
+            without_long: _,
+        } = self;
         let of_nodes = nodes.clone().with_default_kernel() != NodeOptions::default();
         kubeconfig.is_some()
             || cluster.is_some()
@@ -133,7 +147,14 @@ impl Args {
     }
 
     fn selection(&self) -> Selection<'_> {
-        Selection::new(&self.scenarios, self.nodes.variant().kubelet_root)
+        let all = Selection::new(&self.scenarios, self.nodes.variant().kubelet_root);
+        if self.without_long { all.without(&catalogue::LONG) } else { all }
+    }
+
+    /// Returns the arguments for a run that leaves out the long stories, unless they are named.
+    #[must_use]
+    pub(crate) fn without_long_stories(self) -> Args {
+        Args { without_long: true, ..self }
     }
 
     /// Refuses options that cannot work together.
@@ -220,6 +241,20 @@ pub(crate) async fn run_with_other_projects(
     reports: &Path,
 ) -> Result<Report> {
     let scenarios = catalogue::WITH_OTHER_PROJECTS.map(str::to_owned).to_vec();
+    let args = Args { scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
+    against_its_own(session, manifests::of_driver(session)?, &args, reports).await
+}
+
+/// Runs the scenarios that the lane e2e leaves out. The logs and the state of the cluster are in `reports`.
+///
+/// # Errors
+/// The manifests cannot be read. Failed steps are in the report.
+pub(crate) async fn run_long(
+    session: &Session,
+    kubernetes: &KubernetesOptions,
+    reports: &Path,
+) -> Result<Report> {
+    let scenarios = catalogue::LONG.map(str::to_owned).to_vec();
     let args = Args { scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
     against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }

@@ -29,13 +29,19 @@ const MAX_FAILED: usize = 3;
 pub(super) struct Selection<'a> {
     only: &'a [String],
     kubelet_root: KubeletRoot,
+    leaves_out: &'static [&'static str],
 }
 
 impl<'a> Selection<'a> {
     /// Selects the scenarios of these names, and those that others need: the first and the last. Without names, it selects those
     /// that suit the nodes and need no programs of other projects.
     pub(super) fn new(only: &'a [String], kubelet_root: KubeletRoot) -> Selection<'a> {
-        Selection { only, kubelet_root }
+        Selection { only, kubelet_root, leaves_out: &[] }
+    }
+
+    /// Leaves out the scenarios of these names, unless they are named.
+    pub(super) fn without(self, leaves_out: &'static [&'static str]) -> Selection<'a> {
+        Selection { leaves_out, ..self }
     }
 
     /// Returns `true` if the scenario of this name is selected.
@@ -44,7 +50,9 @@ impl<'a> Selection<'a> {
     }
 
     fn contains(self, entry: &Entry) -> bool {
-        let default = self.only.is_empty() && entry.is_default(self.kubelet_root);
+        let default = self.only.is_empty()
+            && entry.is_default(self.kubelet_root)
+            && !self.leaves_out.contains(&entry.name);
         default || entry.always || self.only.iter().any(|only| only == entry.name)
     }
 }
@@ -206,7 +214,7 @@ impl ScenarioRunner<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalogue::{WITH_OTHER_PROJECTS, names};
+    use super::super::catalogue::{LONG, WITH_OTHER_PROJECTS, names};
     use super::super::scenarios::{gvisor, snapshots};
     use super::*;
 
@@ -293,5 +301,14 @@ mod tests {
         let others: Vec<_> = all.into_iter().filter(|name| !of_data_disk.contains(name)).collect();
         assert_eq!(selected(&[], KubeletRoot::RootDisk), others);
         assert_eq!(selected(&["clones"], KubeletRoot::RootDisk), ["install", "clones", "removal"]);
+    }
+
+    #[test]
+    fn long_scenarios_are_left_out_unless_they_are_named() {
+        let helm = ["helm".to_owned()];
+        let contains =
+            |only, name| Selection::new(only, KubeletRoot::default()).without(&LONG).contains_name(name);
+        assert!(contains(&[], "clones") && !contains(&[], "helm") && !contains(&[], "power cut"));
+        assert!(contains(&helm, "helm") && !contains(&helm, "power cut"));
     }
 }

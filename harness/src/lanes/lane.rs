@@ -16,8 +16,10 @@ pub(super) enum Lane {
     Sanity,
     /// The driver's image in a Docker engine, in QEMU: its service, the containers in which it refuses to start, and its end.
     Docker,
-    /// End-to-end tests with a real control plane and a real kubelet.
+    /// End-to-end tests with a real control plane and a real kubelet, without the stories of the lane long-stories.
     E2e,
+    /// The stories that take longest: power cut, and helm. `cargo harness e2e` runs them, too. Runs only if --lane selects it.
+    LongStories,
     /// The stories with programs of other projects: gVisor, snapshot-controller and csi-snapshotter. Runs only if --lane selects
     /// it.
     OtherProjects,
@@ -47,13 +49,14 @@ pub(super) enum Lane {
     Image,
 }
 
-pub(super) const ALL: [Lane; 15] = [
+pub(super) const ALL: [Lane; 16] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
     Lane::Sanity,
     Lane::Docker,
     Lane::E2e,
+    Lane::LongStories,
     Lane::OtherProjects,
     Lane::SelfCheck,
     Lane::Conformance,
@@ -85,6 +88,7 @@ impl Lane {
             Lane::Sanity => "sanity",
             Lane::Docker => "docker",
             Lane::E2e => "e2e",
+            Lane::LongStories => "long-stories",
             Lane::OtherProjects => "other-projects",
             Lane::SelfCheck => "self-check",
             Lane::Node => "node",

@@ -59,6 +59,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
             Lane::Docker => docker::run(session, &args.only).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
+            Lane::LongStories => run_long_stories(session, args.e2e.kubernetes()).await,
             Lane::OtherProjects => run_other_projects(session, args.e2e.kubernetes()).await,
             Lane::SelfCheck => run_self_check(session, args.e2e.kubernetes()).await,
             Lane::Node => node::run(session, args.e2e.kubernetes(), args.e2e.kernel()).await,
@@ -99,7 +100,12 @@ pub(crate) async fn fetch(session: &Session) -> Result<()> {
 
 async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
-    e2e::run(session, args).await
+    e2e::run(session, args.without_long_stories()).await
+}
+
+async fn run_long_stories(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run_long(session, kubernetes, &session.workspace.reports("long-stories")).await
 }
 
 async fn run_other_projects(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {

@@ -80,9 +80,10 @@ impl TestArgs {
 }
 
 /// The lanes that run programs of Kubernetes of the selected release. The lane versions runs all releases.
-const WITH_KUBERNETES: [Lane; 9] = [
+const WITH_KUBERNETES: [Lane; 10] = [
     Lane::Apiserver,
     Lane::E2e,
+    Lane::LongStories,
     Lane::OtherProjects,
     Lane::SelfCheck,
     Lane::Conformance,
