@@ -240,9 +240,7 @@ pub(crate) async fn run_with_other_projects(
     kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = catalogue::WITH_OTHER_PROJECTS.map(str::to_owned).to_vec();
-    let args = Args { scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
-    against_its_own(session, manifests::of_driver(session)?, &args, reports).await
+    run_only(session, &catalogue::WITH_OTHER_PROJECTS, kubernetes, reports).await
 }
 
 /// Runs the scenarios that the lane e2e leaves out. The logs and the state of the cluster are in `reports`.
@@ -254,7 +252,17 @@ pub(crate) async fn run_long(
     kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = catalogue::LONG.map(str::to_owned).to_vec();
+    run_only(session, &catalogue::LONG, kubernetes, reports).await
+}
+
+/// Runs these scenarios, and those that install and remove the driver.
+async fn run_only(
+    session: &Session,
+    scenarios: &[&str],
+    kubernetes: &KubernetesOptions,
+    reports: &Path,
+) -> Result<Report> {
+    let scenarios = scenarios.iter().map(|name| (*name).to_owned()).collect();
     let args = Args { scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
     against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }
