@@ -25,7 +25,6 @@ use kube::{
         watcher,
     },
 };
-use serde_json::json;
 use tokio::{sync::Notify, time::timeout};
 
 use super::registered_nodes::RegisteredNodes;
@@ -167,12 +166,7 @@ impl Selector<'_> {
         let [node] = allowed.iter().collect::<Vec<_>>()[..] else {
             return Err(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() }.into());
         };
-        let patch = json!({"metadata": {
-            // Both are preconditions: the API server returns 409 if either differs.
-            "uid": claim.metadata.uid,
-            "resourceVersion": claim.metadata.resource_version,
-            "annotations": {ownership::SELECTED_NODE: node},
-        }});
+        let patch = ownership::selection_patch(claim, Some(node));
         let name = claim.name_any();
         let api = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
         let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -252,33 +246,19 @@ fn is_label(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use kube::runtime::watcher::Event;
     use loopfs::Bytes;
     use rstest::rstest;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
         fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, cache, expect},
     };
 
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
     const NODES: &str = "/api/v1/nodes";
-
-    fn store_of<K>(objects: Vec<K>) -> Store<K>
-    where
-        K: kube::Resource<DynamicType = ()> + Clone + 'static,
-    {
-        let (store, mut cache) = reflector::store();
-        cache.apply_watcher_event(&Event::Init);
-        for object in objects {
-            cache.apply_watcher_event(&Event::InitApply(object));
-        }
-        cache.apply_watcher_event(&Event::InitDone);
-        store
-    }
 
     fn unplaced() -> PersistentVolumeClaim {
         fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: null}}}))
@@ -296,8 +276,8 @@ mod tests {
         let selector = Selector {
             cluster: &ctx.cluster,
             nodes: &RegisteredNodes::of(nodes),
-            claims: store_of(vec![unplaced()]),
-            classes: store_of(vec![fixtures::class(class)]),
+            claims: cache(vec![unplaced()]).0,
+            classes: cache(vec![fixtures::class(class)]).0,
             backoff: Backoff::default(),
         };
         let start = Instant::now();
@@ -328,13 +308,7 @@ mod tests {
     }
 
     fn labelled(names: &[&str]) -> Vec<ExpectedRequest> {
-        let items: Vec<_> = names
-            .iter()
-            .map(|name| {
-                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": name}})
-            })
-            .collect();
-        let list = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items});
+        let list = fixtures::metadata_list(names.iter().map(|name| json!({"name": name})));
         vec![expect(Method::GET, NODES, None).respond(list)]
     }
 

@@ -104,16 +104,16 @@ impl RegisteredNodes {
     /// Returns a cache that has received its first list.
     #[cfg(test)]
     pub(crate) fn of(names: &[&str]) -> Self {
-        let (nodes, mut cache) = RegisteredNodes::new();
-        cache.apply_watcher_event(&watcher::Event::Init);
-        for name in names {
-            let node = serde_json::json!({"metadata": {"name": name}, "spec": {"drivers": []}});
-            let node = serde_json::from_value(node).expect("a CSINode");
-            cache.apply_watcher_event(&watcher::Event::InitApply(node));
-        }
-        cache.apply_watcher_event(&watcher::Event::InitDone);
-        nodes
+        let (nodes, _unused) = RegisteredNodes::new();
+        let listed = names.iter().map(|name| node_named(name)).collect();
+        RegisteredNodes { cache: crate::testing::mock_api_server::cache(listed).0, ..nodes }
     }
+}
+
+#[cfg(test)]
+fn node_named(name: &str) -> CSINode {
+    let node = serde_json::json!({"metadata": {"name": name}, "spec": {"drivers": []}});
+    serde_json::from_value(node).expect("a CSINode")
 }
 
 #[cfg(test)]
@@ -123,10 +123,7 @@ mod tests {
     #[test]
     fn a_node_counts_while_its_driver_restarts_and_not_after_it_was_deleted() {
         let nodes = RegisteredNodes::of(&["node-a"]);
-        let other: CSINode = serde_json::from_value(
-            serde_json::json!({"metadata": {"name": "node-b"}, "spec": {"drivers": []}}),
-        )
-        .expect("a CSINode");
+        let other = node_named("node-b");
         let start = Instant::now();
         let names = |after| nodes.names(start + after).into_iter().collect::<Vec<_>>();
         nodes.removed(&other, false, start);

@@ -441,10 +441,7 @@ mod tests {
     #[tokio::test]
     async fn this_node_is_read_less_often_while_its_labels_stay_the_same() {
         let read = |zone: &str| {
-            let node = json!({
-                "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
-                "metadata": {"name": "node-a", "labels": {"zone": zone}},
-            });
+            let node = fixtures::metadata_only(json!({"name": "node-a", "labels": {"zone": zone}}));
             expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)
         };
         let requests = vec![read("west"), read("west"), read("east"), read("east")];

@@ -109,7 +109,7 @@ mod tests {
         #[case] reads_node: bool,
         #[case] expected: Placement,
     ) {
-        let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-a"}});
+        let node = fixtures::metadata_only(json!({"name": "node-a"}));
         let read = reads_node.then(|| expect(Method::GET, "/api/v1/nodes/node-a", None).respond(node));
         let store = FakeStore::of_size(Bytes(1 << 30));
         let test_context = TestContext::new(store, Caches::default(), read.into_iter().collect());

@@ -10,7 +10,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use loopfs::ErrorKind;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
     error::Error,
@@ -38,14 +38,7 @@ pub(crate) fn plan(
     };
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
-    (elsewhere && chosen).then(|| {
-        json!({ "metadata": {
-            // Both are preconditions: the API server returns 409 if either differs.
-            "uid": claim.metadata.uid,
-            "resourceVersion": claim.metadata.resource_version,
-            "annotations": { ownership::SELECTED_NODE: null },
-        } })
-    })
+    (elsewhere && chosen).then(|| ownership::selection_patch(claim, None))
 }
 
 /// Reschedules the claim.
@@ -65,6 +58,7 @@ pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Co
 mod tests {
     use loopfs::volume_store::VolumeId;
     use rstest::rstest;
+    use serde_json::json;
 
     use super::*;
     use crate::testing::{fake_store, fixtures};

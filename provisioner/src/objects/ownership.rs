@@ -6,6 +6,7 @@
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
 };
+use serde_json::{Value, json};
 
 use loopfs::volume_store::VolumeId;
 
@@ -17,7 +18,8 @@ const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// The name of the same annotation in older versions of kube-controller-manager.
 const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
-/// The annotation that the scheduler sets on a claim of a WaitForFirstConsumer class: the node of its first pod.
+/// The annotation with the node that provisions. The scheduler sets it on a claim of a WaitForFirstConsumer class, to the node of its first
+/// pod, and the controller on a claim of an Immediate class.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Returns `true` if the claim waits for a volume of this driver, on whatever node: the placement is decided elsewhere.
@@ -30,6 +32,16 @@ pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Id
 /// Returns the node that was selected for the claim, normally by the scheduler.
 pub(crate) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, SELECTED_NODE)
+}
+
+/// Returns the merge patch that selects a node for the claim, or removes the selected one.
+pub(crate) fn selection_patch(claim: &PersistentVolumeClaim, node: Option<&str>) -> Value {
+    json!({"metadata": {
+        // Both are preconditions: the API server returns 409 if either differs.
+        "uid": claim.metadata.uid,
+        "resourceVersion": claim.metadata.resource_version,
+        "annotations": {SELECTED_NODE: node},
+    }})
 }
 
 /// Returns the name of the storage class that the claim requests.

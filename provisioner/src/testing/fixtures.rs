@@ -4,7 +4,7 @@ use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::StorageClass,
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::objects::identity::Identity;
@@ -15,6 +15,17 @@ pub(crate) const FILESYSTEM: &str = "8d1f0b5e-61a0-4b3c-9d57-0f3c8f5f2b10";
 
 pub(crate) fn identity() -> Identity {
     Identity::new("csi.loopfs.dev", "node-a").unwrap()
+}
+
+/// Returns an object as the API server sends it to a client that asks only for metadata.
+pub(crate) fn metadata_only(metadata: impl Serialize) -> Value {
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
+}
+
+/// Returns a list of such objects.
+pub(crate) fn metadata_list(of_each: impl IntoIterator<Item = impl Serialize>) -> Value {
+    let items: Vec<_> = of_each.into_iter().map(metadata_only).collect();
+    json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items})
 }
 
 /// Returns an unbound 1Mi Filesystem claim of this node.

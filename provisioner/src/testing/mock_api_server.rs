@@ -203,7 +203,8 @@ async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, requests
     }
 }
 
-fn cache<K: Object>(objects: Vec<K>) -> (reflector::Store<K>, Writer<K>) {
+/// Returns a cache that has received these objects as its first list.
+pub(crate) fn cache<K: Object>(objects: Vec<K>) -> (reflector::Store<K>, Writer<K>) {
     let (store, mut writer) = reflector::store();
     writer.apply_watcher_event(&Event::Init);
     for object in objects {

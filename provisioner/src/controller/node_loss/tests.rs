@@ -35,18 +35,11 @@ fn list(items: &[PersistentVolume]) -> Value {
 }
 
 fn metadata(items: &[PersistentVolume]) -> Value {
-    let items: Vec<_> = items
-        .iter()
-        .map(|volume| {
-            json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": volume.metadata})
-        })
-        .collect();
-    json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items})
+    fixtures::metadata_list(items.iter().map(|volume| &volume.metadata))
 }
 
 fn node_exists() -> ExpectedRequest {
-    let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-b"}});
-    expect(Method::GET, NODE, None).respond(node)
+    expect(Method::GET, NODE, None).respond(fixtures::metadata_only(json!({"name": "node-b"})))
 }
 
 fn node_deleted() -> ExpectedRequest {
