@@ -33,7 +33,7 @@ pub(super) fn attach(
 ) -> Result<LoopDevice> {
     options.check()?;
     let backing = open_backing(image, options)?;
-    let config = configuration(&backing, options)?;
+    let mut config = configuration(&backing, options)?;
     let mut retries = Retries::new(options.deadline);
     loop {
         let (index, control_lock) = match options.index {
@@ -90,20 +90,28 @@ pub(super) fn attach(
                     Ok((binding, Outcome::StaysDisabled)) => {
                         // Discards were disabled for an earlier file, and the kernel has kept that. A removal takes 45 ms, once for
                         // each such index.
-                        loop_dev::clear(&fd).context("detach", node_name(index))?;
-                        drop(fd);
-                        // While a process has it open it stays bound. A second device of the file would corrupt it.
-                        if let Detach::Deferred(_) = PendingDetach::new(vec![binding]).wait(retries.left())? {
-                            let detail = "its discards are disabled, and it cannot be recreated while another process has it open";
-                            return Err(Error::new(ErrorKind::Busy, "attach", node_name(index), detail));
-                        }
+                        let reason = "its discards are disabled, and it cannot be recreated";
+                        detach_for_retry(fd, binding, retries.left(), reason)?;
                         index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                         if loop_dev::remove(control, index).is_err() {
                             pool.release_on_close(index);
                         }
                         continue;
                     }
-                    Err(error) => error,
+                    Err(error) => {
+                        match larger_blocks(&backing, &config, options).zip(read_status(&fd, index).ok()) {
+                            Some((block_size, Status { binding, .. })) => {
+                                let reason = "the file was cloned during the call, and the device cannot get larger blocks";
+                                detach_for_retry(fd, binding, retries.left(), reason)?;
+                                index_lock::clear(&backing, options.access)
+                                    .context("unlock", "the backing file")?;
+                                release();
+                                config.block_size = block_size;
+                                continue;
+                            }
+                            None => error,
+                        }
+                    }
                 };
                 // This call made the binding, so clearing it affects no other user. If that fails too, the device stays bound, and
                 // its index lock leads the next call to it.
@@ -182,6 +190,35 @@ fn lock_control(timeout: Duration) -> Result<Flock<OwnedFd>> {
     flock::exclusive(control, timeout, "find a free loop device, which locks the file")
 }
 
+/// Detaches a device that this call has bound, and waits until the kernel has detached it. While a process has it open it stays bound,
+/// and a second device of the file would corrupt it.
+fn detach_for_retry(fd: OwnedFd, binding: Binding, limit: Duration, reason: &str) -> Result<()> {
+    let name = node_name(binding.index);
+    loop_dev::clear(&fd).context("detach", &name)?;
+    drop(fd);
+    match PendingDetach::new(vec![binding]).wait(limit)? {
+        Detach::Detached => Ok(()),
+        Detach::Deferred(_) => {
+            let detail = format!("{reason} while another process has it open");
+            Err(Error::new(ErrorKind::Busy, "attach", name, detail))
+        }
+    }
+}
+
+/// Returns the block size with which to bind the file again, if a clone has raised the unit of its direct I/O since `config` was
+/// made (Linux 6.15). Each attempt has larger blocks than the one before, so the attempts end.
+fn larger_blocks(backing: &OwnedFd, config: &loop_config, options: &AttachOptions) -> Option<u32> {
+    if options.block_size != BlockSize::MatchDirectIo {
+        return None;
+    }
+    matching_block_size(backing).ok().filter(|block_size| *block_size > config.block_size)
+}
+
+fn matching_block_size(backing: &OwnedFd) -> Result<u32> {
+    let unit = statx::direct_io_alignment(backing).context("statx", "the backing file")?;
+    Ok(unit.clamp(512, 4096))
+}
+
 /// Opens the descriptor that the device will keep. With O_DIRECT the kernel checks the alignment immediately.
 fn open_backing(image: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedFd> {
     let access = match options.access {
@@ -209,9 +246,7 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
     let block_size = match options.block_size {
         BlockSize::Exact(size) => size,
         BlockSize::KernelDefault => 0,
-        BlockSize::MatchDirectIo => {
-            statx::direct_io_alignment(backing).context("statx", "the backing file")?.clamp(512, 4096)
-        }
+        BlockSize::MatchDirectIo => matching_block_size(backing)?,
     };
     let mut config = abi::config(backing.as_raw_fd(), block_size);
     config.info.lo_offset = options.range.offset;

@@ -49,7 +49,7 @@ impl State {
                 device.attachment.discard = found.discard;
                 device.discard_is_known = true;
             }
-            found == Some(&device.attachment)
+            found == Some(&device.attachment) && !device.reported_detached
         });
         (all && equal).then_some(self)
     }

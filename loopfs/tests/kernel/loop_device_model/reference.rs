@@ -15,6 +15,8 @@ pub(super) struct Device {
     pub(super) users: BTreeSet<User>,
     /// `false` if a call was interrupted that may or may not have changed it, or if the kernel may have refused the change.
     pub(super) discard_is_known: bool,
+    /// A call that detached it before its last user closed it reported it as detached. It is gone by the end of the round.
+    pub(super) reported_detached: bool,
 }
 
 impl Device {
@@ -147,13 +149,8 @@ impl State {
                 self.unchanged_if(allowed)
             }
             (Call::DetachAll { file }, Reply::Detached | Reply::Deferred) => {
-                let deferred = matches!(reply, Reply::Deferred);
-                let as_replied = |(state, detached): (Self, Vec<u32>)| {
-                    let is_open = state.devices.iter().any(|device| {
-                        detached.contains(&device.attachment.index) && !device.users.is_empty()
-                    });
-                    (is_open == deferred || (deferred && concurrent)).then_some(state)
-                };
+                let as_replied =
+                    |(state, detached): (Self, Vec<u32>)| state.with_detach(&detached, reply, concurrent);
                 self.all_detached(*file).into_iter().filter_map(as_replied).collect()
             }
             (Call::Detach { handle, .. }, Reply::Detached | Reply::Deferred) => {
@@ -162,9 +159,8 @@ impl State {
                     device.users.remove(&User::Handle(*handle));
                     device.attachment.auto_clear = true;
                 });
-                let (is_open, deferred) =
-                    (!state.devices[at].users.is_empty(), matches!(reply, Reply::Deferred));
-                if is_open == deferred || (deferred && concurrent) { vec![state] } else { Vec::new() }
+                let index = state.devices[at].attachment.index;
+                state.with_detach(&[index], reply, concurrent).into_iter().collect()
             }
             (Call::CancelDetach { handle }, Reply::Done) => {
                 self.with_handle(*handle, |device| device.attachment.auto_clear = false)
@@ -294,7 +290,8 @@ impl State {
             || !self.devices.iter().any(|device| device.attachment.index == attachment.index);
         is_free.then(|| {
             let users = keep.map(User::Handle).into_iter().collect();
-            let device = Device { file, attachment, foreign, users, discard_is_known: true };
+            let device =
+                Device { file, attachment, foreign, users, discard_is_known: true, reported_detached: false };
             Self { devices: [&*self.devices, &[device]].concat(), files: self.files.clone() }
         })
     }
@@ -323,6 +320,23 @@ impl State {
             (state, Some(self.devices[*at].attachment.index))
         }));
         states
+    }
+
+    /// Returns this state if the detach of some devices may have this reply. A call reads it after its last step, so concurrent calls
+    /// may have opened a device for a moment, or have closed it as its last users.
+    fn with_detach(mut self, indices: &[u32], reply: &Reply, concurrent: bool) -> Option<Self> {
+        let open: Vec<&mut Device> = self
+            .devices
+            .iter_mut()
+            .filter(|device| indices.contains(&device.attachment.index) && !device.users.is_empty())
+            .collect();
+        let as_ordered = open.is_empty() != matches!(reply, Reply::Deferred);
+        if matches!(reply, Reply::Detached) {
+            for device in open {
+                device.reported_detached = true;
+            }
+        }
+        (as_ordered || concurrent).then_some(self)
     }
 
     fn uses_index_of(&self, request: &Request) -> bool {

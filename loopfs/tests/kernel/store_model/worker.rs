@@ -5,7 +5,7 @@ use std::io::BufRead;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use loopfs::loop_device::{Access, AttachOptions, DirectIo, LoopControl};
+use loopfs::loop_device::{Access, AttachOptions, BlockSize, LoopControl};
 use loopfs::mount::{MountFlags, bind_mount, table, unmount};
 use loopfs::volume_store::{
     ContentSource, SnapshotId, StoreOptions, Volume, VolumeId, VolumeKind, VolumeStore,
@@ -169,8 +169,9 @@ impl Worker {
     /// Attaches the image, unless the volume is deleted in the meantime.
     fn attach(&self, id: &VolumeId) -> Result<Outcome> {
         let image = self.store.volume(id)?.open_image(Access::ReadOnly)?;
-        // From Linux 6.15 on, an image that shares blocks takes direct I/O only in blocks of 4096 bytes.
-        let options = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer);
+        // From Linux 6.15 on, an image that shares blocks takes direct I/O only in blocks of 4096 bytes. Another process may clone it
+        // during the call.
+        let options = AttachOptions::new(Access::ReadWrite).block_size(BlockSize::MatchDirectIo);
         drop(self.control.ensure_attached(&image, &options)?);
         let inode = |file: &OwnedFd| fstat(file).expect("the status of an image").st_ino;
         let current = self.store.volume(id).and_then(|volume| volume.open_image(Access::ReadOnly));
