@@ -192,7 +192,7 @@ mod tests {
         let uncommented = settings.lines().filter_map(|line| line.strip_prefix('#'));
         for line in uncommented.filter(|line| line.starts_with(char::is_uppercase)) {
             // The host name, and what the programs themselves have as their default.
-            let by_program = ["NODE_NAME=", "NODE_LOSS=dry-run", "LOG_LEVEL=info"];
+            let by_program = ["NODE_NAME=", "NODE_LOSS=dry-run", "CLAIM_LABELS=", "LOG_LEVEL=info"];
             assert!(defaults.contains(&line) || by_program.contains(&line), "{line}");
         }
     }

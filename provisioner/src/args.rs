@@ -41,6 +41,11 @@ pub struct CommonArgs {
     /// volume
     #[arg(long, env = "NODE_LOSS", value_enum, default_value_t)]
     pub node_loss: NodeLoss,
+    /// MutatingAdmissionPolicyBinding with which the API server labels each claim with its node, and ConfigMap of the same name in the
+    /// namespace of this pod, in which the controller records that all claims have the label. Nodes then watch only their own
+    /// claims. Without it, they watch all claims
+    #[arg(long, env = "CLAIM_LABELS", value_name = "NAME")]
+    pub claim_labels: Option<String>,
     /// Address on which to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Without it,
     /// they are not served
     #[arg(long)]

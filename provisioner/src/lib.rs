@@ -47,7 +47,7 @@ use crate::{
     api::{client, traffic::ApiTraffic},
     controller::{builtin, lease::Candidate, process::Duties},
     node::{audit, capacity::CapacityConfig, process::Options, project_audit},
-    objects::identity::Identity,
+    objects::{claim_labels, identity::Identity},
     store::{intents::Intents, storage::Opener},
     tasks::ended_early,
 };
@@ -92,7 +92,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ended
 }
 
-fn options(pod: PodArgs, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
+fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {
     let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
     let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
         api_version: "v1".to_owned(),
@@ -102,8 +102,9 @@ fn options(pod: PodArgs, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
         ..Default::default()
     });
     Options {
+        claim_labels: claim_labels(pod_namespace.as_deref(), common),
         capacity: pod_namespace.map(|namespace| CapacityConfig { namespace, owner }),
-        node_loss,
+        node_loss: common.node_loss,
         audit: Some(audit::Settings {
             interval: Duration::from_secs(audit.audit_interval),
             collection: audit.collect.then_some(audit::Collection {
@@ -117,6 +118,12 @@ fn options(pod: PodArgs, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
             repair: audit.repair_projects,
         }),
     }
+}
+
+/// Returns where the record of labelled claims is. The namespace of a process without a pod is unknown.
+fn claim_labels(namespace: Option<&str>, common: &CommonArgs) -> Option<claim_labels::Source> {
+    let (namespace, name) = namespace.zip(common.claim_labels.as_deref().filter(|name| !name.is_empty()))?;
+    Some(claim_labels::Source { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
 async fn list_findings(
@@ -133,7 +140,7 @@ async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
     let NodeArgs { common, data_dir, pod, audit } = args;
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
-    let options = options(pod, common.node_loss, &audit);
+    let options = options(pod, &common, &audit);
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
     let parts = node::process::Parts { client, identity, intents, open, options, monitoring };
@@ -146,7 +153,8 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
     tracing::info!(driver = identity.driver(), namespace, pod = holder, "starting");
     let builtin =
         builtin_objects.map(|config_map| builtin::Source { namespace: namespace.clone(), config_map });
-    let duties = Duties { builtin, node_loss: common.node_loss };
+    let claim_labels = claim_labels(Some(&namespace), &common);
+    let duties = Duties { builtin, claim_labels, node_loss: common.node_loss };
     let candidate = Candidate { namespace, holder };
     let parts = controller::process::Parts { client, identity, candidate, duties, monitoring };
     until_signal(controller::process::spawn(parts)).await

@@ -15,6 +15,10 @@ Fails if values contradict each other. values.schema.json checks each value alon
 {{- if gt (len $socket) 107 -}}
 {{- fail (printf "kubeletDir and driverName: the path of the driver's socket, %s, has %d bytes, and the kernel allows 107; use a shorter driverName" $socket (len $socket)) -}}
 {{- end -}}
+{{- /* helm template takes the release of Kubernetes from --kube-version. It does not know which kinds the API server serves. */ -}}
+{{- if and $values.components.claimLabels (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "components.claimLabels: Kubernetes %s does not serve admissionregistration.k8s.io/v1 MutatingAdmissionPolicy; upgrade the cluster to Kubernetes 1.36 or later, or set components.claimLabels to false (helm template takes the release of Kubernetes from --kube-version)" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- end -}}
 
 {{/*

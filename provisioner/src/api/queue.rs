@@ -15,7 +15,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::{backoff::Backoff, pruned::Pruned, signals::RetryGeneration};
@@ -144,6 +144,35 @@ where
     K::DynamicType: Hash + Eq,
 {
     changes(watcher::watcher(api, config).default_backoff(), cache, of_interest)
+}
+
+/// As [`watch`], but whenever the value of `selection` changes, another watch with the options of the new value begins with a list of
+/// its own. The first one begins once there is a value.
+pub(crate) fn watch_selection<K: Object, S: Copy + PartialEq + Send + Sync + 'static>(
+    api: Api<Pruned<K>>,
+    selection: watch::Receiver<Option<S>>,
+    config: impl Fn(S) -> watcher::Config + Send + 'static,
+    cache: Writer<K>,
+    of_interest: impl Fn(&K) -> bool + Send + 'static,
+) -> impl Stream<Item = CacheChange<K>> + Send
+where
+    K::DynamicType: Hash + Eq,
+{
+    let selections = futures::stream::unfold(selection, |mut selection| async move {
+        let selected = (*selection.wait_for(Option::is_some).await.ok()?)?;
+        Some(((selected, selection.clone()), selection))
+    });
+    let events = selections.flat_map(move |(selected, mut selection)| {
+        let changed = async move {
+            let other = selection.wait_for(|next| next.is_some_and(|next| next != selected)).await.is_ok();
+            if !other {
+                // No other value follows.
+                std::future::pending::<()>().await;
+            }
+        };
+        watcher::watcher(api.clone(), config(selected)).default_backoff().take_until(Box::pin(changed))
+    });
+    changes(events, cache, of_interest)
 }
 
 fn changes<K: Object>(

@@ -6,7 +6,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    builtin, health_endpoints::HealthEndpoints, immediate, lease, node_loss,
+    builtin, claim_labels, health_endpoints::HealthEndpoints, immediate, lease, node_loss,
     registered_nodes::RegisteredNodes,
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
         traffic::ApiTraffic,
     },
     loss::NodeLoss,
-    objects::identity::Identity,
+    objects::{claim_labels::Source, identity::Identity},
     tasks::{named, until},
 };
 
@@ -25,6 +25,8 @@ use crate::{
 pub(crate) struct Duties {
     /// The ConfigMap that declares the built-in objects.
     pub(crate) builtin: Option<builtin::Source>,
+    /// Where to record that all claims are labelled with their nodes.
+    pub(crate) claim_labels: Option<Source>,
     pub(crate) node_loss: NodeLoss,
 }
 
@@ -85,6 +87,12 @@ async fn perform(cluster: &Cluster, duties: &Duties) {
             None => std::future::pending().await,
         }
     };
+    let labelling_claims = async {
+        match &duties.claim_labels {
+            Some(source) => claim_labels::run(cluster, source).await,
+            None => std::future::pending().await,
+        }
+    };
     let checking_nodes = async {
         match duties.node_loss {
             NodeLoss::Off => std::future::pending().await,
@@ -95,6 +103,7 @@ async fn perform(cluster: &Cluster, duties: &Duties) {
         nodes.watch(cluster, cache),
         immediate::run(cluster, &nodes),
         keeping_objects,
+        labelling_claims,
         checking_nodes,
     );
 }

@@ -52,7 +52,7 @@ impl Cluster {
 
     async fn controller_with_builtin_objects(&self, holder: &str) -> Provisioner {
         let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
-        let duties = Duties { builtin: Some(source), node_loss: NodeLoss::Off };
+        let duties = Duties { builtin: Some(source), claim_labels: None, node_loss: NodeLoss::Off };
         self.controller_named(holder, duties).await
     }
 

@@ -21,7 +21,8 @@ use crate::{
 const LEASE: &str = "loopfs-controller";
 
 /// The duties that every controller has.
-pub(super) const ONLY_PLACEMENT: Duties = Duties { builtin: None, node_loss: NodeLoss::Off };
+pub(super) const ONLY_PLACEMENT: Duties =
+    Duties { builtin: None, claim_labels: None, node_loss: NodeLoss::Off };
 
 /// Returns the kubeconfig of a replica, and the node in its token.
 pub(super) fn kubeconfig() -> (PathBuf, String) {

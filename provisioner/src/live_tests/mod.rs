@@ -54,6 +54,7 @@ use crate::{
 
 mod audit;
 mod builtin;
+mod claim_labels;
 mod connections;
 mod controllers;
 mod data_safety;

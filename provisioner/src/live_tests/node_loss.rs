@@ -95,7 +95,7 @@ impl Cluster {
 }
 
 fn checking_nodes(mode: NodeLoss) -> Duties {
-    Duties { builtin: None, node_loss: mode }
+    Duties { builtin: None, claim_labels: None, node_loss: mode }
 }
 
 fn is_released(volume: &PersistentVolume) -> bool {

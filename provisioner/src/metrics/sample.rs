@@ -18,6 +18,8 @@ pub(crate) struct Sample {
     pub(crate) claims_waiting: usize,
     /// Claims of this node's volumes that request a larger size than they have.
     pub(crate) expansions_waiting: usize,
+    /// `None` before the first watch of claims.
+    pub(crate) watches_all_claims: Option<bool>,
     /// `true` if the API server answered the latest request. `None` before the first.
     pub(crate) api_server_reachable: Option<bool>,
     /// `None` while the store is unavailable.
@@ -49,6 +51,13 @@ pub(crate) fn register(
         "Claims of this node's volumes that request a larger size than they have",
         sample.expansions_waiting as u64,
     );
+    if let Some(all) = sample.watches_all_claims {
+        registry.count(
+            "watches_all_claims",
+            "1 if this node watches all claims of the cluster, 0 if it watches only those with its label",
+            u64::from(all),
+        );
+    }
     if let Some(reachable) = sample.api_server_reachable {
         registry.count(
             "api_server_reachable",

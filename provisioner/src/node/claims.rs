@@ -9,7 +9,6 @@ use kube::{
     runtime::{
         controller::Action,
         reflector::{ObjectRef, store::Writer},
-        watcher,
     },
 };
 use tokio::sync::mpsc;
@@ -22,6 +21,7 @@ use crate::{
     error::Error,
     metrics::Operation,
     node::{
+        claim_scope::ClaimScope,
         context::{Context, RetryKey},
         data_source, placement, provision, reschedule, resize,
     },
@@ -47,8 +47,14 @@ pub(crate) async fn run(
 ) {
     let identity = ctx.cluster.identity.clone();
     let of_interest = move |claim: &PersistentVolumeClaim| ownership::is_claim_of_interest(claim, &identity);
-    let changes =
-        queue::watch(Api::all(ctx.cluster.client.clone()), watcher::Config::default(), cache, of_interest);
+    let identity = ctx.cluster.identity.clone();
+    let changes = queue::watch_selection(
+        Api::all(ctx.cluster.client.clone()),
+        ctx.claim_scope.subscribe(),
+        move |scope: ClaimScope| scope.watcher_config(&identity),
+        cache,
+        of_interest,
+    );
     let observer = Arc::clone(&ctx);
     let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer)));
     let retried = queue::requeue_failed(

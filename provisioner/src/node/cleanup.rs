@@ -88,7 +88,7 @@ async fn process_records(ctx: &Context) -> bool {
 async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
     // The task that holds the lock may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
-    let claim = ctx.claims.cache.get(&intent.claim());
+    let claim = ctx.claim(&intent.claim()).await?;
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {
@@ -142,6 +142,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::node::claim_scope::ClaimScope;
     use crate::testing::{
         fake_store::{self, FakeStore},
         fixtures,
@@ -149,6 +150,7 @@ mod tests {
     };
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+    const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
     fn id() -> VolumeId {
         VolumeId::parse(fixtures::VOLUME).unwrap()
@@ -248,6 +250,33 @@ mod tests {
     async fn the_volume_and_record_of_a_waiting_claim_are_kept() {
         let (test_context, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
         assert_eq!(kept_after_processing(test_context, &intent).await, (true, true));
+    }
+
+    /// A claim that has lost its label is not in the cache of a node that watches by labels.
+    #[rstest]
+    #[case::waits(expect(Method::GET, CLAIM, None).respond(fixtures::claim(json!({}))), vec![], (true, true))]
+    #[case::of_another_node(
+        expect(Method::GET, CLAIM, None).respond(fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}))),
+        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()],
+        (false, false)
+    )]
+    #[case::does_not_exist(
+        expect(Method::GET, CLAIM, None).refuse(404, "NotFound"),
+        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()],
+        (false, false)
+    )]
+    #[tokio::test]
+    async fn a_node_that_watches_by_labels_reads_a_claim_before_it_deletes_the_volume(
+        #[case] reads_claim: ExpectedRequest,
+        #[case] others: Vec<ExpectedRequest>,
+        #[case] expected: (bool, bool),
+    ) {
+        let requests = std::iter::once(reads_claim).chain(others).collect();
+        let (test_context, intent) = recorded(vec![], requests);
+        test_context.ctx.claim_scope.set(ClaimScope::Own);
+        // The cache may still be that of the earlier watch.
+        test_context.ctx.claim_scope.set(ClaimScope::All);
+        assert_eq!(kept_after_processing(test_context, &intent).await, expected);
     }
 
     #[tokio::test]

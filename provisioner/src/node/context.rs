@@ -28,6 +28,8 @@ use crate::{
     },
     error::Error,
     metrics::{LatestFindings, Operations},
+    node::claim_scope::CurrentScope,
+    objects::ownership,
     store::{
         in_flight::InFlight,
         intents::Intents,
@@ -42,6 +44,8 @@ pub(crate) struct Context {
     pub(crate) storage: Storage,
     pub(crate) intents: Intents,
 
+    /// The claims that this node watches.
+    pub(crate) claim_scope: CurrentScope,
     /// The claims that could concern this node.
     pub(crate) claims: ControllerState<PersistentVolumeClaim>,
     /// This node's PersistentVolumes.
@@ -79,6 +83,7 @@ impl Context {
             cluster,
             storage: Default::default(),
             intents,
+            claim_scope: Default::default(),
             claims: ControllerState::new(claims),
             volumes: ControllerState::new(volumes),
             classes,
@@ -106,6 +111,26 @@ impl Context {
             Some(cached) => Some(self.volumes.writes.newest(cached)),
             None => self.volumes.writes.get(&key),
         }
+    }
+
+    /// Returns a claim, if it could concern this node. If the node watches only claims with its label, a claim that is not in the
+    /// cache is read: it may have lost the label.
+    ///
+    /// # Errors
+    /// When the request fails.
+    pub(crate) async fn claim(
+        &self,
+        key: &ObjectRef<PersistentVolumeClaim>,
+    ) -> Result<Option<Arc<PersistentVolumeClaim>>, Error> {
+        let cached = self.claims.cache.get(key);
+        if cached.is_some() || !self.claim_scope.may_hide_claims() {
+            return Ok(cached);
+        }
+        let api = self.cluster.claim_api(key.namespace.as_deref().unwrap_or_default());
+        let read = absence::get_opt(&api, &key.name).await;
+        let claim = read.map_err(|error| Error::api("read claim", &key.name, error))?.map(Pruned::into_inner);
+        let is_of_interest = |claim: &_| ownership::is_claim_of_interest(claim, &self.cluster.identity);
+        Ok(claim.filter(is_of_interest).map(Arc::new))
     }
 
     /// Reads a PersistentVolume from the API server. Returns `None` only if that proves that it does not exist.

@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 use crate::{
     api::traffic::ApiTraffic,
     metrics::{self, Sample},
-    node::{context::Context, resize},
+    node::{claim_scope::ClaimScope, context::Context, resize},
     objects::ownership,
 };
 
@@ -86,6 +86,7 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         let audit = self.ctx.audit.get();
         let sample = Sample {
             claims_waiting: self.claims_waiting(),
+            watches_all_claims: self.ctx.claim_scope.get().map(|scope| scope == ClaimScope::All),
             expansions_waiting: self.expansions_waiting(),
             api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
             store: store.ok(),
@@ -152,6 +153,7 @@ mod tests {
     async fn served_metrics_are_the_documented_ones() {
         let (_bench, endpoints) = test_context(Caches::default());
         // Counters without a value are not served.
+        endpoints.ctx.claim_scope.set(ClaimScope::All);
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));

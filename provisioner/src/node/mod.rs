@@ -2,6 +2,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod capacity;
+pub(crate) mod claim_scope;
 pub(crate) mod claims;
 pub(crate) mod classes;
 pub(crate) mod cleanup;
@@ -9,6 +10,7 @@ pub(crate) mod context;
 pub(crate) mod data_source;
 pub(crate) mod delete;
 pub(crate) mod health_endpoints;
+pub(crate) mod label_record;
 pub(crate) mod lost_disk;
 pub(crate) mod persistent_volumes;
 pub(crate) mod placement;

@@ -18,12 +18,13 @@ use crate::{
     node::{
         audit,
         capacity::{self, CapacityConfig},
+        claim_scope::ClaimScope,
         claims, classes, cleanup,
         context::Context,
         health_endpoints::HealthEndpoints,
-        lost_disk, persistent_volumes, project_audit,
+        label_record, lost_disk, persistent_volumes, project_audit,
     },
-    objects::identity::Identity,
+    objects::{claim_labels, identity::Identity},
     store::{
         intents::Intents,
         storage::{self, Opener},
@@ -38,6 +39,8 @@ pub(crate) struct Options {
     pub(crate) capacity: Option<CapacityConfig>,
     /// What to do about volumes on a disk that the node does not have any more.
     pub(crate) node_loss: NodeLoss,
+    /// The record that all claims have labels, with which this node watches only its own.
+    pub(crate) claim_labels: Option<claim_labels::Source>,
     /// How to audit volumes and PersistentVolumes.
     pub(crate) audit: Option<audit::Settings>,
     /// How to search for files that are charged to another volume.
@@ -83,7 +86,14 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     ));
     tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { capacity: capacity_config, node_loss, audit, project_audit } = options;
+    let Options { capacity: capacity_config, node_loss, claim_labels, audit, project_audit } = options;
+    match claim_labels {
+        Some(source) => {
+            let watching = label_record::run(Arc::clone(&ctx), source);
+            tasks.spawn(named("label record", until(stop.clone(), watching)));
+        }
+        None => ctx.claim_scope.set(ClaimScope::All),
+    }
     if let Some(settings) = audit {
         let auditing = audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("audit", until(stop.clone(), auditing)));

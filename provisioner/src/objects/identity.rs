@@ -66,7 +66,7 @@ impl Identity {
         format!("topology.{}/node", self.driver)
     }
 
-    /// Returns the label on a PersistentVolume that names its node, so that each node watches only its own.
+    /// Returns the label that names the node of a PersistentVolume or claim, so that each node watches only its own.
     pub(crate) fn node_label(&self) -> String {
         format!("{}/node", self.driver)
     }

@@ -1,5 +1,6 @@
 //! Kubernetes objects as data: names, quantities, conditions. Pure: nothing here calls the API server or the store.
 
+pub(crate) mod claim_labels;
 pub(crate) mod claim_status;
 pub(crate) mod identity;
 pub(crate) mod loss_policy;

@@ -64,7 +64,7 @@ pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Ide
 }
 
 /// Returns the provisioner of the claim.
-fn provisioner(claim: &PersistentVolumeClaim) -> Option<&str> {
+pub(crate) fn provisioner(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, STORAGE_PROVISIONER).or_else(|| annotation(claim, STORAGE_PROVISIONER_BETA))
 }
 

@@ -20,7 +20,7 @@ use testvm_cluster::{
 };
 
 use self::comparison::{Objects, as_shared_with_the_controller, differences, objects};
-use self::options::{Accepted, NAMESPACES, accepted, refused};
+use self::options::{Accepted, NAMESPACES, accepted, refused, serves_mutating_policies};
 use crate::helm::Helm;
 use crate::test_env::manifests::{self, Manifests};
 
@@ -44,6 +44,8 @@ const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A release of Kubernetes that is too old for the driver.
 const TOO_OLD: &str = "1.32";
+/// A release of Kubernetes that the driver supports, and that is too old for the component claim-labels.
+const TOO_OLD_FOR_CLAIM_LABELS: &str = "1.35";
 
 /// The things that all checks use.
 struct Fixture<'a> {
@@ -87,14 +89,18 @@ impl Fixture<'_> {
     async fn run(&self, report: &mut Report) {
         case(report, "the chart renders the objects of csi/deploy", self.defaults()).await;
         let enabled = json!({"enabled": true});
-        for (component, values) in [
+        let mut components = vec![
             ("node-loss", json!({"components": {"nodeLoss": true}})),
             ("snapshots", json!({"components": {"snapshots": true}})),
             (
                 "monitoring",
                 json!({"monitoring": {"podMonitor": enabled, "prometheusRule": enabled, "networkPolicy": enabled}}),
             ),
-        ] {
+        ];
+        if serves_mutating_policies(self.kubernetes) {
+            components.push(("claim-labels", json!({"components": {"claimLabels": true}})));
+        }
+        for (component, values) in components {
             let name = format!("the chart renders the objects of the component {component}");
             case(report, &name, self.component(component, &values)).await;
         }
@@ -106,7 +112,7 @@ impl Fixture<'_> {
         let name = "a release is installed, upgraded and uninstalled, and leaves no object";
         case(report, name, self.install_and_uninstall()).await;
         case(report, "create namespaces and custom resources for the dry runs", self.prepare()).await;
-        for accepted in accepted() {
+        for accepted in accepted(self.kubernetes) {
             let name = format!("the API server accepts {}", accepted.name);
             case(report, &name, self.accepts(&accepted)).await;
         }
@@ -115,6 +121,10 @@ impl Fixture<'_> {
         }
         let name = format!("Helm refuses Kubernetes {TOO_OLD}");
         case(report, &name, self.refuses(&json!({}), Some(TOO_OLD), "kubeVersion")).await;
+        let values = json!({"components": {"claimLabels": true}});
+        let name = format!("Helm refuses {values} for Kubernetes {TOO_OLD_FOR_CLAIM_LABELS}");
+        let refuses = self.refuses(&values, Some(TOO_OLD_FOR_CLAIM_LABELS), "components.claimLabels");
+        case(report, &name, refuses).await;
     }
 
     async fn rendered(&self, values: &Value) -> Result<Manifests> {
@@ -162,7 +172,10 @@ impl Fixture<'_> {
         let (client, kubeconfig) = (self.control_plane.client(), self.control_plane.kubeconfig());
         let first = json!({});
         let second = json!({
-            "components": {"nodeLoss": true, "builtinObjects": true, "snapshotController": true},
+            "components": {
+                "nodeLoss": true, "builtinObjects": true, "snapshotController": true,
+                "claimLabels": serves_mutating_policies(self.kubernetes),
+            },
             "monitoring": {"networkPolicy": {"enabled": true}},
         });
         let (before, after) = (self.rendered(&first).await?, self.rendered(&second).await?);

@@ -1,6 +1,7 @@
 //! The values with which the chart is rendered, and those that it must refuse.
 
 use serde_json::{Value, json};
+use testvm_cluster::KubernetesMinor;
 
 /// Values that the chart accepts.
 pub(super) struct Accepted {
@@ -22,11 +23,20 @@ const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef012
 /// The namespaces of all accepted values, beside `kube-system`.
 pub(super) const NAMESPACES: [&str; 2] = ["loopfs-system", "node-storage"];
 
-/// Returns values for each option of the chart.
-pub(super) fn accepted() -> Vec<Accepted> {
-    let mut all = settings();
+/// Returns `true` if a release of Kubernetes serves the MutatingAdmissionPolicy that the component claim-labels needs.
+pub(super) fn serves_mutating_policies(kubernetes: KubernetesMinor) -> bool {
+    kubernetes != KubernetesMinor::V1_35
+}
+
+/// Returns values for each option of the chart that a release of Kubernetes supports.
+pub(super) fn accepted(kubernetes: KubernetesMinor) -> Vec<Accepted> {
+    let claim_labels = serves_mutating_policies(kubernetes);
+    let mut all = settings(claim_labels);
     all.extend(components());
-    all.extend(pools());
+    if claim_labels {
+        all.push(labelled_claims());
+    }
+    all.extend(pools(claim_labels));
     all
 }
 
@@ -39,13 +49,16 @@ fn accept(
     Accepted { name, values, present, absent, daemon_sets: ONE }
 }
 
-fn settings() -> Vec<Accepted> {
+/// `claim_labels` is `true` if the release of Kubernetes supports the component claim-labels.
+fn settings(claim_labels: bool) -> Vec<Accepted> {
     vec![
         accept(
             "another driver name, with all components",
             json!({
                 "driverName": "node.storage.example.org",
-                "components": {"nodeLoss": true, "builtinObjects": true, "snapshots": true},
+                "components": {
+                    "nodeLoss": true, "builtinObjects": true, "snapshots": true, "claimLabels": claim_labels,
+                },
             }),
             &[
                 "params.provisioner == \\\"node.storage.example.org\\\"",
@@ -58,7 +71,9 @@ fn settings() -> Vec<Accepted> {
             "another namespace, with all components",
             json!({
                 "namespace": {"name": "node-storage", "labels": {"example.org/team": "storage"}},
-                "components": {"nodeLoss": true, "builtinObjects": true, "snapshots": true},
+                "components": {
+                    "nodeLoss": true, "builtinObjects": true, "snapshots": true, "claimLabels": claim_labels,
+                },
                 "monitoring": {"podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}, "networkPolicy": {"enabled": true}},
             }),
             &[
@@ -224,7 +239,21 @@ fn components() -> Vec<Accepted> {
     ]
 }
 
-fn pools() -> Vec<Accepted> {
+/// The policy contains the name of the driver in the key of the label.
+fn labelled_claims() -> Accepted {
+    accept(
+        "claims with labels, of another driver name",
+        json!({"driverName": "node.storage.example.org", "components": {"claimLabels": true}}),
+        &[
+            "\"name\":\"CLAIM_LABELS\",\"value\":\"loopfs-claim-labels\"",
+            "Object.metadata{labels: {\\\"node.storage.example.org/node\\\":",
+            "\"claimlabels\"",
+        ],
+        &["csi.loopfs.dev"],
+    )
+}
+
+fn pools(claim_labels: bool) -> Vec<Accepted> {
     vec![Accepted {
         name: "two pools of nodes, with all components",
         values: json!({
@@ -244,7 +273,7 @@ fn pools() -> Vec<Accepted> {
                     "maxUnavailable": "25%",
                 },
             },
-            "components": {"nodeLoss": true, "snapshots": true},
+            "components": {"nodeLoss": true, "snapshots": true, "claimLabels": claim_labels},
         }),
         present: &[
             "\"key\":\"app.kubernetes.io/component\",\"operator\":\"NotIn\",\"values\":[\"fast\"]",
@@ -311,6 +340,7 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         ),
         (json!({"components": {"nodeLoss": "yes"}}), "/components/nodeLoss"),
         (json!({"components": {"snapshot": true}}), "snapshot"),
+        (json!({"components": {"claimLabels": "yes"}}), "/components/claimLabels"),
         (json!({"monitoring": {"podMonitor": {"interval": 30}}}), "/monitoring/podMonitor/interval"),
         (json!({"monitoring": {"networkPolicy": {"from": [{"pods": {}}]}}}), "pods"),
     ]

@@ -96,6 +96,11 @@ impl Attacker {
     pub(super) fn reconciles_deleted_nodes(&self) -> bool {
         self.is_controller() && self.component == Component::NodeLoss
     }
+
+    /// Returns `true` if the account may label claims with their nodes.
+    pub(super) fn labels_claims(&self) -> bool {
+        self.is_controller() && self.component == Component::ClaimLabels
+    }
 }
 
 /// Returns the pod that the API server finds in the token of a client.

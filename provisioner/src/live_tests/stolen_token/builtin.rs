@@ -8,7 +8,7 @@ use super::{
     attacker::Account,
     attempt::{Attempts, Expected, changed},
     request::Resource,
-    scene::{DRIVER, OTHER_DRIVER, Scene},
+    scene::{DRIVER, OTHER_DRIVER, Scene, config_maps},
 };
 
 const POLICY: &str = "loopfs-provisioner-builtin-objects";
@@ -271,7 +271,7 @@ impl BuiltIn {
         let (resource, own) = self.own("RoleBinding");
         attempts.allow("bind a role of the provisioner", [resource.create(new(own, json!({})))]);
         attempts.also(1, "bind", "roles");
-        let map = Resource::new("", "ConfigMap", "configmaps").within(SYSTEM);
+        let map = config_maps();
         attempts.expect(
             Expected::Absent,
             "read the declaration",

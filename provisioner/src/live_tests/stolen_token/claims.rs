@@ -12,6 +12,9 @@ use crate::{
     testing::fixtures,
 };
 
+/// The label with the node of a claim.
+pub(super) const NODE_LABEL: &str = "csi.loopfs.dev/node";
+
 const RESCHEDULE: &str = "loopfs-provisioner-reschedule";
 const SELECTION: &str = "loopfs-controller-claims";
 const CLASSES: &str = "loopfs-controller-classes";
@@ -24,6 +27,7 @@ const OWN_DRIVER: &str = "claims of its own driver";
 const WAITING: &str = "claims that wait for a volume";
 const ONLY_REMOVE: &str = "only the annotation of the selected node of a claim, and only remove it";
 const ONLY_ADD: &str = "only add the annotation of the selected node";
+const ONLY_SELECTED: &str = "label a claim only with the selected node";
 const ALL_ELSE: &str = "may not change the spec, labels, finalizers and owners";
 const RESIZE_FIELDS: &str = "that a resize needs";
 const NO_METADATA: &str = "no metadata except";
@@ -95,6 +99,65 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
         patches("waiting-own", &reschedule),
     );
     change_more(scene, "waiting-unplaced", &there, (SELECTION, ONLY_ADD), attempts);
+}
+
+/// Adds the requests of the controller that change the label of a claim's node.
+pub(super) fn label(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
+    let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
+    let refused = |words| Expected::Refused(SELECTION, words);
+    let label = |node: &str| json!({"metadata": {"labels": {NODE_LABEL: node}}});
+    // The token can select any node, and the label then follows.
+    let mut select = label(scene.there);
+    fixtures::merge(&mut select, json!({"metadata": {"annotations": {SELECTED_NODE: scene.there}}}));
+    attempts.allow("select and label a node for a claim", patches("waiting-unplaced", &select));
+    // Nothing names the node of this claim.
+    let title = "label a claim without a selected node";
+    attempts.expect(refused(ONLY_SELECTED), title, patches("waiting-unplaced", &label(scene.here)));
+    for (words, claim) in [
+        (OWN_DRIVER, "waiting-other"),
+        (OWN_DRIVER, "waiting-other-unplaced"),
+        (OWN_DRIVER, "without-class"),
+        (OWN_DRIVER, "bound-other"),
+        (OWN_DRIVER, "bound-other-unplaced"),
+    ] {
+        let title = format!("label the claim {claim}");
+        attempts.expect(refused(words), &title, patches(claim, &label(scene.here)));
+    }
+    // The API server sets the label of the first two to the selected node, whatever the request says. docs/src/security.md documents the
+    // limit of the others: only the volumes of these claims name the node.
+    for (words, claim, node) in [
+        (ONLY_ADD, "waiting-own", scene.here),
+        (WAITING, "bound-theirs", scene.there),
+        (WAITING, "bound-unplaced", scene.here),
+        (OWN_DRIVER, "by-hand", scene.here),
+        (OWN_DRIVER, "by-hand-other", scene.here),
+    ] {
+        let expected = if attacker.labels_claims() { Expected::Allowed } else { refused(words) };
+        let requests = patches(claim, &label(node));
+        let count = requests.len();
+        attempts.expect(expected, &format!("label the claim {claim} with a node"), requests);
+        attempts.also(count, "set", "claimlabels");
+    }
+    if !attacker.labels_claims() {
+        return;
+    }
+    attempts.refuse_unbound(SELECTION, "label a claim", patches("by-hand", &label(scene.here)).remove(0));
+    for (words, title, change) in [
+        (WAITING, "select a node", json!({"metadata": {"annotations": {SELECTED_NODE: scene.here}}})),
+        (ALL_ELSE, "change another label", json!({"metadata": {"labels": {"a": "b"}}})),
+        (
+            ALL_ELSE,
+            "keep from being deleted",
+            json!({"metadata": {"finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}}),
+        ),
+        (ALL_ELSE, "own", json!({"metadata": {"ownerReferences": [scene.other_node()]}})),
+        (ALL_ELSE, "expand", json!({"spec": {"resources": {"requests": {"storage": "2Mi"}}}})),
+    ] {
+        let mut change = change;
+        fixtures::merge(&mut change, label(scene.here));
+        let title = format!("with the label, {title} a bound claim");
+        attempts.expect(refused(words), &title, patches("bound-unplaced", &change));
+    }
 }
 
 /// Adds requests that change more of a claim than the annotation of the selected node. `annotations` is the policy, and its rule for

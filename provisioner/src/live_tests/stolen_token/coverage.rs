@@ -36,7 +36,9 @@ pub(super) fn of_rights(attacker: &Attacker, verdicts: &[(Attempt, Verdict)]) ->
             writeln!(faults, "{account}: no request that is allowed needs the right to {right}").unwrap();
         }
         let is_narrowed = of_right().any(|verdict| matches!(verdict, Verdict::Refused { .. }));
-        if !right.reads() && right.verb != "bind" && right.verb != "settle" && !is_narrowed {
+        // These verbs permit no request of their own.
+        let permits_requests = !["bind", "settle", "set"].contains(&right.verb.as_str());
+        if !right.reads() && permits_requests && !is_narrowed {
             writeln!(faults, "{account}: no policy refuses a request that needs the right to {right}")
                 .unwrap();
         }

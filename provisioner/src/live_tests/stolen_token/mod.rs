@@ -11,6 +11,7 @@
 mod attacker;
 mod attempt;
 mod builtin;
+mod claim_labels;
 mod claims;
 mod coverage;
 mod lease;
@@ -30,6 +31,7 @@ use self::{
     attacker::{Account, Attacker},
     attempt::{Attempt, Attempts, Token, changed, name},
     builtin::BuiltIn,
+    claim_labels::ClaimLabels,
     request::Verdict,
     rights::policies,
     scene::{DRIVER, Scene},
@@ -49,6 +51,12 @@ const SNAPSHOTS: [&str; 2] = [
     include_str!("../../../../csi/deploy/snapshots/rbac.yaml"),
     include_str!("../../../../csi/deploy/snapshots/admission.yaml"),
 ];
+const CLAIM_LABELS: [&str; 4] = [
+    include_str!("../../../../csi/deploy/claim-labels/policy.yaml"),
+    include_str!("../../../../csi/deploy/claim-labels/configmap.yaml"),
+    include_str!("../../../../csi/deploy/claim-labels/rbac.yaml"),
+    include_str!("../../../../csi/deploy/claim-labels/admission.yaml"),
+];
 
 /// The components of the manifests that are applied beside the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,21 +65,23 @@ enum Component {
     NodeLoss,
     BuiltinObjects,
     Snapshots,
+    ClaimLabels,
 }
 
 impl Cluster {
     /// Applies one component, and removes the others.
     async fn opt_in_only(&self, component: Component) {
         for (other, files) in [
-            (Component::NodeLoss, NODE_LOSS),
-            (Component::BuiltinObjects, BUILTIN_OBJECTS),
-            (Component::Snapshots, SNAPSHOTS),
+            (Component::NodeLoss, &NODE_LOSS[..]),
+            (Component::BuiltinObjects, &BUILTIN_OBJECTS),
+            (Component::Snapshots, &SNAPSHOTS),
+            (Component::ClaimLabels, &CLAIM_LABELS),
         ] {
             if other == component {
-                self.opt_in(&files).await;
+                self.opt_in(files).await;
                 continue;
             }
-            for (api, object) in self.objects_of(&files) {
+            for (api, object) in self.objects_of(files) {
                 if api.get_opt(&object.name_any()).await.unwrap().is_some() {
                     api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
                 }
@@ -123,13 +133,42 @@ fn print(component: Component, account: Account, verdicts: &[(Attempt, Verdict)]
     std::io::stdout().write_all(text.as_bytes()).unwrap();
 }
 
-/// Returns the requests of an attacker. `builtin` and `contents` are the objects of the components.
-fn attempts(
-    scene: &Scene,
-    attacker: &Attacker,
-    builtin: Option<&BuiltIn>,
-    contents: Option<&Contents>,
-) -> Vec<Attempt> {
+/// The objects that the requests of a component need.
+#[derive(Default)]
+struct OfComponent {
+    builtin: Option<BuiltIn>,
+    contents: Option<Contents>,
+    claim_labels: Option<ClaimLabels>,
+}
+
+impl OfComponent {
+    async fn set(cluster: &Cluster, component: Component, scene: &Scene) -> Self {
+        let none = OfComponent::default();
+        match component {
+            Component::None | Component::NodeLoss => none,
+            Component::BuiltinObjects => OfComponent { builtin: Some(BuiltIn::set(cluster).await), ..none },
+            Component::Snapshots => {
+                OfComponent { contents: Some(Contents::set(cluster, scene).await), ..none }
+            }
+            Component::ClaimLabels => {
+                OfComponent { claim_labels: Some(ClaimLabels::set(cluster).await), ..none }
+            }
+        }
+    }
+
+    async fn remove(self, cluster: &Cluster) {
+        if let Some(builtin) = self.builtin {
+            builtin.remove(cluster).await;
+        }
+        if let Some(contents) = self.contents {
+            contents.remove(cluster).await;
+        }
+    }
+}
+
+/// Returns the requests of an attacker.
+fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> Vec<Attempt> {
+    let OfComponent { builtin, contents, claim_labels } = of_component;
     let mut attempts = Attempts::default();
     surroundings::read(scene, attacker, &mut attempts);
     if attacker.provisions() {
@@ -144,12 +183,17 @@ fn attempts(
     match attacker.account {
         Account::Provisioner => {
             claims::reschedule(scene, &mut attempts);
-            contents.into_iter().for_each(|contents| contents.attempts(&mut attempts));
+            contents.iter().for_each(|contents| contents.attempts(&mut attempts));
+            if claim_labels.is_some() {
+                claim_labels::read(&mut attempts);
+            }
         }
         Account::Controller => {
             claims::select(scene, &mut attempts);
+            claims::label(scene, attacker, &mut attempts);
             lease::hold(scene, &mut attempts);
-            builtin.into_iter().for_each(|builtin| builtin.attempts(scene, &mut attempts));
+            builtin.iter().for_each(|builtin| builtin.attempts(scene, &mut attempts));
+            claim_labels.iter().for_each(|labels| labels.record(scene, &mut attempts));
         }
     }
     claims::delete(scene, attacker, &mut attempts);
@@ -160,23 +204,23 @@ fn attempts(
 
 async fn suite(component: Component) {
     let cluster = Cluster::connect().await;
+    if component == Component::ClaimLabels && !claim_labels::is_supported(&cluster).await {
+        cluster.finish([]).await;
+        return;
+    }
     cluster.opt_in_only(component).await;
     let (controller, node) = cluster.controller_client(&ApiTraffic::default()).await;
     let provisioner = cluster.client_of(&node, &ApiTraffic::default()).await;
+    if component == Component::ClaimLabels {
+        claim_labels::wait_for_policy(&cluster).await;
+    }
     let scene = Scene::set(&cluster, &node).await;
-    let builtin = match component {
-        Component::BuiltinObjects => Some(BuiltIn::set(&cluster).await),
-        _ => None,
-    };
-    let contents = match component {
-        Component::Snapshots => Some(Contents::set(&cluster, &scene).await),
-        _ => None,
-    };
+    let of_component = OfComponent::set(&cluster, component, &scene).await;
     let policies = policies(&cluster.admin).await;
     let (mut faults, mut all) = (String::new(), Vec::new());
     for (account, client) in [(Account::Provisioner, provisioner), (Account::Controller, controller)] {
         let attacker = Attacker::new(&cluster, account, component, client).await;
-        let attempts = attempts(&scene, &attacker, builtin.as_ref(), contents.as_ref());
+        let attempts = attempts(&scene, &attacker, &of_component);
         let verdicts = verdicts(&attacker, attempts).await;
         print(component, account, &verdicts);
         faults += &coverage::of_rights(&attacker, &verdicts);
@@ -184,12 +228,7 @@ async fn suite(component: Component) {
     }
     faults += &coverage::of_policies(&policies, &all);
 
-    if let Some(builtin) = builtin {
-        builtin.remove(&cluster).await;
-    }
-    if let Some(contents) = contents {
-        contents.remove(&cluster).await;
-    }
+    of_component.remove(&cluster).await;
     scene.remove(&cluster).await;
     cluster.opt_in_only(Component::None).await;
     cluster.finish([]).await;
@@ -215,6 +254,11 @@ async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects
 #[tokio::test]
 async fn a_stolen_token_of_the_snapshots_component_writes_only_snapshots_of_its_own_node() {
     suite(Component::Snapshots).await;
+}
+
+#[tokio::test]
+async fn a_stolen_token_of_the_claim_labels_component_sets_only_labels_of_nodes_and_the_record() {
+    suite(Component::ClaimLabels).await;
 }
 
 /// The API server lets a kubelet read the secrets that the volumes of its pods name.

@@ -274,6 +274,19 @@ pub(super) fn leases() -> Resource {
     Resource::new("coordination.k8s.io", "Lease", "leases").within(SYSTEM)
 }
 
+pub(super) fn config_maps() -> Resource {
+    Resource::new("", "ConfigMap", "configmaps").within(SYSTEM)
+}
+
+pub(super) fn mutating_policies() -> Resource {
+    Resource::new("admissionregistration.k8s.io", "MutatingAdmissionPolicy", "mutatingadmissionpolicies")
+}
+
+pub(super) fn policy_bindings() -> Resource {
+    let group = "admissionregistration.k8s.io";
+    Resource::new(group, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
+}
+
 pub(super) fn snapshots(scene: &Scene) -> Resource {
     Resource::new("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots").within(&scene.namespace)
 }

@@ -5,9 +5,11 @@ use serde_json::json;
 use super::{
     attacker::Attacker,
     attempt::{Attempts, Expected, name},
+    claim_labels::NAME as CLAIM_LABELS,
     request::{Request, Resource},
     scene::{
-        LEASE, Scene, capacities, claims, contents, events, leases, snapshot_classes, snapshots, volumes,
+        LEASE, Scene, capacities, claims, config_maps, contents, events, leases, mutating_policies,
+        policy_bindings, snapshot_classes, snapshots, volumes,
     },
 };
 
@@ -27,10 +29,12 @@ pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) 
         watched.push(Resource::new("storage.k8s.io", "CSINode", "csinodes"));
         attempts.allow("read all", [nodes.request("list", None), volumes().request("list", None)]);
     }
-    if attacker.provisions() {
-        watched.extend([volumes(), capacities()]);
+    if attacker.provisions() || attacker.labels_claims() {
         let volume = |claim| volumes().request("get", Some(name(scene.volume(claim))));
         attempts.allow("read one", one_claim.map(volume));
+    }
+    if attacker.provisions() {
+        watched.extend([volumes(), capacities()]);
         // Without the component snapshots, this cluster does not serve the kinds.
         let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
         attempts.expect(Expected::Absent, "read a snapshot", snapshots);
@@ -79,6 +83,14 @@ pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Att
         (snapshots(scene), "s"),
         (contents(), "s"),
         (snapshot_classes(), "s"),
+        (config_maps(), CLAIM_LABELS),
+        (mutating_policies(), CLAIM_LABELS),
+        (policy_bindings(), CLAIM_LABELS),
+        // The same resources under other names.
+        (config_maps(), "loopfs-objects"),
+        (config_maps(), "kube-root-ca.crt"),
+        (mutating_policies(), "p"),
+        (policy_bindings(), "b"),
         // Subresources of these resources.
         (volumes().subresource("status"), volume),
         (volumes().subresource("finalizers"), volume),
@@ -97,6 +109,7 @@ pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Att
         (system("", "Secret", "secrets"), "s"),
         (within("", "Secret", "secrets"), "s"),
         (within("", "ConfigMap", "configmaps"), "loopfs-objects"),
+        (within("", "ConfigMap", "configmaps"), CLAIM_LABELS),
         (system("", "ServiceAccount", "serviceaccounts"), "loopfs-provisioner"),
         (system("", "TokenRequest", "serviceaccounts/token"), "loopfs-provisioner"),
         (system("", "TokenRequest", "serviceaccounts/token"), "loopfs-controller"),
@@ -127,6 +140,7 @@ pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Att
         (cluster(admission, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"), "w"),
         (cluster("apiextensions.k8s.io", "CustomResourceDefinition", "customresourcedefinitions"), "c"),
         (cluster("csi.loopfs.dev", "LostNode", "lostnodes"), "l"),
+        (cluster("csi.loopfs.dev", "ClaimLabel", "claimlabels"), "l"),
     ];
     for (resource, object) in &resources {
         let requests = all_verbs(resource, object);

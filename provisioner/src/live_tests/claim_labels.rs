@@ -1,0 +1,180 @@
+//! Tests of claims with labels, with the rights and the policy of `csi/deploy/claim-labels`.
+
+use k8s_openapi::api::{admissionregistration::v1::MutatingAdmissionPolicyBinding, core::v1::ConfigMap};
+
+use super::*;
+use crate::{
+    api::{self, events::Events},
+    controller::claim_labels,
+    objects::{
+        claim_labels::{Source, are_complete},
+        ownership::SELECTED_NODE,
+    },
+};
+
+/// The name of the policy, its binding and the ConfigMap.
+const NAME: &str = "loopfs-claim-labels";
+const LABEL: &str = "csi.loopfs.dev/node";
+const OTHER: &str = "node-b";
+
+const POLICY: &str = include_str!("../../../csi/deploy/claim-labels/policy.yaml");
+const CONFIG_MAP: &str = include_str!("../../../csi/deploy/claim-labels/configmap.yaml");
+const RIGHTS: [&str; 2] = [
+    include_str!("../../../csi/deploy/claim-labels/rbac.yaml"),
+    include_str!("../../../csi/deploy/claim-labels/admission.yaml"),
+];
+
+fn source() -> Source {
+    Source { namespace: SYSTEM.to_owned(), name: NAME.to_owned() }
+}
+
+impl Cluster {
+    async fn provisioner_with_labels(&self, node: &str, volumes: &Arc<FakeStore>) -> Provisioner {
+        let options = Options { claim_labels: Some(source()), ..Options::default() };
+        self.provisioner_with(node, volumes, options).await
+    }
+
+    /// Starts the controller's duty to label claims. It does not wait until all API servers apply the policy: there is only one.
+    async fn labelling(&self) -> JoinSet<()> {
+        let (client, node) = self.controller_client(&ApiTraffic::default()).await;
+        let identity = Identity::new(fixtures::identity().driver(), &node).unwrap();
+        let (events, _requests) = Events::new(&node);
+        let cluster = api::cluster::Cluster { client, identity, events };
+        let mut labelling = JoinSet::new();
+        labelling.spawn(async move {
+            claim_labels::run_after(Duration::from_secs(2), &cluster, &source()).await;
+        });
+        labelling
+    }
+
+    fn record(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.admin.clone(), SYSTEM)
+    }
+
+    /// Waits until a claim has the label with this node.
+    async fn labelled(&self, claim: &str, node: &str) {
+        let labelled =
+            |claim: &PersistentVolumeClaim| claim.labels().get(LABEL).map(String::as_str) == Some(node);
+        until(&self.claims(), claim, labelled).await;
+    }
+
+    async fn change_claim(&self, name: &str, change: Value) {
+        self.claims().patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    }
+}
+
+impl Provisioner {
+    async fn until_it_watches_all_claims(&self, expected: bool) {
+        let line = format!("\nloopfs_provisioner_watches_all_claims {}\n", u8::from(expected));
+        eventually(&line, || async { self.page("/metrics").await.contains(&line).then_some(()) }).await;
+    }
+}
+
+/// The orders in which a policy, a record, a controller and claims may appear and disappear.
+#[tokio::test]
+async fn no_claim_is_missed_while_labels_are_introduced_and_removed() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&RIGHTS).await;
+    let provisioner = cluster.provisioner_with_labels(HERE, &cluster.volumes).await;
+    provisioner.until_it_watches_all_claims(true).await;
+
+    // Claims from before the policy: one of the scheduler, and one that a version without the controller has provisioned.
+    cluster.claim("before", json!({})).await;
+    cluster.bound("before").await;
+    cluster.claim("without-node", json!({})).await;
+    cluster.bound("without-node").await;
+    cluster.change_claim("without-node", json!({"metadata": {"annotations": {SELECTED_NODE: null}}})).await;
+    assert_eq!(cluster.claims().get("before").await.unwrap().labels().get(LABEL), None);
+
+    // Without a record, each node watches all claims, although the policy exists.
+    cluster.opt_in(&[POLICY, CONFIG_MAP]).await;
+    provisioner.until_it_watches_all_claims(true).await;
+    let labelling = cluster.labelling().await;
+    cluster.labelled("before", HERE).await;
+    cluster.labelled("without-node", HERE).await;
+    until(&cluster.record(), NAME, are_complete).await;
+    provisioner.until_it_watches_all_claims(false).await;
+
+    // From now on no controller runs. The API server labels.
+    drop(labelling);
+    cluster.claim("after", json!({})).await;
+    cluster.bound("after").await;
+    cluster.labelled("after", HERE).await;
+    for claim in ["before", "without-node", "after"] {
+        cluster.request_size(claim, "4Mi").await;
+        until(&cluster.claims(), claim, |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    }
+
+    // A tenant writes the label before the scheduler selects a node, or changes it afterwards.
+    let unselected = json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": {LABEL: OTHER}}});
+    cluster.claim("label-first", unselected).await;
+    cluster.change_claim("label-first", json!({"metadata": {"annotations": {SELECTED_NODE: HERE}}})).await;
+    cluster.bound("label-first").await;
+    cluster.change_claim("label-first", json!({"metadata": {"labels": {LABEL: OTHER}}})).await;
+    cluster.labelled("label-first", HERE).await;
+
+    // The scheduler selects this node after another one could not hold the volume.
+    let elsewhere = json!({"metadata": {"annotations": {SELECTED_NODE: OTHER}}});
+    cluster.claim("rescheduled", elsewhere).await;
+    cluster.labelled("rescheduled", OTHER).await;
+    cluster.change_claim("rescheduled", json!({"metadata": {"annotations": {SELECTED_NODE: null}}})).await;
+    cluster.change_claim("rescheduled", json!({"metadata": {"annotations": {SELECTED_NODE: HERE}}})).await;
+    cluster.bound("rescheduled").await;
+
+    // A claim is deleted and created again under its name.
+    let volume = cluster.bound("after").await;
+    cluster.delete_claim("after").await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+    cluster.claim("after", json!({})).await;
+    cluster.bound("after").await;
+
+    // A provisioner that starts now watches only its own claims from the beginning.
+    provisioner.stop().await;
+    cluster.claim("while-down", json!({})).await;
+    let provisioner = cluster.provisioner_with_labels(HERE, &cluster.volumes).await;
+    cluster.bound("while-down").await;
+    provisioner.until_it_watches_all_claims(false).await;
+
+    // The policy is removed while no controller runs. The garbage collector deletes the record.
+    let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(cluster.admin.clone());
+    bindings.delete(NAME, &DeleteParams::default()).await.unwrap();
+    provisioner.until_it_watches_all_claims(true).await;
+    eventually("the API server labels no claim any more", || async {
+        cluster.claim("probe", json!({})).await;
+        let label = cluster.claims().get("probe").await.unwrap().labels().get(LABEL).cloned();
+        let volume = cluster.bound("probe").await;
+        cluster.delete_claim("probe").await;
+        cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+        label.is_none().then_some(())
+    })
+    .await;
+
+    for claim in ["before", "without-node", "after", "label-first", "rescheduled", "while-down"] {
+        cluster.delete_claim(claim).await;
+    }
+    until_empty(&cluster.volumes).await;
+    let policies: Vec<_> = cluster.objects_of(&[POLICY]);
+    for (api, object) in policies.into_iter().filter(|(_, object)| {
+        object.types.as_ref().is_some_and(|types| types.kind == "MutatingAdmissionPolicy")
+    }) {
+        api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
+    }
+    cluster.opt_out(&RIGHTS).await;
+    cluster.finish([provisioner]).await;
+}
+
+/// The policy was removed in a way that left the ConfigMap, for example by an older manifest.
+#[tokio::test]
+async fn a_record_of_a_policy_that_is_gone_is_removed() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&RIGHTS).await;
+    cluster.opt_in(&[CONFIG_MAP]).await;
+    let data = json!({"data": {crate::objects::claim_labels::BINDING_UID: "of-an-earlier-binding"}});
+    cluster.record().patch(NAME, &PatchParams::default(), &Patch::Merge(data)).await.unwrap();
+    let labelling = cluster.labelling().await;
+    until(&cluster.record(), NAME, |record| !are_complete(record)).await;
+    drop(labelling);
+    cluster.opt_out(&[CONFIG_MAP]).await;
+    cluster.opt_out(&RIGHTS).await;
+    cluster.finish([]).await;
+}

@@ -1,0 +1,114 @@
+//! Requests for the record that all claims have labels, to which the component claim-labels gives access.
+
+use serde_json::{Value, json};
+
+use super::{
+    super::*,
+    attempt::{Attempts, Expected},
+    builtin::dynamic,
+    claims::NODE_LABEL,
+    scene::{DRIVER, Scene, config_maps, mutating_policies, policy_bindings},
+};
+use crate::objects::ownership::SELECTED_NODE;
+
+/// The name of the MutatingAdmissionPolicy, of its binding and of the ConfigMap with the record.
+pub(super) const NAME: &str = "loopfs-claim-labels";
+
+const POLICY: &str = "loopfs-controller-claim-labels";
+
+// Words of the rules that refuse more than one of the requests.
+const DATA: &str = "only the UID of the policy's binding";
+const OWNER: &str = "only the policy's binding may own";
+const METADATA: &str = "labels, annotations and finalizers of the ConfigMap";
+
+/// Returns `true` if the cluster serves MutatingAdmissionPolicy, as clusters of Kubernetes 1.36 and later do.
+pub(super) async fn is_supported(cluster: &Cluster) -> bool {
+    let served = cluster.admin.list_api_group_resources("admissionregistration.k8s.io/v1").await.unwrap();
+    served.resources.iter().any(|resource| resource.kind == "MutatingAdmissionPolicy")
+}
+
+/// Waits until the API server labels claims, so that all claims of the scene have labels.
+pub(super) async fn wait_for_policy(cluster: &Cluster) {
+    let annotations = json!({"volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: HERE});
+    let claim = json!({
+        "metadata": {"name": "dry-run", "annotations": annotations},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": cluster.class,
+            "resources": {"requests": {"storage": "1Mi"}},
+        },
+    });
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    eventually("the API server labels claims", || async {
+        let created = cluster.claims().create(&dry_run, &claim).await.ok()?;
+        (created.labels().get(NODE_LABEL).map(String::as_str) == Some(HERE)).then_some(())
+    })
+    .await;
+}
+
+/// Adds the requests of the provisioner, which watches the record.
+pub(super) fn read(attempts: &mut Attempts) {
+    attempts.allow("watch the record", ["list", "watch"].map(|verb| config_maps().request(verb, Some(NAME))));
+}
+
+/// The objects of the component in the cluster.
+pub(super) struct ClaimLabels {
+    config_map: Value,
+    binding_uid: String,
+}
+
+impl ClaimLabels {
+    pub(super) async fn set(cluster: &Cluster) -> Self {
+        let named = json!({"metadata": {"name": NAME}});
+        let (config_maps, _) = dynamic(cluster, &config_maps(), named.clone());
+        let (bindings, _) = dynamic(cluster, &policy_bindings(), named);
+        ClaimLabels {
+            config_map: serde_json::to_value(config_maps.get(NAME).await.unwrap()).unwrap(),
+            binding_uid: bindings.get(NAME).await.unwrap().uid().unwrap(),
+        }
+    }
+
+    /// Adds the requests of the controller, which writes the record.
+    pub(super) fn record(&self, scene: &Scene, attempts: &mut Attempts) {
+        let patches = |change: &Value| config_maps().patches(&self.config_map, change);
+        let owner = |change: Value| {
+            let mut owner = json!({
+                "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+                "name": NAME, "uid": self.binding_uid,
+            });
+            fixtures::merge(&mut owner, change);
+            json!({"metadata": {"ownerReferences": [owner]}})
+        };
+        attempts.allow("read the record", [config_maps().request("get", Some(NAME))]);
+        let policy =
+            [mutating_policies(), policy_bindings()].map(|resource| resource.request("get", Some(NAME)));
+        attempts.allow("read the policy and its binding", policy);
+        // docs/src/security.md documents this limit: a policy cannot compare the record with the claims.
+        let mut complete = owner(json!({}));
+        fixtures::merge(&mut complete, json!({"data": {"policy-binding-uid": self.binding_uid}}));
+        attempts.allow("record that all claims have labels", patches(&complete));
+        attempts.allow("remove the record", patches(&json!({"data": null})));
+        attempts.refuse_unbound(POLICY, "record that all claims have labels", patches(&complete).remove(0));
+        for (words, title, change) in [
+            (DATA, "write another key", json!({"data": {"other": "text"}})),
+            (DATA, "write bytes", json!({"binaryData": {"other": "dGV4dA=="}})),
+            (DATA, "make the record immutable", json!({"immutable": true})),
+            (
+                OWNER,
+                "have a Node own the record",
+                json!({"metadata": {"ownerReferences": [scene.other_node()]}}),
+            ),
+            (OWNER, "have another binding own the record", owner(json!({"name": "another"}))),
+            (OWNER, "keep the binding from being deleted", owner(json!({"blockOwnerDeletion": true}))),
+            (METADATA, "label the record", json!({"metadata": {"labels": {"a": "b"}}})),
+            (METADATA, "annotate the record", json!({"metadata": {"annotations": {"a": "b"}}})),
+            (
+                METADATA,
+                "keep the namespace from being deleted",
+                json!({"metadata": {"finalizers": ["example.com/keep"]}}),
+            ),
+        ] {
+            attempts.expect(Expected::Refused(POLICY, words), title, patches(&change));
+        }
+    }
+}
