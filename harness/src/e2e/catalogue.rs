@@ -8,7 +8,7 @@ use super::faults::{self, Fault};
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{
-    bad_claims, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
+    bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
     hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages,
     read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
 };
@@ -72,7 +72,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 23] = [
+pub(super) const SCENARIOS: [Entry; 24] = [
     Entry {
         name: install::NAME,
         about: "apply the manifests; every node with a pod of the driver offers it",
@@ -209,6 +209,15 @@ pub(super) const SCENARIOS: [Entry; 23] = [
             run: |s, state, cluster, _| Box::pin(helm::run(s, state.env, cluster)),
         },
     },
+    Entry {
+        name: claim_labels::NAME,
+        about: "each node watches only its own claims: the component is added and removed while volumes are in use",
+        always: false,
+        run: Run::OwnNode {
+            skipped: "add and remove the component claim-labels",
+            run: |s, state, cluster, _| Box::pin(claim_labels::run(s, state.env, cluster)),
+        },
+    },
     // The last scenario before the removal: if it fails, csi-snapshotter stays in the driver's pods.
     Entry {
         name: snapshots::NAME,
@@ -233,8 +242,8 @@ pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, n
 /// The scenarios with programs of other projects, which take minutes to build. They run only if they are named.
 pub(super) const WITH_OTHER_PROJECTS: [&str; 2] = [gvisor::NAME, snapshots::NAME];
 
-/// The scenarios that take longer than five minutes. The lane e2e runs them only if they are named.
-pub(super) const LONG: [&str; 2] = [power_cut::NAME, helm::NAME];
+/// The scenarios that take longest. The lane e2e runs them only if they are named.
+pub(super) const LONG: [&str; 3] = [power_cut::NAME, helm::NAME, claim_labels::NAME];
 
 /// Returns the scenarios that depend on these nodes.
 pub(super) fn of_nodes(kubelet_root: KubeletRoot) -> Vec<String> {

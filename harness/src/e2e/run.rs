@@ -425,7 +425,8 @@ pub(crate) async fn install_driver_with_snapshots(session: &Session, cluster: &C
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     let (root, kubectl) = (session.workspace.root(), cluster.kubectl());
     scenarios::snapshots::controllers::add_controller(&env, root, kubectl).await?;
-    scenarios::snapshots::controllers::add_component(&env, root, kubectl).await.map(drop)
+    let component = scenarios::snapshots::controllers::COMPONENT;
+    scenarios::component::add(&env, root, kubectl, component).await.map(drop)
 }
 
 /// Waits until the cluster has no volume of the driver, and its first node nothing that it did not have `before`.

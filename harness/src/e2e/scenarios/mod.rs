@@ -1,7 +1,9 @@
 //! The end-to-end scenarios, one per file. `catalogue.rs` has their order.
 
 pub(super) mod bad_claims;
+pub(super) mod claim_labels;
 pub(super) mod clones;
+pub(super) mod component;
 pub(super) mod deletion_in_use;
 pub(super) mod driver_restart;
 pub(super) mod flow;

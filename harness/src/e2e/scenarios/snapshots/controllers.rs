@@ -2,19 +2,18 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use testvm_cluster::Cluster;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::until_established;
 use testvm_cluster::workload;
 
 use crate::e2e::scenario::{Scenario, StepResult};
-use crate::e2e::scenarios::install;
-use crate::test_env::disturbances::{delete_snapshot_controller, replace_pods};
+use crate::e2e::scenarios::component;
+use crate::test_env::disturbances::delete_snapshot_controller;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::{self, Manifests};
 
-const COMPONENT: &str = "snapshots";
+pub(in crate::e2e) const COMPONENT: &str = "snapshots";
 /// The Deployment of the manifests.
 const CONTROLLER: &str = "snapshot-controller";
 const NAMESPACE: &str = "kube-system";
@@ -23,8 +22,6 @@ const CUSTOM_RESOURCES: [&str; 3] = [
     "volumesnapshotcontents.snapshot.storage.k8s.io",
     "volumesnapshots.snapshot.storage.k8s.io",
 ];
-/// The number of nodes of the cluster.
-const NODES: i32 = 1;
 
 /// The objects that this scenario adds to the cluster.
 pub(super) struct Installed {
@@ -40,7 +37,7 @@ pub(super) async fn install(
     let (root, kubectl) = (scenario.session().workspace.root(), cluster.kubectl());
     let controller = add_controller(env, root, kubectl);
     let controller = scenario.step("apply snapshot-controller, and wait until it runs", controller).await?;
-    let component = add_component(env, root, kubectl);
+    let component = component::add(env, root, kubectl, COMPONENT);
     let title = "apply the component snapshots, and wait until the driver's new pods serve";
     let component = scenario.step(title, component).await?;
     Ok(Installed { controller, component })
@@ -58,20 +55,6 @@ pub(in crate::e2e) async fn add_controller(
     Ok(controller)
 }
 
-/// Applies the manifests with the component `snapshots`, waits until the driver's new pods serve, and returns the objects of the
-/// component.
-pub(in crate::e2e) async fn add_component(
-    env: &TestEnv<'_>,
-    root: &Path,
-    kubectl: &Path,
-) -> Result<Manifests> {
-    let manifests = manifests::with_component(root, kubectl, COMPONENT).await?;
-    replace_pods(env).await?;
-    manifests.apply(&env.client).await?;
-    rolled_out(env).await?;
-    Ok(manifests.without(&env.manifests))
-}
-
 /// Applies the manifests without the component, and deletes everything that only it has.
 pub(super) async fn remove(
     scenario: &mut Scenario<'_>,
@@ -80,10 +63,7 @@ pub(super) async fn remove(
 ) -> StepResult {
     let Installed { controller, component } = installed;
     let removed = async {
-        replace_pods(env).await?;
-        env.manifests.apply(&env.client).await?;
-        rolled_out(env).await?;
-        component.delete(&env.client).await?;
+        component::remove(env, &component).await?;
         delete_snapshot_controller(env).await?;
         controller.delete(&env.client).await
     };
@@ -93,11 +73,4 @@ pub(super) async fn remove(
 async fn runs(env: &TestEnv<'_>) -> Result<()> {
     until_established(&env.client, &CUSTOM_RESOURCES, env.timeouts.start).await?;
     workload::until_available(&env.client, NAMESPACE, CONTROLLER, env.timeouts.start).await
-}
-
-async fn rolled_out(env: &TestEnv<'_>) -> Result<()> {
-    let daemon_set = env.daemon_sets().get(env.driver.daemon_set()).await.map_err(api_error);
-    let generation = daemon_set.context("read the DaemonSet")?.metadata.generation;
-    install::rolled_out(env, generation, NODES).await?;
-    install::served(env).await
 }

@@ -1,0 +1,117 @@
+//! The component `claim-labels` is added and removed while volumes are in use. No claim is missed, with and without a controller.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use testvm_cluster::Cluster;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until, until_one};
+
+use super::component;
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::TestEnv;
+use crate::test_env::in_use::InUse;
+
+pub(in crate::e2e) const NAME: &str = "claim labels";
+
+const COMPONENT: &str = "claim-labels";
+const CONFIG_MAP: &str = "loopfs-claim-labels";
+/// The key of the ConfigMap that the controller sets when all claims have labels.
+const RECORD: &str = "policy-binding-uid";
+const CONTROLLER: &str = "loopfs-controller";
+
+/// The controller records the labels one minute after it has found the policy.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(300);
+
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+) -> StepResult {
+    let (root, kubectl) = (scenario.session().workspace.root(), cluster.kubectl());
+    let mut in_use = InUse::of("labels-before");
+    scenario.step("pods use a directory and a block volume", in_use.create(env)).await?;
+    let added = component::add(env, root, kubectl, COMPONENT);
+    let title = "apply the component claim-labels, and wait until the driver's new pods serve";
+    let added = scenario.step(title, added).await?;
+    let recorded = record(env, true);
+    scenario.step("the controller records that all claims have labels", recorded).await?;
+    scenario.step("each bound claim has the label of its node", labelled(env)).await?;
+
+    scenario.step("the controller is scaled to nothing", scale_controller(env, 0)).await?;
+    scenario.step("the volumes are expanded in use", in_use.expand(env)).await?;
+    let provisioned = provision_and_delete(env, "labels-without-controller");
+    scenario.step("claims are provisioned, and deleted with their volumes", provisioned).await?;
+
+    let removed = async {
+        component::remove(env, &added).await?;
+        record(env, false).await
+    };
+    scenario.step("the component is removed", removed).await?;
+    scenario.step("the volumes are expanded once more", in_use.expand(env)).await?;
+    let provisioned = async {
+        provision_and_delete(env, "labels-after").await?;
+        in_use.delete(env).await
+    };
+    scenario.step("claims are provisioned and deleted, and those with labels too", provisioned).await
+}
+
+async fn provision_and_delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    let another = InUse::of(name);
+    another.create(env).await?;
+    another.delete(env).await
+}
+
+/// Waits until the ConfigMap has the record, or does not exist.
+async fn record(env: &TestEnv<'_>, expected: bool) -> Result<()> {
+    let config_maps: Api<ConfigMap> = Api::namespaced(env.client.clone(), env.driver.namespace());
+    until_one(config_maps, CONFIG_MAP, RECORD_TIMEOUT, |config_map| {
+        let recorded = config_map
+            .is_some_and(|config_map| config_map.data.iter().flatten().any(|(key, _)| key == RECORD));
+        let reached = if expected { recorded } else { config_map.is_none() };
+        State::ready_if(reached, format!("ConfigMap {CONFIG_MAP} is {config_map:?}"))
+    })
+    .await
+    .map(drop)
+}
+
+/// Checks the labels of the claims whose volumes are in use.
+async fn labelled(env: &TestEnv<'_>) -> Result<()> {
+    let claims =
+        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
+    let label = format!("{}/node", env.driver.name);
+    let mut checked = 0;
+    for claim in claims {
+        let Some(node) = claim.annotations().get("volume.kubernetes.io/selected-node") else { continue };
+        anyhow::ensure!(
+            claim.labels().get(&label) == Some(node),
+            "claim {} has the labels {:?}, and its node is {node}",
+            claim.name_any(),
+            claim.labels()
+        );
+        checked += 1;
+    }
+    anyhow::ensure!(checked > 0, "no claim has a selected node");
+    Ok(())
+}
+
+async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
+    let namespace = env.driver.namespace();
+    let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), namespace);
+    let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+    let scaled = deployments.patch(CONTROLLER, &PatchParams::default(), &patch).await.map_err(api_error);
+    scaled.with_context(|| format!("scale Deployment {CONTROLLER}"))?;
+    let pods: Api<Pod> = Api::namespaced(env.client.clone(), namespace);
+    let selected = watcher::Config::default().labels("app.kubernetes.io/name=loopfs-controller");
+    until(pods, selected, env.timeouts.end, |pods| {
+        State::ready_if(pods.len() == replicas as usize, format!("{} pods exist", pods.len()))
+    })
+    .await
+    .map(drop)
+}
