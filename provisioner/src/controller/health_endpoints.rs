@@ -8,15 +8,11 @@ use crate::api::{event_counter::EventCounter, traffic::ApiTraffic};
 
 /// The source of the health endpoints' responses.
 pub(crate) struct HealthEndpoints {
-    events: EventCounter,
-    traffic: ApiTraffic,
-    leads: watch::Receiver<bool>,
-}
-
-impl HealthEndpoints {
-    pub(crate) fn new(events: EventCounter, traffic: ApiTraffic, leads: watch::Receiver<bool>) -> Self {
-        HealthEndpoints { events, traffic, leads }
-    }
+    pub(crate) events: EventCounter,
+    pub(crate) traffic: ApiTraffic,
+    pub(crate) leads: watch::Receiver<bool>,
+    /// `true` if this replica leads and has read the objects that its duties need.
+    pub(crate) performs: watch::Receiver<bool>,
 }
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
@@ -37,12 +33,17 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         Ok(())
     }
 
-    /// Succeeds if this replica could perform the duties now, whether or not it leads. Sends no request.
+    /// Succeeds if this replica could perform the duties now, whether or not it leads. A replica that leads must also have read the
+    /// objects that it needs, because the API server may refuse that while it lets the replica hold the Lease. Sends no request.
     async fn readiness(&self) -> Result<(), String> {
         match self.traffic.latest() {
-            Some(outcome) => outcome.map_err(|reason| format!("the API server does not answer: {reason}")),
-            None => Err("the API server has not answered yet".to_owned()),
+            Some(outcome) => outcome.map_err(|reason| format!("the API server does not answer: {reason}"))?,
+            None => return Err("the API server has not answered yet".to_owned()),
         }
+        if *self.leads.borrow() && !*self.performs.borrow() {
+            return Err("this replica leads, but has not read the claims, classes and CSINodes; the log names the requests that fail".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -61,18 +62,27 @@ mod tests {
         request::ApiRequest,
     };
 
+    fn endpoints(leads: bool, performs: bool) -> HealthEndpoints {
+        let (events, _requests) = Events::new("node-a");
+        let value = |value| watch::Sender::new(value).subscribe();
+        HealthEndpoints {
+            events: events.counter().clone(),
+            traffic: ApiTraffic::default(),
+            leads: value(leads),
+            performs: value(performs),
+        }
+    }
+
     #[tokio::test]
     async fn served_metrics_are_the_documented_ones() {
         let (events, _requests) = Events::new("node-a");
         // Counters without a value are not served.
         events.publish_on_node(Reason::DeclarationInvalid, "missing");
-        let traffic = ApiTraffic::default();
+        let endpoints = HealthEndpoints { events: events.counter().clone(), ..endpoints(true, true) };
         for verb in ["list", "create"] {
             let request = ApiRequest { verb, resource: "leases".to_owned() };
-            traffic.ended(request, Ok(StatusCode::OK));
+            endpoints.traffic.ended(request, Ok(StatusCode::OK));
         }
-        let leads = watch::Sender::new(true);
-        let endpoints = HealthEndpoints::new(events.counter().clone(), traffic, leads.subscribe());
         let mut registry = endpoints.metrics().await.unwrap();
         monitoring::register_readiness(&mut registry, true);
         let mut text = String::new();
@@ -83,15 +93,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_replica_is_ready_while_the_api_server_answers() {
-        let (events, _requests) = Events::new("node-a");
-        let traffic = ApiTraffic::default();
-        let leads = watch::Sender::new(false);
-        let endpoints = HealthEndpoints::new(events.counter().clone(), traffic.clone(), leads.subscribe());
+        let endpoints = endpoints(false, false);
         assert!(endpoints.readiness().await.unwrap_err().contains("has not answered yet"));
-        traffic.record(Ok(()));
+        endpoints.traffic.record(Ok(()));
         assert_eq!(endpoints.readiness().await, Ok(()));
-        traffic.record(Err("patch leases: 503 Service Unavailable".to_owned()));
+        endpoints.traffic.record(Err("patch leases: 503 Service Unavailable".to_owned()));
         assert!(endpoints.readiness().await.unwrap_err().contains("patch leases: 503"));
         assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
+    }
+    /// Its role may lack a right, while the right to hold the Lease is there.
+    #[tokio::test]
+    async fn a_leader_is_ready_once_it_has_read_what_it_needs() {
+        for performs in [false, true] {
+            let endpoints = endpoints(true, performs);
+            endpoints.traffic.record(Ok(()));
+            assert_eq!(endpoints.readiness().await.is_ok(), performs);
+        }
     }
 }

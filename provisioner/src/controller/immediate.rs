@@ -25,7 +25,10 @@ use kube::{
         watcher,
     },
 };
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 
 use super::registered_nodes::RegisteredNodes;
 use crate::{
@@ -43,8 +46,8 @@ use crate::{
 /// Wait after a change, because many claims are often created together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
-/// Selects nodes until shutdown.
-pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
+/// Selects nodes until shutdown. Sets `performs` once it has read the claims, classes and nodes.
+pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, performs: &watch::Sender<bool>) {
     let (claims, claim_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
     let (claims_synced, classes_synced) = (SyncSignal::default(), SyncSignal::default());
@@ -71,6 +74,7 @@ pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
         for synced in [&claims_synced, &classes_synced, &nodes.synced] {
             synced.wait().await;
         }
+        performs.send_replace(true);
         let selector = Selector { cluster, nodes, claims, classes, backoff: Backoff::default() };
         let mut node_changes = nodes.changes();
         loop {

@@ -46,24 +46,36 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let Parts { client, identity, candidate, duties, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
-    let leads = watch::Sender::new(false);
+    let (leads, performs) = (watch::Sender::new(false), watch::Sender::new(false));
     let leading = leads.subscribe();
     let stop = CancellationToken::new();
 
     let mut tasks = JoinSet::new();
     if let Some((listeners, traffic)) = monitoring {
-        let endpoints = HealthEndpoints::new(cluster.events.counter().clone(), traffic, leads.subscribe());
+        let endpoints = HealthEndpoints {
+            events: cluster.events.counter().clone(),
+            traffic,
+            leads: leads.subscribe(),
+            performs: performs.subscribe(),
+        };
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
-    tasks.spawn(named("duties", until(stop.clone(), perform_while_leading(cluster, duties, leading))));
+    let performing = perform_while_leading(cluster, duties, leading, performs);
+    tasks.spawn(named("duties", until(stop.clone(), performing)));
     tasks.spawn(named("lease", lease::compete(client.clone(), candidate, leads, stop.clone())));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn(named("events", events::publish(client, identity, event_requests)));
     (tasks, stop)
 }
 
-/// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash.
-async fn perform_while_leading(cluster: Cluster, duties: Duties, mut leads: watch::Receiver<bool>) {
+/// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash. Sets `performs`
+/// once it has read the objects that the duties of every controller need.
+async fn perform_while_leading(
+    cluster: Cluster,
+    duties: Duties,
+    mut leads: watch::Receiver<bool>,
+    performs: watch::Sender<bool>,
+) {
     loop {
         // An error means that the task which competes for the Lease has ended. That ends the process.
         if leads.wait_for(|leads| *leads).await.is_err() {
@@ -71,15 +83,16 @@ async fn perform_while_leading(cluster: Cluster, duties: Duties, mut leads: watc
         }
         tracing::info!("this replica leads");
         tokio::select! {
-            () = perform(&cluster, &duties) => return,
+            () = perform(&cluster, &duties, &performs) => return,
             _ = async { leads.wait_for(|leads| !*leads).await.is_ok() } => {
+                performs.send_replace(false);
                 tracing::info!("this replica does not lead any more");
             }
         }
     }
 }
 
-async fn perform(cluster: &Cluster, duties: &Duties) {
+async fn perform(cluster: &Cluster, duties: &Duties, performs: &watch::Sender<bool>) {
     let (nodes, cache) = RegisteredNodes::new();
     let keeping_objects = async {
         match &duties.builtin {
@@ -101,7 +114,7 @@ async fn perform(cluster: &Cluster, duties: &Duties) {
     };
     tokio::join!(
         nodes.watch(cluster, cache),
-        immediate::run(cluster, &nodes),
+        immediate::run(cluster, &nodes, performs),
         keeping_objects,
         labelling_claims,
         checking_nodes,
