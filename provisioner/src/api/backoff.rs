@@ -85,6 +85,11 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
         self.lock().remove(key);
     }
 
+    /// Returns the number of objects that have failed and not succeeded since.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
     /// Returns all objects that have failed and not succeeded since.
     pub(crate) fn keys(&self) -> Vec<K>
     where

@@ -13,6 +13,7 @@ pub(crate) mod list;
 pub(crate) mod mutation_cache;
 pub(crate) mod pruned;
 pub(crate) mod queue;
+pub(crate) mod queue_metrics;
 pub(crate) mod request;
 pub(crate) mod signals;
 pub(crate) mod traffic;

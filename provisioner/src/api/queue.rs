@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::{backoff::Backoff, pruned::Pruned, signals::RetryGeneration};
+use crate::api::{backoff::Backoff, pruned::Pruned, queue_metrics::QueueDepth, signals::RetryGeneration};
 
 /// A type of Kubernetes object.
 pub(crate) trait Object:
@@ -26,6 +26,14 @@ pub(crate) trait Object:
 {
 }
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
+
+/// How the objects of a queue are reconciled.
+pub(crate) struct Workers<K> {
+    /// How many are reconciled concurrently.
+    pub(crate) concurrency: u16,
+    pub(crate) slow: Slow<K>,
+    pub(crate) depth: QueueDepth,
+}
 
 /// Objects whose reconciliation can take minutes.
 pub(crate) struct Slow<K> {
@@ -40,14 +48,14 @@ impl<K> Slow<K> {
     }
 }
 
-/// Reconciles the objects that `queue` names, `concurrency` at a time, until `stop` completes and the reconciliations in
-/// progress have ended. Slow objects have a concurrency of their own, so that the others do not wait for them.
+/// Reconciles the objects that `queue` names until `stop` completes and the reconciliations in progress have ended. Slow objects have
+/// a concurrency of their own, so that the others do not wait for them. An object that is named again while it waits is reconciled
+/// once, so the queue is never longer than the cache.
 ///
 /// Each reconciliation is a task of its own, and so is the queue: parsing watch events takes processor time, and no
 /// reconciliation should wait for that.
 pub(crate) async fn run<K, Ctx, Reconciling>(
-    concurrency: u16,
-    slow: Slow<K>,
+    workers: Workers<K>,
     queue: impl Stream<Item = ObjectRef<K>> + Send + 'static,
     cache: Store<K>,
     reconcile: impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
@@ -57,10 +65,13 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     K: Object,
     Reconciling: Future<Output = Action> + Send + 'static,
 {
+    let Workers { concurrency, slow, depth } = workers;
     let (named, turns) = mpsc::unbounded_channel();
+    let entering = depth.clone();
     // When this task ends, the channel closes and the appliers end.
     let mut naming =
         AbortOnDropHandle::new(tokio::spawn(queue.take_until(Box::pin(stop)).for_each(move |object| {
+            entering.entered(&object);
             named.send(object).ok();
             std::future::ready(())
         })));
@@ -82,8 +93,8 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     });
     let reconcile = &reconcile;
     tokio::join!(
-        apply(concurrency, turns, cache.clone(), reconcile, Arc::clone(&ctx)),
-        apply(slow.concurrency, receiver(slow_turns), cache, reconcile, ctx),
+        apply(concurrency, turns, cache.clone(), reconcile, Arc::clone(&ctx), &depth),
+        apply(slow.concurrency, receiver(slow_turns), cache, reconcile, ctx, &depth),
     );
 }
 
@@ -94,12 +105,14 @@ async fn apply<K, Ctx, Reconciling>(
     cache: Store<K>,
     reconcile: &impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
     ctx: Arc<Ctx>,
+    depth: &QueueDepth,
 ) where
     K: Object,
     Reconciling: Future<Output = Action> + Send + 'static,
 {
     let queue = turns.map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
-    let reconcile = |object, ctx| {
+    let reconcile = |object: Arc<K>, ctx| {
+        depth.started(&*object);
         let reconciling = AbortOnDropHandle::new(tokio::spawn(reconcile(object, ctx)));
         Box::pin(async move {
             let ended = reconciling.await;
@@ -112,7 +125,10 @@ async fn apply<K, Ctx, Reconciling>(
     results
         .for_each(async |result| match result {
             Ok(_) => {}
-            Err(Error::ObjectNotFound(object)) => tracing::trace!(%object, "deleted before its turn"),
+            Err(Error::ObjectNotFound(object)) => {
+                depth.left(&object);
+                tracing::trace!(%object, "deleted before its turn");
+            }
             Err(error) => tracing::error!(%error, "a controller failed"),
         })
         .await;
@@ -285,7 +301,11 @@ mod tests {
     use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
-    use crate::{api::signals::SyncSignal, objects::ownership, testing::fixtures};
+    use crate::{
+        api::{queue_metrics::QueueMetrics, signals::SyncSignal},
+        objects::ownership,
+        testing::fixtures,
+    };
 
     #[tokio::test]
     async fn slow_objects_do_not_delay_the_others() {
@@ -314,8 +334,9 @@ mod tests {
         let queue = futures::stream::iter(names.map(|name| ObjectRef::new(name).within("shop")))
             .chain(futures::stream::pending());
         let stopped = async { drop(stopped.await) };
-        let running =
-            tokio::spawn(run(1, Slow { concurrency: 2, is_slow }, queue, cache, reconcile, ctx, stopped));
+        let depth = QueueMetrics::default().queue("claims");
+        let workers = Workers { concurrency: 1, slow: Slow { concurrency: 2, is_slow }, depth };
+        let running = tokio::spawn(run(workers, queue, cache, reconcile, ctx, stopped));
         let mut started = Vec::new();
         while started.len() < 3 {
             let next = timeout(Duration::from_secs(5), beginnings.recv()).await;

@@ -7,7 +7,7 @@ use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
 use super::{findings::Findings, operations::Operations};
-use crate::api::{event_counter::EventCounter, traffic::ApiTraffic};
+use crate::api::{event_counter::EventCounter, queue_metrics::QueueMetrics, traffic::ApiTraffic};
 
 const PREFIX: &str = "loopfs_provisioner";
 
@@ -18,6 +18,8 @@ pub(crate) struct Sample {
     pub(crate) claims_waiting: usize,
     /// Claims of this node's volumes that request a larger size than they have.
     pub(crate) expansions_waiting: usize,
+    /// The number of claims and PersistentVolumes whose last attempt failed, and that are tried again later.
+    pub(crate) retries_waiting: [(&'static str, u64); 2],
     /// `None` before the first watch of claims.
     pub(crate) watches_all_claims: Option<bool>,
     /// `true` if the API server answered the latest request. `None` before the first.
@@ -33,6 +35,7 @@ pub(crate) fn register(
     operations: &Operations,
     events: &EventCounter,
     traffic: &ApiTraffic,
+    queues: &QueueMetrics,
     sample: &Sample,
 ) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
@@ -41,6 +44,7 @@ pub(crate) fn register(
     operations.register(&mut registry);
     events.register(&mut registry);
     traffic.register(&mut registry);
+    queues.register(&mut registry);
     registry.count(
         "claims_waiting",
         "Claims for which this node was selected and that have no volume yet",
@@ -51,6 +55,8 @@ pub(crate) fn register(
         "Claims of this node's volumes that request a larger size than they have",
         sample.expansions_waiting as u64,
     );
+    let help = "Objects whose last attempt failed, and that are tried again after a wait";
+    registry.counts("retries_waiting", help, "queue", sample.retries_waiting);
     if let Some(all) = sample.watches_all_claims {
         registry.count(
             "watches_all_claims",

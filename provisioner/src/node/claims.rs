@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use crate::{
     api::{
         events::Reason,
-        queue::{self, CacheChange, Slow},
+        queue::{self, CacheChange, Slow, Workers},
     },
     error::Error,
     metrics::Operation,
@@ -64,7 +64,8 @@ pub(crate) async fn run(
     );
     let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
     let copies = Slow { concurrency: COPY_CONCURRENCY, is_slow: is_to_be_copied };
-    queue::run(CONCURRENCY, copies, queue, ctx.claims.cache.clone(), reconcile, ctx, stop).await;
+    let workers = Workers { concurrency: CONCURRENCY, slow: copies, depth: ctx.queues.queue("claims") };
+    queue::run(workers, queue, ctx.claims.cache.clone(), reconcile, ctx, stop).await;
 }
 
 /// Returns `true` if the claim waits for a volume that is a copy.

@@ -24,6 +24,7 @@ use crate::{
         mutation_cache::MutationCache,
         pruned::Pruned,
         queue::Object,
+        queue_metrics::QueueMetrics,
         signals::{RetryGeneration, SyncSignal},
     },
     error::Error,
@@ -64,6 +65,7 @@ pub(crate) struct Context {
     /// Notified when the free capacity may have decreased, or a published CSIStorageCapacity was changed.
     pub(crate) capacity: Notify,
     pub(crate) operations: Operations,
+    pub(crate) queues: QueueMetrics,
     pub(crate) audit: LatestFindings,
     /// Returns the time for conditions.
     pub(crate) now: fn() -> Timestamp,
@@ -94,6 +96,7 @@ impl Context {
             retry_generation: Default::default(),
             capacity: Default::default(),
             operations: Default::default(),
+            queues: Default::default(),
             audit: Default::default(),
             now,
         }
@@ -202,6 +205,11 @@ impl<K: Object> ControllerState<K> {
     /// Returns `true` if an attempt failed and none has succeeded since. No change of the object may have caused the next one.
     pub(crate) fn has_failed(&self, key: &ObjectRef<K>) -> bool {
         self.conflicts.has_failed(key) || self.backoff.has_failed(key)
+    }
+
+    /// Returns the number of objects whose last attempt failed, and that are tried again later.
+    pub(crate) fn retries_waiting(&self) -> u64 {
+        (self.backoff.len() + self.conflicts.len()) as u64
     }
 
     /// Stores the response to a write of an object. If the write failed, the version in the mutation cache may be stale, and is

@@ -86,13 +86,19 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         let audit = self.ctx.audit.get();
         let sample = Sample {
             claims_waiting: self.claims_waiting(),
+            retries_waiting: [
+                ("claims", self.ctx.claims.retries_waiting()),
+                ("volumes", self.ctx.volumes.retries_waiting()),
+            ],
             watches_all_claims: self.ctx.claim_scope.get().map(|scope| scope == ClaimScope::All),
             expansions_waiting: self.expansions_waiting(),
             api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
             store: store.ok(),
             audit,
         };
-        Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.counter(), &self.traffic, &sample))
+        let ctx = &self.ctx;
+        let events = ctx.cluster.events.counter();
+        Ok(metrics::register(&ctx.operations, events, &self.traffic, &ctx.queues, &sample))
     }
 
     /// Always succeeds. All tasks run, because the first to end would have ended the process. Restarting it repairs neither a disk
@@ -154,6 +160,7 @@ mod tests {
         let (_bench, endpoints) = test_context(Caches::default());
         // Counters without a value are not served.
         endpoints.ctx.claim_scope.set(ClaimScope::All);
+        drop(endpoints.ctx.queues.queue("claims"));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));

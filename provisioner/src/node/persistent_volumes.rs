@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use crate::{
     api::{
         events::Reason,
-        queue::{self, CacheChange, Slow},
+        queue::{self, CacheChange, Slow, Workers},
     },
     error::Error,
     metrics::Operation,
@@ -53,7 +53,9 @@ pub(crate) async fn run(
         |ctx| &ctx.volumes.backoff,
     );
     let queue = stream::select(touched, retried);
-    queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.cache.clone(), reconcile, ctx, stop).await;
+    let depth = ctx.queues.queue("volumes");
+    let workers = Workers { concurrency: CONCURRENCY, slow: Slow::none(), depth };
+    queue::run(workers, queue, ctx.volumes.cache.clone(), reconcile, ctx, stop).await;
 }
 
 /// Handles a change of the cache. Returns the PersistentVolume to reconcile, if any, and sends its claim to `related`.
