@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -56,12 +56,31 @@ pub(crate) async fn with_live_tests<T>(
     logs: &Path,
     run: impl AsyncFnOnce(Program, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
-    let manifests = manifests::of_driver(session)?;
     let build = match profile {
         ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
         ClusterProfile::Benchmark => Profile::Release,
     };
     let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
+    let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
+        let program = Program::new(tests)
+            .named("the provisioner's tests")
+            .env("KUBECONFIG", control_plane.kubeconfig())
+            .env(KUBECONFIGS, kubeconfigs);
+        run(program, control_plane).await
+    };
+    with_driver(session, profile, kubernetes, logs, run).await
+}
+
+/// Starts a control plane that logs to `logs`, creates the nodes and installs the driver on them. Then calls `run` with the
+/// directory of the kubeconfigs, and stops the control plane. [`kubeconfig`] returns the path of one of them.
+pub(crate) async fn with_driver<T>(
+    session: &Session,
+    profile: ClusterProfile,
+    kubernetes: &KubernetesSource,
+    logs: &Path,
+    run: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<T>,
+) -> Result<T> {
+    let manifests = manifests::of_driver(session)?;
     // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
@@ -77,11 +96,7 @@ pub(crate) async fn with_live_tests<T>(
         let step = session.progress.step("install the driver on fake nodes");
         let kubeconfigs = install(&control_plane, &manifests).await?;
         step.done("");
-        let program = Program::new(tests)
-            .named("the provisioner's tests")
-            .env("KUBECONFIG", control_plane.kubeconfig())
-            .env(KUBECONFIGS, kubeconfigs);
-        run(program, &control_plane).await
+        run(&control_plane, &kubeconfigs).await
     };
     let ran = ran.await;
     // Also after a failure the control plane is stopped in order, so that its logs are complete.
@@ -124,6 +139,20 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
         directory = path.parent().map(Path::to_owned);
     }
     directory.context("no kubeconfig was written")
+}
+
+/// Returns the path of the kubeconfig of a node's provisioner, in the directory of the kubeconfigs.
+pub(crate) fn kubeconfig(kubeconfigs: &Path, node: &str) -> PathBuf {
+    kubeconfigs.join(format!("{node}.kubeconfig"))
+}
+
+/// Returns the driver's pod on a node.
+pub(crate) async fn pod_of_driver(client: &Client, node: &str) -> Result<Pod> {
+    let pods: Api<Pod> = Api::all(client.clone());
+    let of_driver = ListParams::default().labels(&format!("{APP}={DAEMON_SET_APP}"));
+    let pods = pods.list(&of_driver).await.map_err(api_error).context("list the pods of the driver")?;
+    let on_node = pods.items.into_iter().find(|pod| node_of(pod) == Some(node));
+    on_node.with_context(|| format!("no pod of the driver is on {node}"))
 }
 
 fn app_of(pod: &Pod) -> Option<&str> {

@@ -55,7 +55,8 @@ pub struct ControlPlane {
 /// The components, in the order in which they must stop.
 struct Components {
     scheduler: Process,
-    controller_manager: Process,
+    /// `None` after [`ControlPlane::stop_controller_manager`].
+    controller_manager: Option<Process>,
     api_server: Process,
     etcd: Process,
 }
@@ -111,6 +112,7 @@ impl ControlPlane {
         wait_until_healthy(&manager_client, "/healthz", &controller_manager, &layout).await?;
         wait_until_healthy(&scheduler_client, "/readyz", &scheduler, &layout).await?;
         step.done(format!("API server at https://{}", loopback.api_server()));
+        let controller_manager = Some(controller_manager);
         let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
         Ok(ControlPlane { project, layout, loopback, authority, programs, profile, client, components })
     }
@@ -187,7 +189,7 @@ impl ControlPlane {
     /// Checks that every process still runs. The error names each that has ended, with the end of its log.
     pub(crate) async fn check_alive(&self) -> Result<()> {
         let Components { scheduler, controller_manager, api_server, etcd } = &*self.components.lock().await;
-        for process in [etcd, api_server, controller_manager, scheduler] {
+        for process in [etcd, api_server, scheduler].into_iter().chain(controller_manager) {
             ensure_running(process, &self.layout)?;
         }
         Ok(())
@@ -201,8 +203,10 @@ impl ControlPlane {
         components.api_server.wait().await?;
         components.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.profile)?;
         wait_until_healthy(&self.client, "/readyz", &components.api_server, &self.layout).await?;
-        if components.controller_manager.try_wait().is_some() {
-            components.controller_manager =
+        if let Some(controller_manager) = &mut components.controller_manager
+            && controller_manager.try_wait().is_some()
+        {
+            *controller_manager =
                 spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.profile)?;
         }
         if components.scheduler.try_wait().is_some() {
@@ -211,10 +215,23 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Stops the controller manager. From then on, only the caller changes the objects of claims and pods.
+    ///
+    /// # Errors
+    /// The thread that waits for the process died.
+    pub async fn stop_controller_manager(&self) -> Result<()> {
+        let controller_manager = self.components.lock().await.controller_manager.take();
+        if let Some(controller_manager) = controller_manager {
+            controller_manager.stop(STOP_GRACE).await?;
+        }
+        Ok(())
+    }
+
     /// Stops every component, clients before servers, so that no log ends in connection errors.
     pub async fn stop(self) -> Result<()> {
         let Components { scheduler, controller_manager, api_server, etcd } = self.components.into_inner();
-        for process in [scheduler, controller_manager, api_server, etcd] {
+        let controller_manager = controller_manager.into_iter();
+        for process in [scheduler].into_iter().chain(controller_manager).chain([api_server, etcd]) {
             process.stop(STOP_GRACE).await?;
         }
         Ok(())

@@ -29,6 +29,7 @@ mod report;
 mod results;
 mod rpc;
 mod run;
+mod scale;
 mod source;
 mod table;
 mod threshold;

@@ -74,6 +74,8 @@ pub(super) enum Bench {
     Rpc,
     /// Reads and writes of a Block volume on two kernels, compared with its file and with the device of losetup(8).
     Io,
+    /// The provisioner of a node beside the claims of another node: the bytes that it receives, its memory and its requests.
+    Scale,
     /// The memory, the sizes and the start of the driver on a real cluster, compared with the sidecars of Kubernetes.
     Footprint,
     /// Many concurrent claims on a real cluster, compared with external-provisioner.

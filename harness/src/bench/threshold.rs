@@ -147,7 +147,8 @@ fn compare(
         |(name, n): RowKey| statistic.of(all, name, n).ok_or(format!("{name} was not measured with {n}"));
     match (value(ours), value(other)) {
         (Ok(our_value), Ok(other_value)) => {
-            let quotient = our_value / other_value;
+            // Two values of zero are equal too, and their quotient is not a number.
+            let quotient = if our_value == other_value { 1.0 } else { our_value / other_value };
             let (is_met, verdict) = judge(quotient);
             let named = |(name, n): RowKey| RowName { name: name.to_owned(), n };
             // A peer of zero has no ratio, and JSON has no infinity.
@@ -195,6 +196,13 @@ mod tests {
             beyond.values,
             "slow(10) 131.0, floor(10) 100.0: 1.31 times; the threshold is at most 1.3"
         );
+    }
+
+    #[test]
+    fn two_values_of_zero_are_equal() {
+        let all = measurements(&[("ours", 0, 0.0), ("ours", 10, 0.0), ("more", 10, 1.0)]);
+        assert_eq!(at_most(&all, "", ("ours", 10), 1.1, ("ours", 0)).is_met, Some(true));
+        assert_eq!(at_most(&all, "", ("more", 10), 1.1, ("ours", 0)).is_met, Some(false));
     }
 
     #[test]

@@ -17,6 +17,11 @@ pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
     Manifests::read(&root.join("csi").join("deploy"))
 }
 
+/// Reads the objects that the component claim-labels adds to those of the driver.
+pub(crate) fn of_claim_labels(session: &Session) -> Result<Manifests> {
+    Manifests::read(&session.workspace.root().join("csi").join("deploy").join("claim-labels"))
+}
+
 /// Reads the manifests with the rights of node-debug and of the account of `dbg kubectl`.
 pub(crate) fn of_node_debug(session: &Session) -> Result<Manifests> {
     Manifests::read_files(&node_debug_files(session.workspace.root(), &["rbac.yaml", "viewer.yaml"]))

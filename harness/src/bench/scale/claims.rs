@@ -1,0 +1,187 @@
+//! Claims of another node, written as the user, the scheduler and kube-controller-manager write them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use testvm::progress::Step;
+use testvm_cluster::api_error::api_error;
+
+use super::super::cluster::{CLASS, NAMESPACE};
+use super::labels::LABEL;
+use super::provisioner::DRIVER;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload;
+
+const CREATE_CONCURRENCY: usize = 32;
+const CLAIM_SIZE: Size = Size::mebibytes(1);
+/// The timeout until the API server applies a policy that it has stored.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(120);
+const POLICY_POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The names by which the API server records who has written which field of a claim.
+const USER: &str = "kubectl";
+const SCHEDULER: &str = "kube-scheduler";
+const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// The annotations with the name of the driver. kube-controller-manager writes both.
+const PROVISIONER: [&str; 2] =
+    ["volume.beta.kubernetes.io/storage-provisioner", "volume.kubernetes.io/storage-provisioner"];
+/// The annotations of a claim that kube-controller-manager has bound.
+const BOUND: [&str; 2] = ["pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller"];
+
+/// The claims of one node.
+pub(super) struct Claims {
+    api: Api<PersistentVolumeClaim>,
+    node: &'static str,
+    /// The number of claims that exist.
+    existing: u64,
+    /// The number of claims that [`Claims::live`] has created and deleted.
+    deleted: u64,
+}
+
+impl Claims {
+    pub(super) fn new(client: &Client, node: &'static str) -> Claims {
+        Claims { api: Api::namespaced(client.clone(), NAMESPACE), node, existing: 0, deleted: 0 }
+    }
+
+    /// Waits until the API server labels new claims.
+    pub(super) async fn until_labelled(&self) -> Result<()> {
+        let started = Instant::now();
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        loop {
+            let probe = self.bound_claim("probe", "probe")?;
+            let created = self.api.create(&dry_run, &probe).await;
+            let created = created.map_err(api_error).context("dry run of the creation of a claim")?;
+            if created.labels().get(LABEL).map(String::as_str) == Some(self.node) {
+                return Ok(());
+            }
+            anyhow::ensure!(
+                started.elapsed() < POLICY_TIMEOUT,
+                "the API server does not label claims {POLICY_TIMEOUT:?} after the policy was created"
+            );
+            tokio::time::sleep(POLICY_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Creates bound claims until there are `count`.
+    pub(super) async fn create_up_to(&mut self, count: u64, step: &Step) -> Result<()> {
+        let mut creating = futures::stream::iter(self.existing..count)
+            .map(|number| self.create_bound(number))
+            .buffer_unordered(CREATE_CONCURRENCY);
+        let mut created = self.existing;
+        while creating.try_next().await?.is_some() {
+            created += 1;
+            step.note(format!("{created} of {count} claims"));
+        }
+        drop(creating);
+        self.existing = created;
+        Ok(())
+    }
+
+    /// Creates a claim with all that its binding has added, so that each claim takes two writes.
+    async fn create_bound(&self, number: u64) -> Result<()> {
+        let name = format!("standing-{number}");
+        let claim = self.bound_claim(&name, &volume_name(number))?;
+        let created = self.api.create(&written_by(USER), &claim).await;
+        let created = created.map_err(api_error).with_context(|| format!("create claim {name}"))?;
+        let label = created.labels().get(LABEL).map(String::as_str);
+        anyhow::ensure!(label == Some(self.node), "claim {name} has the label {label:?}");
+        self.patch_status(&name).await
+    }
+
+    /// Creates a claim, selects its node, binds and deletes it, in as many writes as on a cluster with its node.
+    pub(super) async fn live(&mut self) -> Result<()> {
+        let number = self.deleted;
+        self.deleted += 1;
+        let name = format!("short-lived-{number}");
+        let created = self.api.create(&written_by(USER), &claim(&name)?).await;
+        created.map_err(api_error).with_context(|| format!("create claim {name}"))?;
+        self.patch(&name, SCHEDULER, &annotated([(SELECTED_NODE, self.node)])).await?;
+        self.patch(&name, CONTROLLER_MANAGER, &annotated(PROVISIONER.map(|key| (key, DRIVER)))).await?;
+        let mut bound = annotated(BOUND.map(|key| (key, "yes")));
+        bound["spec"] = json!({"volumeName": volume_name(number)});
+        self.patch(&name, CONTROLLER_MANAGER, &bound).await?;
+        self.patch_status(&name).await?;
+        // Until its finalizer is removed, which protects claims in use, the claim is only marked as deleted.
+        let deleted = self.api.delete(&name, &DeleteParams::default()).await;
+        deleted.map_err(api_error).with_context(|| format!("delete claim {name}"))?;
+        self.patch(&name, CONTROLLER_MANAGER, &json!({"metadata": {"finalizers": null}})).await
+    }
+
+    /// Returns a claim as it is when it is bound, without its status.
+    fn bound_claim(&self, name: &str, volume: &str) -> Result<PersistentVolumeClaim> {
+        let mut claim = claim(name)?;
+        claim.annotations_mut().extend(bound_annotations(self.node));
+        claim.spec.get_or_insert_default().volume_name = Some(volume.to_owned());
+        Ok(claim)
+    }
+
+    async fn patch(&self, name: &str, writer: &str, change: &Value) -> Result<()> {
+        let params = PatchParams { field_manager: Some(writer.to_owned()), ..PatchParams::default() };
+        let patched = self.api.patch(name, &params, &Patch::Merge(change)).await;
+        patched.map_err(api_error).with_context(|| format!("patch claim {name}")).map(drop)
+    }
+
+    async fn patch_status(&self, name: &str) -> Result<()> {
+        let status = json!({"status": {
+            "phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": CLAIM_SIZE.quantity()},
+        }});
+        let params =
+            PatchParams { field_manager: Some(CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+        let patched = self.api.patch_status(name, &params, &Patch::Merge(status)).await;
+        patched.map_err(api_error).with_context(|| format!("write the status of claim {name}")).map(drop)
+    }
+}
+
+/// Returns a claim as a user writes it.
+fn claim(name: &str) -> Result<PersistentVolumeClaim> {
+    workload::claim(name, CLASS, CLAIM_SIZE, workload::VolumeMode::Filesystem, "ReadWriteOnce")
+}
+
+fn bound_annotations(node: &str) -> BTreeMap<String, String> {
+    let selected = [(SELECTED_NODE, node)].into_iter();
+    let annotations =
+        selected.chain(PROVISIONER.map(|key| (key, DRIVER))).chain(BOUND.map(|key| (key, "yes")));
+    annotations.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// Returns the merge patch that adds annotations.
+fn annotated<const N: usize>(annotations: [(&str, &str); N]) -> Value {
+    json!({"metadata": {"annotations": BTreeMap::from(annotations)}})
+}
+
+fn written_by(writer: &str) -> PostParams {
+    PostParams { field_manager: Some(writer.to_owned()), ..PostParams::default() }
+}
+
+/// Returns a name as long as that of a provisioned volume, which has the UID of its claim.
+fn volume_name(number: u64) -> String {
+    format!("pvc-00000000-0000-4000-8000-{number:012}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_claim_names_its_node_driver_and_volume() {
+        let annotations = bound_annotations("node-b");
+        assert_eq!(annotations.len(), 5);
+        assert_eq!(annotations.get(SELECTED_NODE).map(String::as_str), Some("node-b"));
+        assert!(PROVISIONER.iter().all(|key| annotations[*key] == DRIVER));
+        assert_eq!(volume_name(7).len(), "pvc-".len() + 36);
+    }
+
+    #[test]
+    fn annotations_are_added_by_a_merge_patch() {
+        let patch = annotated([(SELECTED_NODE, "node-b")]);
+        assert_eq!(patch, json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}}));
+    }
+}
