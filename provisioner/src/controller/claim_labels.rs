@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -41,7 +41,7 @@ use crate::{
     error::Error,
     objects::{
         claim_labels::{self, BINDING_UID, MissingLabel, Source},
-        identity::Identity,
+        identity::is_label_value,
     },
 };
 
@@ -149,7 +149,8 @@ impl<'a> Labeller<'a> {
         }
         // The watch may lag behind. Every claim that this list does not show yet is labelled by the API server.
         let all = Api::all(self.cluster.client.clone());
-        let left = list::selected(&all, ListParams::default(), |claim| self.lacks_label(claim)).await;
+        let left =
+            list::selected(&all, ListParams::default(), |claim| self.missing_label(claim).is_some()).await;
         let left = left.map_err(|error| Error::api("list", "the claims", error))?;
         if !left.is_empty() {
             return Ok(FIRST_RETRY);
@@ -187,10 +188,7 @@ impl<'a> Labeller<'a> {
 
     /// Labels a claim, if it lacks the label. A claim that changed in the meantime is no failure: the watch delivers it again.
     async fn label(&self, claim: Arc<PersistentVolumeClaim>) -> Result<(), Error> {
-        if !self.lacks_label(&claim) {
-            return Ok(());
-        }
-        let node = match claim_labels::missing_label(&claim, &self.cluster.identity) {
+        let node = match self.missing_label(&claim) {
             None => return Ok(()),
             Some(MissingLabel::Node(node)) => node,
             Some(MissingLabel::NodeOfVolume(volume)) => match self.node_of_volume(&volume).await? {
@@ -216,16 +214,17 @@ impl<'a> Labeller<'a> {
         let metadata = read.map_err(|error| Error::api("read PersistentVolume", volume, error))?;
         let label = self.cluster.identity.node_label();
         let node = metadata.and_then(|volume| volume.metadata.labels?.remove(&label));
-        Ok(node.filter(|node| Identity::new(self.cluster.identity.driver(), node).is_ok()))
+        Ok(node.filter(|node| is_label_value(node)))
     }
 
-    fn lacks_label(&self, claim: &PersistentVolumeClaim) -> bool {
+    /// Returns the label that a claim lacks, unless it is known to be bound to a volume of another driver.
+    fn missing_label(&self, claim: &PersistentVolumeClaim) -> Option<MissingLabel> {
         let is_foreign =
             || identity_of(claim).is_some_and(|(uid, version)| self.foreign().get(&uid) == Some(&version));
-        claim_labels::missing_label(claim, &self.cluster.identity).is_some() && !is_foreign()
+        claim_labels::missing_label(claim, &self.cluster.identity).filter(|_label| !is_foreign())
     }
 
-    fn foreign(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+    fn foreign(&self) -> MutexGuard<'_, HashMap<String, String>> {
         // Every critical section is a single map operation, so a panicked holder leaves the map whole.
         self.foreign.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -40,7 +40,7 @@ use crate::{
         signals::SyncSignal,
     },
     error::Error,
-    objects::{ownership, refusal::Refusal, topology::is_immediate},
+    objects::{identity::is_label_value, ownership, refusal::Refusal, topology::is_immediate},
 };
 
 /// Wait after a change, because many claims are often created together.
@@ -231,20 +231,11 @@ fn selector(expressions: &[&TopologySelectorLabelRequirement]) -> Option<String>
     let each = |expression: &&TopologySelectorLabelRequirement| {
         let key = &expression.key;
         let values: Vec<_> =
-            expression.values.iter().map(String::as_str).filter(|value| is_label(value)).collect();
-        let can_match = !values.is_empty() && key.rsplit('/').next().is_some_and(is_label);
+            expression.values.iter().map(String::as_str).filter(|value| is_label_value(value)).collect();
+        let can_match = !values.is_empty() && key.rsplit('/').next().is_some_and(is_label_value);
         can_match.then(|| format!("{key} in ({})", values.join(",")))
     };
     Some(expressions.iter().map(each).collect::<Option<Vec<_>>>()?.join(","))
-}
-
-/// Returns `true` if a label may have this text as its value, or as the last part of its key.
-fn is_label(text: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    text.len() <= 63
-        && text.bytes().all(is_inner)
-        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
 
 #[cfg(test)]

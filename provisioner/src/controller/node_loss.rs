@@ -88,8 +88,7 @@ impl NodeLossController<'_> {
     }
 
     async fn volumes_of(&self, node: &str) -> Result<Vec<Arc<PersistentVolume>>, Error> {
-        let labelled =
-            ListParams::default().labels(&format!("{}={node}", self.cluster.identity.node_label()));
+        let labelled = ListParams::default().labels(&self.cluster.identity.node_selector(node));
         let volumes = self.cluster.volume_api().list(&labelled).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
         Ok(volumes.into_iter().map(|volume| Arc::new(volume.into_inner())).collect())

@@ -70,7 +70,7 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
         Api::namespaced(ctx.cluster.client.clone(), &publishing.namespace);
     let identity = &ctx.cluster.identity;
     let selector =
-        format!("{DRIVER_LABEL}={},{}={}", identity.driver(), identity.node_label(), identity.node());
+        format!("{DRIVER_LABEL}={},{}", identity.driver(), identity.node_selector(identity.node()));
     let config = watcher::Config::default().labels(&selector);
     let published = cache.as_reader();
     let synced = SyncSignal::default();

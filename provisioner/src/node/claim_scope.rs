@@ -22,10 +22,7 @@ impl ClaimScope {
     /// Returns the options of a watch with this scope.
     pub(crate) fn watcher_config(self, identity: &Identity) -> watcher::Config {
         match self {
-            Self::Own => {
-                let selector = format!("{}={}", identity.node_label(), identity.node());
-                watcher::Config::default().labels(&selector)
-            }
+            Self::Own => watcher::Config::default().labels(&identity.node_selector(identity.node())),
             Self::All => watcher::Config::default(),
         }
     }

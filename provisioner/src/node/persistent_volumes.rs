@@ -40,8 +40,8 @@ pub(crate) async fn run(
     related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let selector = format!("{}={}", ctx.cluster.identity.node_label(), ctx.cluster.identity.node());
     let identity = ctx.cluster.identity.clone();
+    let selector = identity.node_selector(identity.node());
     let of_interest = move |volume: &PersistentVolume| ownership::is_our_volume(volume, &identity);
     let config = watcher::Config::default().labels(&selector);
     let changes = queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, of_interest);

@@ -3,7 +3,10 @@
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use serde_json::{Value, json};
 
-use crate::objects::{identity::Identity, ownership};
+use crate::objects::{
+    identity::{Identity, is_label_value},
+    ownership,
+};
 
 /// The key in the ConfigMap: the UID of the MutatingAdmissionPolicyBinding with which the API server labels all claims.
 pub(crate) const BINDING_UID: &str = "policy-binding-uid";
@@ -44,7 +47,7 @@ pub(crate) fn missing_label(claim: &PersistentVolumeClaim, identity: &Identity) 
     match (ownership::selected_node(claim), is_ours) {
         (_, Some(false)) => None,
         // A node with another name does not exist, and the API server would refuse the label.
-        (Some(node), Some(true)) if Identity::new(identity.driver(), node).is_ok() => {
+        (Some(node), Some(true)) if is_label_value(node) => {
             (label.map(String::as_str) != Some(node)).then(|| MissingLabel::Node(node.to_owned()))
         }
         // A person has bound it, or a version without the controller has provisioned it.

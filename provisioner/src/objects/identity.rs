@@ -40,11 +40,10 @@ impl Identity {
     pub(crate) fn new(driver: &str, node: &str) -> Result<Self, IdentityError> {
         let driver_ok =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-        let node_ok = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if !is_label_like(driver, driver_ok) {
             return Err(IdentityError::Driver(driver.to_owned()));
         }
-        if !is_label_like(node, node_ok) {
+        if !is_label_value(node) {
             return Err(IdentityError::Node(node.to_owned()));
         }
         Ok(Identity { driver: driver.to_owned(), node: node.to_owned() })
@@ -71,6 +70,11 @@ impl Identity {
         format!("{}/node", self.driver)
     }
 
+    /// Returns the selector of the objects whose label names a node.
+    pub(crate) fn node_selector(&self, node: &str) -> String {
+        format!("{}={node}", self.node_label())
+    }
+
     /// Returns the volume attribute that names the file system of a volume.
     pub(crate) fn filesystem_uuid_attribute(&self) -> String {
         format!("{}/filesystem-uuid", self.driver)
@@ -81,6 +85,11 @@ impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.driver, self.node)
     }
+}
+
+/// Returns `true` if a label may have this text as its value, or as the last part of its key.
+pub(crate) fn is_label_value(name: &str) -> bool {
+    is_label_like(name, |byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 fn is_label_like(name: &str, allowed: impl Fn(u8) -> bool) -> bool {
