@@ -1,7 +1,7 @@
 //! The requests to the API server: how many of them there were, and whether the latest one was answered.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
@@ -27,12 +27,19 @@ pub(crate) type Outcome = Result<(), String>;
 ///
 /// What a watch delivers is an outcome too. The API server sends a bookmark about once a minute, and a watch that delivers nothing
 /// for several minutes ends and is begun again. So a process that has nothing to do knows whether the API server answers,
-/// without a request for that purpose.
+/// without a request for that purpose. A refused token is the exception: the API server checks it once for each request, so the
+/// watches that it accepted continue. Only the response to another request shows that the token is accepted again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ApiTraffic {
     reads: Requests,
     writes: Requests,
-    latest: Arc<Mutex<Option<Outcome>>>,
+    latest: Arc<Mutex<Option<Latest>>>,
+}
+
+#[derive(Debug)]
+struct Latest {
+    outcome: Outcome,
+    refuses_token: bool,
 }
 
 impl ApiTraffic {
@@ -45,11 +52,24 @@ impl ApiTraffic {
 
     /// Returns the latest outcome, or `None` before the first.
     pub(crate) fn latest(&self) -> Option<Outcome> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().as_ref().map(|latest| latest.outcome.clone())
     }
 
     pub(crate) fn record(&self, outcome: Outcome) {
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *self.lock() = Some(Latest { outcome, refuses_token: false });
+    }
+
+    /// Records that a watch delivered something.
+    fn delivered(&self) {
+        let mut latest = self.lock();
+        if !latest.as_ref().is_some_and(|latest| latest.refuses_token) {
+            *latest = Some(Latest { outcome: Ok(()), refuses_token: false });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Latest>> {
+        // Each critical section leaves the value whole, so a panicked holder does no harm.
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request, and records its outcome.
@@ -57,7 +77,9 @@ impl ApiTraffic {
         let requests = if request.is_write() { &self.writes } else { &self.reads };
         let ApiRequest { verb, resource } = request;
         let code = status.as_ref().map(|status| status.as_str().to_owned()).unwrap_or_default();
-        self.record(status.and_then(|status| answered(verb, &resource, status)));
+        let refuses_token = status == Ok(StatusCode::UNAUTHORIZED);
+        let outcome = status.and_then(|status| answered(verb, &resource, status));
+        *self.lock() = Some(Latest { outcome, refuses_token });
         requests.get_or_create(&[("verb", verb.to_owned()), ("resource", resource), ("code", code)]).inc();
     }
 }
@@ -115,7 +137,7 @@ where
             let (head, body) = response?.into_parts();
             let body: ObservedBody<B, B::Data> = body.map_frame(Box::new(move |frame| {
                 if is_success {
-                    traffic.record(Ok(()));
+                    traffic.delivered();
                 }
                 frame
             }));
@@ -223,5 +245,19 @@ mod tests {
         let mut body = response.into_body().into_data_stream();
         assert!(body.next().now_or_never().flatten().unwrap().is_ok());
         assert_eq!(traffic.latest(), Some(expected.map_err(ToOwned::to_owned)));
+    }
+
+    /// Watches that began with a valid token continue.
+    #[tokio::test]
+    async fn a_refused_token_is_the_outcome_until_a_request_is_accepted() {
+        let traffic = ApiTraffic::default();
+        let frame = Frame::data(Bytes::from_static(b"{}"));
+        let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
+        let watch = responded(&traffic, (Method::GET, VOLUME), Ok(Response::new(body))).await.unwrap();
+        responded(&traffic, (Method::GET, VOLUME), empty(401)).await.unwrap();
+        assert!(watch.into_body().into_data_stream().next().await.unwrap().is_ok());
+        assert_eq!(traffic.latest(), Some(Err("get persistentvolumes: 401 Unauthorized".to_owned())));
+        responded(&traffic, (Method::GET, VOLUME), empty(404)).await.unwrap();
+        assert_eq!(traffic.latest(), Some(Ok(())));
     }
 }
