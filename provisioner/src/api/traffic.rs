@@ -55,6 +55,7 @@ impl ApiTraffic {
         self.lock().as_ref().map(|latest| latest.outcome.clone())
     }
 
+    #[cfg(test)]
     pub(crate) fn record(&self, outcome: Outcome) {
         *self.lock() = Some(Latest { outcome, refuses_token: false });
     }
