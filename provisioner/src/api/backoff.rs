@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    hash::Hash,
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -22,6 +22,9 @@ pub(crate) const FAILURE: Delays =
 /// The waits after a conflict, which the watch will probably have resolved by the first retry.
 pub(crate) const CONFLICT: Delays =
     Delays { first: Duration::from_millis(200), longest: Duration::from_secs(10) };
+
+/// The waits of different objects after the same number of failures differ by less than this share of the shortest one.
+const SPREAD: f64 = 0.25;
 
 /// Failed attempts by object.
 ///
@@ -68,14 +71,18 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
         self.lock().contains_key(key)
     }
 
-    /// Records a failed attempt. Returns the wait before the next.
+    /// Records a failed attempt. Returns the wait before the next, which is different for each object from the second one on: an outage
+    /// lets objects of all nodes fail at once, and they must not be retried at once.
     pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
         let mut failures = self.lock();
         // Removes objects that are not retried any more. An object that is retried fails again well before this time.
         failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
         let earlier = failures.get(&key).filter(|failure| failure.retry_key == retry_key);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
-        let wait = self.delays.after(attempts);
+        let wait = match self.delays.after(attempts) {
+            wait if attempts > 1 => wait + wait.mul_f64(share_of(&key)),
+            wait => wait,
+        };
         failures.insert(key, Failure { retry_key, attempts, retry_at: now + wait });
         wait
     }
@@ -109,6 +116,13 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     }
 }
 
+/// Returns the share of a wait by which that of an object is longer, less than [`SPREAD`]. It is the same for all waits of the object.
+fn share_of(key: &impl Hash) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    SPREAD * f64::from(hasher.finish() as u32) / f64::from(u32::MAX)
+}
+
 impl Delays {
     /// Returns the wait after the `attempts`-th failure in a row.
     pub(crate) fn after(self, attempts: u32) -> Duration {
@@ -119,6 +133,8 @@ impl Delays {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use rstest::rstest;
 
     use super::*;
@@ -138,10 +154,26 @@ mod tests {
         let backoff = Backoff::default();
         let start = Instant::now();
         assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(1));
-        assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(2));
-        assert_eq!(backoff.remaining(&"claim", &"10Gi", start), Some(Duration::from_secs(2)));
-        assert_eq!(backoff.remaining(&"claim", &"10Gi", start + Duration::from_secs(2)), None);
+        let second = backoff.failed("claim", "10Gi", start);
+        assert!((Duration::from_secs(2)..Duration::from_millis(2500)).contains(&second), "{second:?}");
+        assert_eq!(backoff.remaining(&"claim", &"10Gi", start), Some(second));
+        assert_eq!(backoff.remaining(&"claim", &"10Gi", start + second), None);
         assert_eq!(backoff.remaining(&"other", &"10Gi", start), None);
+    }
+
+    #[test]
+    fn objects_that_failed_at_once_are_retried_at_different_times() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        let waits: BTreeSet<_> = (0..100)
+            .map(|claim| {
+                backoff.failed(claim, (), start);
+                backoff.failed(claim, (), start)
+            })
+            .collect();
+        let (shortest, longest) = (waits.first().unwrap(), waits.last().unwrap());
+        assert!(waits.len() == 100 && *longest - *shortest > Duration::from_millis(400), "{waits:?}");
+        assert!(*longest < Duration::from_millis(2500), "{waits:?}");
     }
 
     #[test]
