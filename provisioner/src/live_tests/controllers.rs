@@ -3,7 +3,6 @@
 use k8s_openapi::api::coordination::v1::Lease;
 
 use super::{
-    data_safety::TIMEOUTS,
     faulty_api_server::{Call, Fault, FaultyApiServer},
     *,
 };
@@ -19,6 +18,8 @@ use crate::{
 
 /// The name of the Lease in the role of the manifests.
 const LEASE: &str = "loopfs-controller";
+
+const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The duties that every controller has.
 pub(super) const ONLY_PLACEMENT: Duties =
@@ -73,6 +74,19 @@ impl Cluster {
         Provisioner { tasks, stop, pages }
     }
 
+    /// Starts a controller whose requests pass through a proxy. It waits for a response longer than any test takes.
+    pub(super) async fn controller_through(
+        &self,
+        api_server: &FaultyApiServer,
+        holder: &str,
+        duties: Duties,
+    ) -> Provisioner {
+        let traffic = ApiTraffic::default();
+        let timeouts = Timeouts { request: PATIENCE, silence: PATIENCE, ..Timeouts::default() };
+        let client = api_server.client(timeouts, &traffic).await;
+        self.start_controller(holder, duties, client, traffic).await
+    }
+
     async fn unplaced_claim(&self, name: &str, class: &str) {
         let change = json!({"metadata": {"annotations": null}, "spec": {"storageClassName": class}});
         let mut claim = json!({
@@ -95,11 +109,11 @@ impl Cluster {
 }
 
 impl Provisioner {
-    async fn leads(&self) -> bool {
+    pub(super) async fn leads(&self) -> bool {
         self.page("/metrics").await.contains("\nloopfs_controller_leads 1\n")
     }
 
-    async fn until_it_leads(&self) {
+    pub(super) async fn until_it_leads(&self) {
         eventually("this replica leads", || async { self.leads().await.then_some(()) }).await;
     }
 }
@@ -195,32 +209,45 @@ async fn a_replica_leads_after_an_administrator_deleted_the_lease() {
     cluster.finish([controller]).await;
 }
 
+/// Returns the fault of a call while the requests of a leader with this verb and resource arrive late. Meanwhile it neither renews the
+/// Lease nor learns that it ended.
+pub(super) fn stalls(call: &Call, verb: &str, resource: &str) -> Option<Fault> {
+    match call {
+        call if call.is(verb, resource) => Some(Fault::Late),
+        call if call.is_write() || call.resource == "leases" => Some(Fault::Silence),
+        _ => None,
+    }
+}
+
 /// The leader loses the API server between its decision and its write. The next leader writes, and the first one's write does no
 /// harm when it arrives.
 #[tokio::test]
 async fn the_leader_changes_in_the_middle_of_a_placement() {
+    const CLAIMS: &str = "persistentvolumeclaims";
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
     let api_server = FaultyApiServer::in_front_of(&cluster, kubeconfig().0).await;
-    let traffic = ApiTraffic::default();
-    let timeouts =
-        Timeouts { request: Duration::from_secs(60), silence: Duration::from_secs(60), ..TIMEOUTS };
-    let client = api_server.client(timeouts, &traffic).await;
-    let first = cluster.start_controller("first", ONLY_PLACEMENT, client, traffic).await;
+    let first = cluster.controller_through(&api_server, "first", ONLY_PLACEMENT).await;
     first.until_it_leads().await;
-    // From its write on, the first leader neither renews the Lease nor learns that it ended.
-    let stalls = |call: &Call| (call.is_write() || call.resource == "leases").then_some(Fault::Silence);
-    api_server.set(stalls);
+    api_server.set(|call| stalls(call, "patch", CLAIMS));
     let before = api_server.now();
     cluster.unplaced_claim("now", &class).await;
-    let writes = |call: &Call, _: Option<Fault>| call.is("patch", "persistentvolumeclaims");
+    let writes = |call: &Call, _: Option<Fault>| call.is("patch", CLAIMS);
     api_server.until(before, 1, "the first leader writes", writes).await;
     assert!(first.leads().await);
     let second = cluster.controller_named("second", ONLY_PLACEMENT).await;
     second.until_it_leads().await;
-    cluster.bound("now").await;
+    let volume = cluster.bound("now").await;
+    let bound = cluster.claims().get("now").await.unwrap();
+
+    let late = api_server.now();
     api_server.heal();
+    let arrives = |call: &Call, fault: Option<Fault>| call.is("patch", CLAIMS) && fault.is_none();
+    api_server.until(late, 1, "the first leader's write arrives", arrives).await;
+    let claim = cluster.claims().get("now").await.unwrap();
+    assert_eq!((claim.uid(), selected(&claim), &claim.spec), (bound.uid(), Some(HERE), &bound.spec));
+    assert_eq!(cluster.stored(), [volume.name_any()]);
     first.kill().await;
     cluster.delete_claim("now").await;
     until_empty(&cluster.volumes).await;

@@ -138,6 +138,49 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
     cluster.finish([]).await;
 }
 
+/// The leader loses the API server between its decision and the deletion of a claim. The next leader deletes the claim. When the first
+/// one's request arrives, the claim exists again, and stays.
+#[tokio::test]
+async fn the_leader_changes_in_the_middle_of_the_loss_of_a_node() {
+    const CLAIMS: &str = "persistentvolumeclaims";
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    cluster.create_node().await;
+    let (_claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
+    let api_server = FaultyApiServer::in_front_of(&cluster, controllers::kubeconfig().0).await;
+    let enforce = || checking_nodes(NodeLoss::Enforce);
+    let first = cluster.controller_through(&api_server, "first", enforce()).await;
+    first.until_it_leads().await;
+    api_server.set(|call| controllers::stalls(call, "delete", CLAIMS));
+    let before = api_server.now();
+    cluster.delete_node().await;
+    let deletes = |call: &Call, _: Option<Fault>| call.is("delete", CLAIMS);
+    api_server.until(before, 1, "the first leader deletes the claim", deletes).await;
+    assert!(first.leads().await);
+    let second = cluster.controller_named("second", enforce()).await;
+    second.until_it_leads().await;
+    cluster.wait_until_deleted(&cluster.claims(), "data").await;
+    cluster.wait_until_removed(&volume).await;
+    let provisioner = cluster.provisioner().await;
+    let recreated = cluster.claim("data", json!({})).await;
+    let bound = cluster.bound("data").await;
+
+    let late = api_server.now();
+    api_server.heal();
+    let arrives = |call: &Call, fault: Option<Fault>| call.is("delete", CLAIMS) && fault.is_none();
+    api_server.until(late, 1, "the first leader's request arrives", arrives).await;
+    let claim = cluster.claims().get("data").await.unwrap();
+    assert_eq!((claim.uid(), &claim.metadata.deletion_timestamp), (recreated.uid(), &None));
+    first.kill().await;
+    cluster.delete_claim("data").await;
+    cluster.wait_until_removed(&bound).await;
+    for process in [provisioner, second] {
+        process.stop().await;
+    }
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
 #[tokio::test]
 async fn no_fault_proves_that_a_node_is_deleted() {
     let cluster = Cluster::connect().await;

@@ -15,6 +15,8 @@ pub(in crate::live_tests) enum Fault {
     /// The request gets no response, and the API server does not receive it. The connection stays open. A watch delivers nothing
     /// more.
     Silence,
+    /// The API server receives the request once a rule no longer has this fault for it. Not for the events of a watch.
+    Late,
     /// The connection is closed before the API server receives the request. A watch ends before its next event.
     Disconnect,
     /// The API server carries the request out, and the connection is closed in the middle of the response, or of the event.

@@ -187,8 +187,12 @@ async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> io::Result<
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let call = Call::of(&parts, &body);
     // Changes of the rule from here on concern the events of a watch.
-    let rules = shared.rule.subscribe();
-    let fault = shared.decide(&call);
+    let mut rules = shared.rule.subscribe();
+    let mut fault = shared.decide(&call);
+    if fault == Some(Fault::Late) {
+        rules.wait_for(|rule| rule(&call) != Some(Fault::Late)).await.map_err(io::Error::other)?;
+        fault = None;
+    }
     match fault {
         Some(Fault::Silence) => std::future::pending().await,
         Some(Fault::Disconnect) => return Err(cut()),
