@@ -46,15 +46,30 @@ pub(crate) const ALL: &str = "live_tests::";
 /// Not a test but a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
 pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 
+/// The test program of the provisioner, and its environment.
+pub(crate) struct LiveTests {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    kubeconfigs: PathBuf,
+}
+
+impl LiveTests {
+    pub(crate) fn program(&self) -> Program {
+        Program::new(&self.program)
+            .named("the provisioner's tests")
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env(KUBECONFIGS, &self.kubeconfigs)
+    }
+}
+
 /// Builds the provisioner's live tests, starts a control plane that logs to `logs`, creates the nodes and
-/// installs the driver on them. Then calls `run` with the test program and its environment, and stops the
-/// control plane.
+/// installs the driver on them. Then calls `run` with the live tests, and stops the control plane.
 pub(crate) async fn with_live_tests<T>(
     session: &Session,
     profile: ClusterProfile,
     kubernetes: &KubernetesSource,
     logs: &Path,
-    run: impl AsyncFnOnce(Program, &ControlPlane) -> Result<T>,
+    run: impl AsyncFnOnce(&LiveTests, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
     let build = match profile {
         ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
@@ -62,11 +77,8 @@ pub(crate) async fn with_live_tests<T>(
     };
     let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
     let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
-        let program = Program::new(tests)
-            .named("the provisioner's tests")
-            .env("KUBECONFIG", control_plane.kubeconfig())
-            .env(KUBECONFIGS, kubeconfigs);
-        run(program, control_plane).await
+        let (kubeconfig, kubeconfigs) = (control_plane.kubeconfig(), kubeconfigs.to_owned());
+        run(&LiveTests { program: tests, kubeconfig, kubeconfigs }, control_plane).await
     };
     with_driver(session, profile, kubernetes, logs, run).await
 }

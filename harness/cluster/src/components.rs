@@ -11,6 +11,8 @@ use super::layout::Layout;
 /// this user can connect.
 pub(crate) const ETCD_CLIENT_SOCKET: &str = "client:0";
 pub(crate) const ETCD_PEER_SOCKET: &str = "peer:0";
+/// The directory of etcd's data, in etcd's directory.
+pub(crate) const ETCD_DATA: &str = "data";
 
 /// The addresses of services. The API server's own is the first.
 const SERVICE_CIDR: &str = "10.96.0.0/16";
@@ -82,7 +84,7 @@ pub(crate) fn audit_policy() -> serde_json::Value {
 pub(crate) fn etcd(durability: Durability) -> Vec<OsString> {
     let mut args = strings([
         "--name=control-plane",
-        "--data-dir=data",
+        &format!("--data-dir={ETCD_DATA}"),
         &format!("--listen-client-urls=unix://{ETCD_CLIENT_SOCKET}"),
         &format!("--advertise-client-urls=unix://{ETCD_CLIENT_SOCKET}"),
         &format!("--listen-peer-urls=unix://{ETCD_PEER_SOCKET}"),

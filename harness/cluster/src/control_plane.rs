@@ -14,6 +14,7 @@ use kube::api::PostParams;
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
+use testvm::cache;
 use testvm::process::{Process, Program, tail};
 use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
@@ -43,13 +44,19 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 pub struct ControlPlane {
     /// Its name is that of the cluster, its context and its user in kubeconfigs.
     project: Project,
-    layout: Layout,
-    loopback: LoopbackLease,
+    installation: Installation,
     authority: Authority,
-    programs: Programs,
-    profile: ClusterProfile,
     client: Client,
     components: Mutex<Components>,
+}
+
+/// What the components are started from.
+struct Installation {
+    layout: Layout,
+    loopback: LoopbackLease,
+    programs: Programs,
+    durability: Durability,
+    profile: ClusterProfile,
 }
 
 /// The components, in the order in which they must stop.
@@ -97,24 +104,12 @@ impl ControlPlane {
             write_private(&layout.audit_policy(), &components::audit_policy().to_string())?;
         }
 
-        step.note("etcd, kube-apiserver");
-        let etcd = spawn_etcd(&programs, &layout, durability)?;
-        let api_server = spawn_api_server(&programs, &layout, &loopback, profile)?;
         let client = admin_client(&layout, loopback.api_server()).await?;
-        wait_until_healthy(&client, "/readyz", &api_server, &layout).await?;
+        let installation = Installation { layout, loopback, programs, durability, profile };
+        let components = installation.start(&client, |names| step.note(names)).await?;
         grant_kubelet_access(&client).await?;
-
-        step.note("kube-controller-manager, kube-scheduler");
-        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, profile)?;
-        let scheduler = spawn_scheduler(&programs, &layout, &loopback)?;
-        let manager_client = admin_client(&layout, loopback.controller_manager()).await?;
-        let scheduler_client = admin_client(&layout, loopback.scheduler()).await?;
-        wait_until_healthy(&manager_client, "/healthz", &controller_manager, &layout).await?;
-        wait_until_healthy(&scheduler_client, "/readyz", &scheduler, &layout).await?;
-        step.done(format!("API server at https://{}", loopback.api_server()));
-        let controller_manager = Some(controller_manager);
-        let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
-        Ok(ControlPlane { project, layout, loopback, authority, programs, profile, client, components })
+        step.done(format!("API server at https://{}", installation.loopback.api_server()));
+        Ok(ControlPlane { project, installation, authority, client, components: Mutex::new(components) })
     }
 
     /// Returns the project of the session that started the control plane.
@@ -124,7 +119,7 @@ impl ControlPlane {
 
     /// Returns the profile of the control plane and its nodes.
     pub(super) fn profile(&self) -> ClusterProfile {
-        self.profile
+        self.installation.profile
     }
 
     /// Returns a client with the administrator's rights.
@@ -134,18 +129,18 @@ impl ControlPlane {
 
     /// Returns the path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.layout.kubeconfig("admin")
+        self.installation.layout.kubeconfig("admin")
     }
 
     /// Returns the path of a kubectl of the cluster's version.
     #[must_use]
     pub fn kubectl(&self) -> &Path {
-        &self.programs.kubectl
+        &self.installation.programs.kubectl
     }
 
     /// Returns the paths of the cluster's files.
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.installation.layout
     }
 
     /// Returns the authority that servers and clients of the cluster trust.
@@ -154,24 +149,24 @@ impl ControlPlane {
     }
 
     pub(crate) fn programs(&self) -> &Programs {
-        &self.programs
+        &self.installation.programs
     }
 
     /// Returns the address at which the API server must reach the kubelet of node `index`.
     pub(crate) fn kubelet_address(&self, index: u8) -> Result<SocketAddr> {
-        self.loopback.kubelet(index)
+        self.installation.loopback.kubelet(index)
     }
 
     /// Returns a client of the kubelet at `address`, with the administrator's certificate.
     pub(crate) async fn kubelet_client(&self, address: SocketAddr) -> Result<Client> {
-        admin_client(&self.layout, address).await
+        admin_client(&self.installation.layout, address).await
     }
 
     /// Returns a kubeconfig for a client inside a guest, which reaches the host's loopback at another
     /// address.
     pub fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
         let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
-        let server = SocketAddr::new(host, self.loopback.api_server().port());
+        let server = SocketAddr::new(host, self.installation.loopback.api_server().port());
         Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller))
     }
 
@@ -180,7 +175,7 @@ impl ControlPlane {
         let user = kubeconfig::token(token);
         kubeconfig::render_user(
             self.project.name,
-            self.loopback.api_server(),
+            self.installation.loopback.api_server(),
             &self.authority.certificate(),
             &user,
         )
@@ -190,7 +185,7 @@ impl ControlPlane {
     pub(crate) async fn check_alive(&self) -> Result<()> {
         let Components { scheduler, controller_manager, api_server, etcd } = &*self.components.lock().await;
         for process in [etcd, api_server, scheduler].into_iter().chain(controller_manager) {
-            ensure_running(process, &self.layout)?;
+            ensure_running(process, &self.installation.layout)?;
         }
         Ok(())
     }
@@ -201,17 +196,55 @@ impl ControlPlane {
         let mut components = self.components.lock().await;
         components.api_server.signal(Signal::SIGKILL);
         components.api_server.wait().await?;
-        components.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.profile)?;
-        wait_until_healthy(&self.client, "/readyz", &components.api_server, &self.layout).await?;
+        components.api_server = self.installation.spawn_api_server()?;
+        self.installation.until_api_server_is_ready(&self.client, &components.api_server).await?;
         if let Some(controller_manager) = &mut components.controller_manager
             && controller_manager.try_wait().is_some()
         {
-            *controller_manager =
-                spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.profile)?;
+            *controller_manager = self.installation.spawn_controller_manager()?;
         }
         if components.scheduler.try_wait().is_some() {
-            components.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
+            components.scheduler = self.installation.spawn_scheduler()?;
         }
+        Ok(())
+    }
+
+    /// Copies the data of etcd to the new directory `backup`. The components are killed for that time, and started again.
+    ///
+    /// # Errors
+    /// The data cannot be copied, or a component does not start; the message has the end of its log.
+    pub async fn back_up(&self, backup: &Path) -> Result<()> {
+        self.while_stopped(|data| {
+            create_private_dir(backup)?;
+            copy_directory(data, backup)
+        })
+        .await
+    }
+
+    /// Replaces the data of etcd by that of a backup, and starts all components again, as the documentation of etcd requires. The
+    /// resource versions of the cluster are then those of the backup, and grow from there.
+    ///
+    /// # Errors
+    /// The backup cannot be copied, or a component does not start; the message has the end of its log.
+    pub async fn restore(&self, backup: &Path) -> Result<()> {
+        self.while_stopped(|data| {
+            cache::remove_dir(data)?;
+            create_private_dir(data)?;
+            copy_directory(backup, data)
+        })
+        .await
+    }
+
+    /// Calls `change` with the directory of etcd's data while no component runs.
+    async fn while_stopped(&self, change: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        let mut components = self.components.lock().await;
+        let Components { scheduler, controller_manager, api_server, etcd } = &mut *components;
+        for process in [scheduler].into_iter().chain(controller_manager).chain([api_server, etcd]) {
+            process.signal(Signal::SIGKILL);
+            process.wait().await?;
+        }
+        change(&self.installation.layout.etcd_dir().join(components::ETCD_DATA))?;
+        *components = self.installation.start(&self.client, |_names| {}).await?;
         Ok(())
     }
 
@@ -238,38 +271,52 @@ impl ControlPlane {
     }
 }
 
-fn spawn_etcd(programs: &Programs, layout: &Layout, durability: Durability) -> Result<Process> {
-    let directory = layout.etcd_dir();
-    for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
-        // A killed etcd leaves its socket. No other etcd uses the socket, because a lease protects the cluster's directory.
-        remove_file(&directory.join(socket))?;
+impl Installation {
+    /// Starts every component, and waits until all are healthy. `note` is called with the names of those that are started.
+    async fn start(&self, client: &Client, note: impl Fn(&'static str)) -> Result<Components> {
+        note("etcd, kube-apiserver");
+        let etcd = self.spawn_etcd()?;
+        let api_server = self.spawn_api_server()?;
+        self.until_api_server_is_ready(client, &api_server).await?;
+
+        note("kube-controller-manager, kube-scheduler");
+        let controller_manager = self.spawn_controller_manager()?;
+        let scheduler = self.spawn_scheduler()?;
+        let manager_client = admin_client(&self.layout, self.loopback.controller_manager()).await?;
+        let scheduler_client = admin_client(&self.layout, self.loopback.scheduler()).await?;
+        wait_until_healthy(&manager_client, "/healthz", &controller_manager, &self.layout).await?;
+        wait_until_healthy(&scheduler_client, "/readyz", &scheduler, &self.layout).await?;
+        Ok(Components { scheduler, controller_manager: Some(controller_manager), api_server, etcd })
     }
-    spawn(&programs.etcd, components::etcd(durability), &directory, layout)
-}
 
-fn spawn_api_server(
-    programs: &Programs,
-    layout: &Layout,
-    loopback: &LoopbackLease,
-    profile: ClusterProfile,
-) -> Result<Process> {
-    let args = components::api_server(layout, loopback.api_server(), profile);
-    spawn(&programs.kube_apiserver, args, &layout.etcd_dir(), layout)
-}
+    async fn until_api_server_is_ready(&self, client: &Client, api_server: &Process) -> Result<()> {
+        wait_until_healthy(client, "/readyz", api_server, &self.layout).await
+    }
 
-fn spawn_controller_manager(
-    programs: &Programs,
-    layout: &Layout,
-    loopback: &LoopbackLease,
-    profile: ClusterProfile,
-) -> Result<Process> {
-    let args = components::controller_manager(layout, loopback.controller_manager(), profile);
-    spawn(&programs.kube_controller_manager, args, layout.root(), layout)
-}
+    fn spawn_etcd(&self) -> Result<Process> {
+        let directory = self.layout.etcd_dir();
+        for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
+            // A killed etcd leaves its socket. No other etcd uses the socket, because a lease protects the cluster's directory.
+            remove_file(&directory.join(socket))?;
+        }
+        spawn(&self.programs.etcd, components::etcd(self.durability), &directory, &self.layout)
+    }
 
-fn spawn_scheduler(programs: &Programs, layout: &Layout, loopback: &LoopbackLease) -> Result<Process> {
-    let args = components::scheduler(layout, loopback.scheduler());
-    spawn(&programs.kube_scheduler, args, layout.root(), layout)
+    fn spawn_api_server(&self) -> Result<Process> {
+        let args = components::api_server(&self.layout, self.loopback.api_server(), self.profile);
+        spawn(&self.programs.kube_apiserver, args, &self.layout.etcd_dir(), &self.layout)
+    }
+
+    fn spawn_controller_manager(&self) -> Result<Process> {
+        let args =
+            components::controller_manager(&self.layout, self.loopback.controller_manager(), self.profile);
+        spawn(&self.programs.kube_controller_manager, args, self.layout.root(), &self.layout)
+    }
+
+    fn spawn_scheduler(&self) -> Result<Process> {
+        let args = components::scheduler(&self.layout, self.loopback.scheduler());
+        spawn(&self.programs.kube_scheduler, args, self.layout.root(), &self.layout)
+    }
 }
 
 fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout) -> Result<Process> {
@@ -400,6 +447,22 @@ pub(super) fn create_private_dir(path: &Path) -> Result<()> {
         .create(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o700)))
         .with_context(|| format!("create {}", path.display()))
+}
+
+/// Copies the files below one directory to another one.
+fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry.with_context(|| format!("read {}", from.display()))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            create_private_dir(&target)?;
+            copy_directory(&source, &target)?;
+        } else {
+            fs::copy(&source, &target)
+                .with_context(|| format!("copy {} to {}", source.display(), target.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn remove_file(path: &Path) -> Result<()> {

@@ -34,7 +34,8 @@ pub(super) async fn measured(
         async |tests, control_plane| {
             let client = control_plane.client();
             create_namespace(client, NAMESPACE).await?;
-            beside_provisioner(tests.log(logs.join("provisioner.log")), measure(client, NODES[0])).await
+            beside_provisioner(tests.program().log(logs.join("provisioner.log")), measure(client, NODES[0]))
+                .await
         },
     );
     let rows = rows.await?;

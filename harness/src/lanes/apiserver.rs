@@ -2,8 +2,8 @@
 //! volumes in memory.
 //!
 //! The nodes are fake nodes, so there is no virtual machine. Decisions of Kubernetes that need no kubelet
-//! take seconds here. The provisioner has only the rights of the manifests. The Helm chart of the driver is tested on another
-//! control plane, which has nothing installed.
+//! take seconds here. The provisioner has only the rights of the manifests. Etcd is restored from a backup on the same control plane. The
+//! Helm chart of the driver is tested on another one, which has nothing installed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use testvm_cluster::{ClusterProfile, KubernetesSource};
 
 use super::chart;
 use super::libtest::Run;
+use super::restored_backup;
 use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";
@@ -26,7 +27,8 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 /// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
 
-/// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart.
+/// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart, and
+/// [`restored_backup::NAME`] the restoration of etcd.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
     let (of_chart, of_tests): (Vec<String>, Vec<String>) =
         only.iter().cloned().partition(|text| text == chart::NAME);
@@ -46,9 +48,24 @@ async fn prepare_and_run(
     only: &[String],
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
-    fake_nodes::with_live_tests(session, ClusterProfile::Default, kubernetes, &logs, async |tests, _| {
-        test(session, tests, only, &logs).await
-    })
+    let (of_backup, of_tests): (Vec<String>, Vec<String>) =
+        only.iter().cloned().partition(|text| text == restored_backup::NAME);
+    fake_nodes::with_live_tests(
+        session,
+        ClusterProfile::Default,
+        kubernetes,
+        &logs,
+        async |tests, control_plane| {
+            let mut report = Report::new();
+            if only.is_empty() || !of_tests.is_empty() {
+                report.append(test(session, tests.program(), &of_tests, &logs).await?);
+            }
+            if only.is_empty() || !of_backup.is_empty() {
+                report.append(restored_backup::run(session, tests.program(), control_plane, &logs).await?);
+            }
+            Ok(report)
+        },
+    )
     .await
 }
 

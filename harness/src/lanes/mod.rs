@@ -17,6 +17,7 @@ mod machine_faults;
 mod node;
 mod options;
 mod power_cut;
+mod restored_backup;
 mod sanity;
 mod second_driver;
 mod skips;

@@ -18,9 +18,9 @@ use std::{
 
 use anyhow::Context as _;
 use futures::{future::BoxFuture, stream};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
-use hyper::body::{Body as HttpBody, Bytes};
+use hyper::body::{Body as HttpBody, Bytes, Frame};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::{
@@ -31,6 +31,7 @@ use kube::{
     Client, Config,
     client::{Body, ClientBuilder, ConfigExt, retry::RetryPolicy},
 };
+use serde_json::json;
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 use tower_http::decompression::DecompressionLayer;
@@ -182,19 +183,54 @@ where
     }
 }
 
-/// Returns a body that fails if it delivers nothing for this long.
+/// The state of the body of a watch.
+enum WatchBody<B> {
+    /// Nothing was delivered yet.
+    Begun(B),
+    Delivering(B),
+    Ended,
+}
+
+/// Returns the body of a watch, which ends if it delivers nothing for this long.
+///
+/// If it was delivering before, the connection is probably dead, and the watch is resumed after the error. A watch that delivers not even
+/// a bookmark from its start ends as expired instead, so that the objects are listed again. After a restoration of etcd from a backup,
+/// the resource version from which a watch resumes may be in the future. The API server accepts such a watch and delivers nothing.
 fn within_silence<B>(body: B, silence: Duration) -> impl HttpBody<Data = Bytes, Error = BoxError>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    StreamBody::new(stream::try_unfold(Box::pin(body), move |mut body| async move {
+    StreamBody::new(stream::try_unfold(WatchBody::Begun(Box::pin(body)), move |state| async move {
+        let (mut body, is_delivering) = match state {
+            WatchBody::Begun(body) => (body, false),
+            WatchBody::Delivering(body) => (body, true),
+            WatchBody::Ended => return Ok(None),
+        };
         match timeout(silence, body.frame()).await {
             Ok(None) => Ok(None),
-            Ok(Some(frame)) => Ok(Some((frame.map_err(Into::<BoxError>::into)?, body))),
-            Err(_elapsed) => Err(format!("the watch has delivered nothing for {silence:?}").into()),
+            Ok(Some(frame)) => {
+                Ok(Some((frame.map_err(Into::<BoxError>::into)?, WatchBody::Delivering(body))))
+            }
+            Err(_elapsed) if is_delivering => {
+                Err(format!("the watch has delivered nothing for {silence:?}").into())
+            }
+            Err(_elapsed) => Ok(Some((Frame::data(expired(silence)), WatchBody::Ended))),
         }
     }))
+}
+
+/// Returns the event with which the API server ends a watch from a resource version that it does not have any more.
+fn expired(silence: Duration) -> Bytes {
+    let message = format!(
+        "the watch has delivered nothing for {silence:?} since it began, not even a bookmark; the objects are listed again, because \
+         the API server may have been restored from a backup"
+    );
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": StatusCode::GONE.as_u16(),
+        "reason": "Expired", "message": message,
+    });
+    format!("{}\n", json!({"type": "ERROR", "object": status})).into()
 }
 
 #[cfg(test)]
@@ -202,7 +238,6 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
     use futures::{StreamExt, TryStreamExt};
-    use hyper::body::Frame;
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
         Api,
@@ -229,7 +264,8 @@ mod tests {
     }
 
     /// Returns a client of a server that responds with `text` to each request and then neither sends nor closes.
-    async fn client_of_silent_server(text: &'static str, timeouts: Timeouts) -> Client {
+    async fn client_of_silent_server(text: impl Into<String>, timeouts: Timeouts) -> Client {
+        let text = text.into();
         let (listener, address) = listener().await;
         tokio::spawn(async move {
             let mut open = Vec::new();
@@ -270,14 +306,33 @@ mod tests {
         assert!(started.expect("the request ends").is_err());
     }
 
-    #[tokio::test]
-    async fn a_watch_of_a_server_that_falls_silent_ends() {
+    /// Returns the first two events of a watch of a server that sends `chunk` and nothing more.
+    async fn events_before_silence(chunk: &str) -> [Option<kube::Result<WatchEvent<ConfigMap>>>; 2] {
         let timeouts = Timeouts { request: NEVER, silence: Duration::from_millis(100), ping: NEVER };
-        let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-        let config_maps = config_maps(client_of_silent_server(head, timeouts).await);
-        let mut events = config_maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
-        let next = timeout(GUARD, events.next()).await.expect("the watch ends");
-        assert!(matches!(next, None | Some(Err(_))), "{next:?}");
+        let response = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunk}");
+        let config_maps = config_maps(client_of_silent_server(response, timeouts).await);
+        let mut events = config_maps.watch(&WatchParams::default(), "7").await.unwrap().boxed();
+        let mut next = async || timeout(GUARD, events.next()).await.expect("the watch ends");
+        [next().await, next().await]
+    }
+
+    #[tokio::test]
+    async fn a_watch_of_a_server_that_falls_silent_fails() {
+        let bookmark = concat!(
+            r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"8"}}}"#,
+            "\n"
+        );
+        let [first, second] = events_before_silence(&format!("{:x}\r\n{bookmark}\r\n", bookmark.len())).await;
+        assert!(matches!(first, Some(Ok(WatchEvent::Bookmark(_)))), "{first:?}");
+        assert!(matches!(second, Some(Err(_))), "{second:?}");
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_delivers_nothing_from_its_start_is_expired() {
+        let [first, second] = events_before_silence("").await;
+        let Some(Ok(WatchEvent::Error(status))) = first else { panic!("{first:?}") };
+        assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
+        assert!(second.is_none(), "{second:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Runs a provisioner on a fake store, for benchmarks without a disk.
+//! Runs a provisioner on a fake store: for benchmarks without a disk, and for tests that stop and start the API server.
 
 use std::sync::Arc;
 
@@ -16,10 +16,14 @@ const SIZE: Bytes = Bytes(1 << 50);
 async fn until_sigterm() {
     let mut terminate = signal(SignalKind::terminate()).unwrap();
     let cluster = Cluster::connect().await;
-    let mut provisioner = cluster.provisioner_on(HERE, &Arc::new(FakeStore::of_size(SIZE))).await;
+    let store = Arc::new(FakeStore::of_size(SIZE));
+    let mut provisioner = cluster.provisioner_on(HERE, &store).await;
     tokio::select! {
         _ = terminate.recv() => {}
         ended = provisioner.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
+    }
+    for id in store.state().volumes.keys() {
+        println!("volume {id}");
     }
     cluster.finish([provisioner]).await;
 }
