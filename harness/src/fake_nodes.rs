@@ -144,7 +144,7 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
         let Some(node) = node_of(pod) else { continue };
         let name = match app_of(pod) {
             Some(DAEMON_SET_APP) => node.to_owned(),
-            Some(CONTROLLER_APP) => format!("controller-{node}"),
+            Some(CONTROLLER_APP) => name_of_controller(node),
             _ => continue,
         };
         let path = control_plane.kubeconfig_of_pod(pod, &name).await?;
@@ -158,13 +158,36 @@ pub(crate) fn kubeconfig(kubeconfigs: &Path, node: &str) -> PathBuf {
     kubeconfigs.join(format!("{node}.kubeconfig"))
 }
 
+/// Returns a node with a replica of the controller, and the path of the kubeconfig of that replica, in the directory of the
+/// kubeconfigs.
+pub(crate) fn kubeconfig_of_controller(kubeconfigs: &Path) -> Result<(&'static str, PathBuf)> {
+    let of_replicas = NODES.map(|node| (node, kubeconfig(kubeconfigs, &name_of_controller(node))));
+    let found = of_replicas.into_iter().find(|(_, path)| path.exists());
+    found.with_context(|| format!("{} has no kubeconfig of the controller", kubeconfigs.display()))
+}
+
 /// Returns the driver's pod on a node.
 pub(crate) async fn pod_of_driver(client: &Client, node: &str) -> Result<Pod> {
+    pod_of(client, DAEMON_SET_APP, node).await
+}
+
+/// Returns the pod of the controller on a node.
+pub(crate) async fn pod_of_controller(client: &Client, node: &str) -> Result<Pod> {
+    pod_of(client, CONTROLLER_APP, node).await
+}
+
+async fn pod_of(client: &Client, app: &str, node: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::all(client.clone());
-    let of_driver = ListParams::default().labels(&format!("{APP}={DAEMON_SET_APP}"));
-    let pods = pods.list(&of_driver).await.map_err(api_error).context("list the pods of the driver")?;
+    let of_app = ListParams::default().labels(&format!("{APP}={app}"));
+    let pods =
+        pods.list(&of_app).await.map_err(api_error).with_context(|| format!("list the pods of {app}"))?;
     let on_node = pods.items.into_iter().find(|pod| node_of(pod) == Some(node));
-    on_node.with_context(|| format!("no pod of the driver is on {node}"))
+    on_node.with_context(|| format!("no pod of {app} is on {node}"))
+}
+
+/// Returns the name of the kubeconfig of the controller's replica on a node.
+fn name_of_controller(node: &str) -> String {
+    format!("controller-{node}")
 }
 
 fn app_of(pod: &Pod) -> Option<&str> {
@@ -176,7 +199,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
 }
 
 /// Writes what a kubelet would report about its node, and about the driver after its registration.
-async fn register(client: &Client, name: &str, driver: &str) -> Result<()> {
+pub(crate) async fn register(client: &Client, name: &str, driver: &str) -> Result<()> {
     let topology = format!("topology.{driver}/node");
     let node: Node = serde_json::from_value(json!({
         "metadata": {"name": name, "labels": {

@@ -74,7 +74,8 @@ pub(super) enum Bench {
     Rpc,
     /// Reads and writes of a Block volume on two kernels, compared with its file and with the device of losetup(8).
     Io,
-    /// The provisioner of a node beside the claims of another node: the bytes that it receives, its memory and its requests.
+    /// The provisioner of a node beside the claims of another node, and the controller beside many nodes: the bytes that they receive,
+    /// their memory and their requests.
     Scale,
     /// The memory, the sizes and the start of the driver on a real cluster, compared with the sidecars of Kubernetes.
     Footprint,

@@ -14,7 +14,7 @@ use testvm_cluster::api_error::api_error;
 
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::labels::LABEL;
-use super::provisioner::DRIVER;
+use super::measured_process::DRIVER;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload;
 
@@ -29,7 +29,7 @@ const USER: &str = "kubectl";
 const SCHEDULER: &str = "kube-scheduler";
 const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The annotations with the name of the driver. kube-controller-manager writes both.
 const PROVISIONER: [&str; 2] =
     ["volume.beta.kubernetes.io/storage-provisioner", "volume.kubernetes.io/storage-provisioner"];
@@ -89,8 +89,7 @@ impl Claims {
     async fn create_bound(&self, number: u64) -> Result<()> {
         let name = format!("standing-{number}");
         let claim = self.bound_claim(&name, &volume_name(number))?;
-        let created = self.api.create(&written_by(USER), &claim).await;
-        let created = created.map_err(api_error).with_context(|| format!("create claim {name}"))?;
+        let created = create(&self.api, &claim).await?;
         let label = created.labels().get(LABEL).map(String::as_str);
         anyhow::ensure!(label == Some(self.node), "claim {name} has the label {label:?}");
         self.patch_status(&name).await
@@ -101,32 +100,26 @@ impl Claims {
         let number = self.deleted;
         self.deleted += 1;
         let name = format!("short-lived-{number}");
-        let created = self.api.create(&written_by(USER), &claim(&name)?).await;
-        created.map_err(api_error).with_context(|| format!("create claim {name}"))?;
+        create(&self.api, &claim(&name, CLASS)?).await?;
         self.patch(&name, SCHEDULER, &annotated([(SELECTED_NODE, self.node)])).await?;
-        self.patch(&name, CONTROLLER_MANAGER, &annotated(PROVISIONER.map(|key| (key, DRIVER)))).await?;
+        annotate_with_driver(&self.api, &name).await?;
         let mut bound = annotated(BOUND.map(|key| (key, "yes")));
         bound["spec"] = json!({"volumeName": volume_name(number)});
         self.patch(&name, CONTROLLER_MANAGER, &bound).await?;
         self.patch_status(&name).await?;
-        // Until its finalizer is removed, which protects claims in use, the claim is only marked as deleted.
-        let deleted = self.api.delete(&name, &DeleteParams::default()).await;
-        deleted.map_err(api_error).with_context(|| format!("delete claim {name}"))?;
-        self.patch(&name, CONTROLLER_MANAGER, &json!({"metadata": {"finalizers": null}})).await
+        delete(&self.api, &name).await
     }
 
     /// Returns a claim as it is when it is bound, without its status.
     fn bound_claim(&self, name: &str, volume: &str) -> Result<PersistentVolumeClaim> {
-        let mut claim = claim(name)?;
+        let mut claim = claim(name, CLASS)?;
         claim.annotations_mut().extend(bound_annotations(self.node));
         claim.spec.get_or_insert_default().volume_name = Some(volume.to_owned());
         Ok(claim)
     }
 
     async fn patch(&self, name: &str, writer: &str, change: &Value) -> Result<()> {
-        let params = PatchParams { field_manager: Some(writer.to_owned()), ..PatchParams::default() };
-        let patched = self.api.patch(name, &params, &Patch::Merge(change)).await;
-        patched.map_err(api_error).with_context(|| format!("patch claim {name}")).map(drop)
+        patch(&self.api, name, writer, change).await
     }
 
     async fn patch_status(&self, name: &str) -> Result<()> {
@@ -140,9 +133,37 @@ impl Claims {
     }
 }
 
-/// Returns a claim as a user writes it.
-fn claim(name: &str) -> Result<PersistentVolumeClaim> {
-    workload::claim(name, CLASS, CLAIM_SIZE, workload::VolumeMode::Filesystem, "ReadWriteOnce")
+/// Creates a claim as a user.
+pub(super) async fn create(
+    api: &Api<PersistentVolumeClaim>,
+    claim: &PersistentVolumeClaim,
+) -> Result<PersistentVolumeClaim> {
+    let created = api.create(&written_by(USER), claim).await;
+    created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
+}
+
+/// Annotates a claim with the name of the driver, as kube-controller-manager does when the claim waits for a volume.
+pub(super) async fn annotate_with_driver(api: &Api<PersistentVolumeClaim>, name: &str) -> Result<()> {
+    patch(api, name, CONTROLLER_MANAGER, &annotated(PROVISIONER.map(|key| (key, DRIVER)))).await
+}
+
+/// Deletes a claim as a user, and removes its finalizer as kube-controller-manager does. The finalizer protects claims in use. Until
+/// it is removed, the claim is only marked as deleted.
+pub(super) async fn delete(api: &Api<PersistentVolumeClaim>, name: &str) -> Result<()> {
+    let deleted = api.delete(name, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete claim {name}"))?;
+    patch(api, name, CONTROLLER_MANAGER, &json!({"metadata": {"finalizers": null}})).await
+}
+
+async fn patch(api: &Api<PersistentVolumeClaim>, name: &str, writer: &str, change: &Value) -> Result<()> {
+    let params = PatchParams { field_manager: Some(writer.to_owned()), ..PatchParams::default() };
+    let patched = api.patch(name, &params, &Patch::Merge(change)).await;
+    patched.map_err(api_error).with_context(|| format!("patch claim {name}")).map(drop)
+}
+
+/// Returns a claim of a class as a user writes it.
+pub(super) fn claim(name: &str, class: &str) -> Result<PersistentVolumeClaim> {
+    workload::claim(name, class, CLAIM_SIZE, workload::VolumeMode::Filesystem, "ReadWriteOnce")
 }
 
 fn bound_annotations(node: &str) -> BTreeMap<String, String> {

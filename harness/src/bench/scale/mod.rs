@@ -1,4 +1,7 @@
-//! `bench scale`: what the claims of another node cost the provisioner of a node.
+//! `bench scale`: what the claims of another node cost the provisioner of a node, and what the placement of a claim costs the controller
+//! beside many nodes.
+//!
+//! The part [`placement`] measures the controller, on a control plane of its own. The rest measures the provisioner.
 //!
 //! The provisioner is the program of the driver's image, as a process of this machine beside a control plane without nodes, with the
 //! rights of the manifests. One contender has the component claim-labels and watches only the claims with the label of its node. The
@@ -14,6 +17,8 @@
 mod claims;
 mod counting_proxy;
 mod labels;
+mod measured_process;
+mod placement;
 mod provisioner;
 mod run;
 

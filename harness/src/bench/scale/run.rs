@@ -14,7 +14,9 @@ use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::claims::Claims;
 use super::labels;
-use super::provisioner::{Contender, Installation, Provisioner};
+use super::measured_process::{Installation, MeasuredProcess};
+use super::placement;
+use super::provisioner::{self, Contender};
 use crate::builds;
 use crate::fake_nodes::{self, NODES};
 use crate::test_env::manifests;
@@ -64,8 +66,13 @@ struct Sample {
 
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let scale = if args.quick { QUICK } else { FULL };
-    let part = session.until_cancelled(prepare_and_run(session, scale)).await?;
-    Ok(Outcome::new(vec![part], |all| thresholds(all, scale), &[]))
+    let claims = session.until_cancelled(prepare_and_run(session, scale)).await?;
+    let placement = session.until_cancelled(placement::run(session, args.quick)).await?;
+    let thresholds = |all: &Measurements| {
+        let placement = placement::thresholds(all, args.quick);
+        thresholds(all, scale).into_iter().chain(placement).collect()
+    };
+    Ok(Outcome::new(vec![claims, placement], thresholds, &[]))
 }
 
 async fn prepare_and_run(session: &Session, scale: Scale) -> Result<Environment> {
@@ -118,7 +125,7 @@ async fn measure(
                 let name = contender.name();
                 step.note(format!("{name}, round {round} of {}", scale.rounds));
                 let log = logs.join(format!("provisioner-{name}-{count}-{round}.log"));
-                let provisioner = Provisioner::start(installation, *contender, &log).await?;
+                let provisioner = provisioner::start(installation, *contender, &log).await?;
                 samples.push(sample(&provisioner, &mut claims, scale.lives).await?);
                 provisioner.stop().await?;
             }
@@ -130,26 +137,23 @@ async fn measure(
 }
 
 /// Measures a provisioner that has just started.
-async fn sample(provisioner: &Provisioner, claims: &mut Claims, lives: u64) -> Result<Sample> {
+async fn sample(provisioner: &MeasuredProcess, claims: &mut Claims, lives: u64) -> Result<Sample> {
     let start_bytes = provisioner.received() as f64;
     let rss_bytes = provisioner.rss()? as f64;
 
-    let (requests, received, idle_since) =
-        (provisioner.requests().await?, provisioner.received(), Instant::now());
-    tokio::time::sleep(IDLE_TIME).await;
-    let idle_time = idle_since.elapsed().as_secs_f64();
-    let idle_requests_per_minute = (provisioner.requests().await? - requests) * 60.0 / idle_time;
-    let idle_bytes_per_second = (provisioner.received() - received) as f64 / idle_time;
+    let idle = provisioner.observe_idle(IDLE_TIME).await?;
 
     let (before, since) = (provisioner.received(), Instant::now());
     for _ in 0..lives {
         claims.live().await?;
     }
-    let received = (provisioner.until_idle().await? - before) as f64;
-    // Bookmarks of the watches and responses to periodic requests arrive in the meantime, as while nothing happens.
-    let of_claims = received - idle_bytes_per_second * since.elapsed().as_secs_f64();
-    let foreign_claim_bytes = of_claims.max(0.0) / lives as f64;
-    Ok(Sample { start_bytes, rss_bytes, idle_requests_per_minute, foreign_claim_bytes })
+    let received = provisioner.until_idle().await? - before;
+    Ok(Sample {
+        start_bytes,
+        rss_bytes,
+        idle_requests_per_minute: idle.requests_per_minute,
+        foreign_claim_bytes: idle.without(received, since.elapsed()) / lives as f64,
+    })
 }
 
 fn rows_of(contender: Contender, claims: u64, samples: &[Sample]) -> Vec<Row> {
