@@ -46,16 +46,17 @@ pub(crate) const ALL: &str = "live_tests::";
 /// Not a test but a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
 pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 
-/// The test program of the provisioner, and its environment.
+/// The program of the live tests, and the kubeconfigs in its environment.
 pub(crate) struct LiveTests {
-    program: PathBuf,
+    path: PathBuf,
     kubeconfig: PathBuf,
     kubeconfigs: PathBuf,
 }
 
 impl LiveTests {
+    /// Returns the program with its environment.
     pub(crate) fn program(&self) -> Program {
-        Program::new(&self.program)
+        Program::new(&self.path)
             .named("the provisioner's tests")
             .env("KUBECONFIG", &self.kubeconfig)
             .env(KUBECONFIGS, &self.kubeconfigs)
@@ -63,7 +64,7 @@ impl LiveTests {
 }
 
 /// Builds the provisioner's live tests, starts a control plane that logs to `logs`, creates the nodes and
-/// installs the driver on them. Then calls `run` with the live tests, and stops the control plane.
+/// installs the driver on them. Then calls `run` with the tests, and stops the control plane.
 pub(crate) async fn with_live_tests<T>(
     session: &Session,
     profile: ClusterProfile,
@@ -75,10 +76,10 @@ pub(crate) async fn with_live_tests<T>(
         ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
         ClusterProfile::Benchmark => Profile::Release,
     };
-    let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
+    let path = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
     let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
-        let (kubeconfig, kubeconfigs) = (control_plane.kubeconfig(), kubeconfigs.to_owned());
-        run(&LiveTests { program: tests, kubeconfig, kubeconfigs }, control_plane).await
+        let kubeconfig = control_plane.kubeconfig();
+        run(&LiveTests { path, kubeconfig, kubeconfigs: kubeconfigs.to_owned() }, control_plane).await
     };
     with_driver(session, profile, kubernetes, logs, run).await
 }

@@ -1,4 +1,4 @@
-// The sidecars that make and grow volumes of claims for CSI drivers: what `cargo harness bench provision` measures beside ours.
+// The sidecars that make and grow volumes of claims for CSI drivers: what `cargo harness bench provision` and `bench burst` measure beside ours.
 // go.sum has the sums that external-provisioner's release was made with, and that of external-resizer.
 module loopfs.invalid/vm-images/csi-sidecars
 

@@ -35,7 +35,7 @@ pub enum Durability {
 pub enum ClusterProfile {
     /// Tests and interactive use: the defaults of Kubernetes.
     Default,
-    /// Benchmarks of provisioners. The API server logs every write in the audit log. kube-controller-manager,
+    /// Benchmarks of provisioners. The API server logs every write and read in the audit log. kube-controller-manager,
     /// which binds the volumes, has no rate limit: its default of 20 requests a second would limit the
     /// measurement.
     Benchmark,
@@ -68,14 +68,16 @@ impl ClusterProfile {
 /// The rate limit of kube-controller-manager's requests, per second and in a burst. It never sends that many.
 const UNTHROTTLED: u32 = 10_000;
 
-/// Returns the audit policy: metadata of all writes, without their content, and no reads.
+/// Returns the audit policy: metadata of all writes and reads, without their content, and no watches.
 pub(crate) fn audit_policy() -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived", "ResponseStarted"],
         "rules": [
-            {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+            {"level": "Metadata", "verbs": [
+                "create", "update", "patch", "delete", "deletecollection", "get", "list",
+            ]},
             {"level": "None"},
         ],
     })

@@ -170,6 +170,12 @@ impl ControlPlane {
         Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller))
     }
 
+    /// Returns a kubeconfig for a client on the host with a certificate.
+    pub fn host_kubeconfig(&self, caller: &Identity) -> String {
+        let server = self.installation.loopback.api_server();
+        kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller)
+    }
+
     /// Returns a kubeconfig for a client on the host with a token.
     pub(crate) fn kubeconfig_with_token(&self, token: &str) -> String {
         let user = kubeconfig::token(token);

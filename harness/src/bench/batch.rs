@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::watcher;
@@ -36,8 +36,19 @@ pub(super) struct Batch {
     pub(super) class: String,
     /// The node on which the volumes are provisioned.
     pub(super) node: String,
-    /// The number of claims that [`Batch::create_and_bind`] creates.
+    /// The number of claims that [`Batch::create_and_bind`] and [`Batch::create_and_provision`] create.
     pub(super) claim_count: u64,
+}
+
+/// The times from the first request to create a claim of a batch until all its objects are in a state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProvisioningTimes {
+    /// The claims exist.
+    pub(super) created: Duration,
+    /// The PersistentVolumes of the claims exist.
+    pub(super) provisioned: Duration,
+    /// The claims are bound.
+    pub(super) bound: Duration,
 }
 
 /// The times from the request to delete a batch until one of its claims, and the PersistentVolume of that claim, were
@@ -60,21 +71,51 @@ impl Batch {
     /// Creates the claims, and returns the time from the first request until all claims are bound.
     pub(super) async fn create_and_bind(&self, timeout: Duration) -> Result<Duration> {
         let start = Instant::now();
-        let creating = futures::stream::iter(0..self.claim_count)
+        tokio::try_join!(self.create_all(), self.until_bound(timeout))?;
+        Ok(start.elapsed())
+    }
+
+    /// Creates the claims, and returns the times until they and their PersistentVolumes exist and until they are bound.
+    pub(super) async fn create_and_provision(&self, timeout: Duration) -> Result<ProvisioningTimes> {
+        let start = Instant::now();
+        let elapsed = |()| start.elapsed();
+        let (created, provisioned, bound) = tokio::try_join!(
+            self.create_all().map_ok(elapsed),
+            self.until_provisioned(timeout).map_ok(elapsed),
+            self.until_bound(timeout).map_ok(elapsed),
+        )?;
+        Ok(ProvisioningTimes { created, provisioned, bound })
+    }
+
+    async fn create_all(&self) -> Result<()> {
+        futures::stream::iter(0..self.claim_count)
             .map(|number| self.create(number))
             .buffer_unordered(CREATE_CONCURRENCY)
-            .try_for_each(async |_claim| Ok(()));
-        let binding = async {
-            let scope = watcher::Config::default().labels(&self.selector());
-            let bound = until(self.api(), scope, timeout, |all| {
-                let bound = all.values().filter(|claim| claims::is_bound(claim)).count() as u64;
-                let pending = format!("{bound} of {} claims are bound", self.claim_count);
-                State::ready_if(bound == self.claim_count, pending)
-            });
-            bound.await.map(drop).with_context(|| format!("batch {}", self.name))
-        };
-        tokio::try_join!(creating, binding)?;
-        Ok(start.elapsed())
+            .try_for_each(async |_claim| Ok(()))
+            .await
+    }
+
+    async fn until_provisioned(&self, timeout: Duration) -> Result<()> {
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        let provisioned = until(volumes, watcher::Config::default(), timeout, |all| {
+            let of_batch = |volume: &&PersistentVolume| {
+                claim_name(volume).and_then(|claim| number_in_batch(&self.name, claim)).is_some()
+            };
+            let provisioned = all.values().filter(of_batch).count() as u64;
+            let pending = format!("{provisioned} of {} claims have a PersistentVolume", self.claim_count);
+            State::ready_if(provisioned == self.claim_count, pending)
+        });
+        provisioned.await.map(drop).with_context(|| format!("batch {}", self.name))
+    }
+
+    async fn until_bound(&self, timeout: Duration) -> Result<()> {
+        let scope = watcher::Config::default().labels(&self.selector());
+        let bound = until(self.api(), scope, timeout, |all| {
+            let bound = all.values().filter(|claim| claims::is_bound(claim)).count() as u64;
+            let pending = format!("{bound} of {} claims are bound", self.claim_count);
+            State::ready_if(bound == self.claim_count, pending)
+        });
+        bound.await.map(drop).with_context(|| format!("batch {}", self.name))
     }
 
     /// Creates one claim, and returns the time until its PersistentVolume exists.

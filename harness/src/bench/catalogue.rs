@@ -26,6 +26,7 @@ fn entry(bench: Bench) -> Entry {
         Bench::Rpc => (MACHINE, "some minutes"),
         Bench::Io => (MACHINE, "up to half an hour"),
         Bench::Scale => ("a control plane without nodes (Go)", "an hour and a half"),
+        Bench::Burst => ("a control plane without nodes (Go)", "some minutes"),
         Bench::Footprint => (CLUSTER, "some minutes"),
         Bench::Provision => (CLUSTER, "up to half an hour"),
         Bench::Growth => (CLUSTER, "up to half an hour"),

@@ -3,7 +3,9 @@
 //! A run writes `report.json` and `report.html` below `target/bench`. The first has the rows of all its benchmarks with their
 //! samples ([`results`]), the second is for readers ([`report`]).
 
+mod audit_log;
 mod batch;
+mod burst;
 mod catalogue;
 mod clones;
 mod cluster;
@@ -20,6 +22,7 @@ mod loop_devices;
 mod mann_whitney;
 mod measurement;
 mod memory;
+mod metrics_page;
 mod node;
 mod node_process;
 mod outcome;

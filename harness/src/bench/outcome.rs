@@ -77,6 +77,8 @@ pub(super) enum Bench {
     /// The provisioner of a node beside the claims of another node, and the controller beside many nodes: the bytes that they receive,
     /// their memory and their requests.
     Scale,
+    /// Many concurrent claims on one node with volumes in memory, compared with external-provisioner without its rate limits.
+    Burst,
     /// The memory, the sizes and the start of the driver on a real cluster, compared with the sidecars of Kubernetes.
     Footprint,
     /// Many concurrent claims on a real cluster, compared with external-provisioner.

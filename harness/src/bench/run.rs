@@ -14,8 +14,8 @@ use super::plot::Plot;
 use super::results::Results;
 use super::threshold::Threshold;
 use super::{
-    catalogue, clones, deletion, footprint, growth, io, loop_devices, node, provision, report, rpc, scale,
-    source, table, volume_stats,
+    burst, catalogue, clones, deletion, footprint, growth, io, loop_devices, node, provision, report, rpc,
+    scale, source, table, volume_stats,
 };
 
 /// The results of a run, and what they do not have.
@@ -132,6 +132,7 @@ async fn run_one(
         Bench::Rpc => rpc::run(session, args).await,
         Bench::Io => io::run(session, args).await,
         Bench::Scale => scale::run(session, args).await,
+        Bench::Burst => burst::run(session, args).await,
         Bench::Footprint => footprint::run(session, args, shared).await,
         Bench::Provision => provision::run(session, args, shared).await,
         Bench::Growth => growth::run(session, args, shared).await,

@@ -1,5 +1,8 @@
 //! The contenders of the comparison: the provisioner and its peer.
 
+/// The user name of the driver's pods at the API server.
+pub(in crate::bench) const DRIVER_USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
+
 /// The program that provisions, and the sources of its measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender<'a> {

@@ -4,8 +4,7 @@
 //! CSI controller of this driver. It uses the same node, disk and API server. Both bind through the same
 //! kube-controller-manager, and take turns. They differ only in the program that turns claims into volumes.
 
-mod audit_log;
-mod contender;
+pub(super) mod contender;
 pub(super) mod peer;
 mod run;
 

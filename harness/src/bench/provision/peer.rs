@@ -11,9 +11,8 @@ use kube::{Api, Client};
 use serde_json::json;
 use testvm::go_build::{self, GoModule};
 use testvm::session::Session;
-use testvm_cluster::Subject;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::{Cluster, ControlPlane, Identity, Node, Subject};
 
 use super::super::node_process::NodeProcess;
 use super::contender::Contender;
@@ -40,12 +39,15 @@ pub(in crate::bench) const DESCRIPTION: &str =
 /// The paths of the programs on the node.
 const PROGRAMS: [&str; 3] =
     ["/opt/kubernetes/csi-provisioner", "/opt/kubernetes/csi-resizer", "/opt/kubernetes/loopfs-csi"];
-const DRIVER_NAME: &str = "peer.loopfs.dev";
-const CLASS: &str = "peer";
+pub(in crate::bench) const DRIVER_NAME: &str = "peer.loopfs.dev";
+pub(in crate::bench) const CLASS: &str = "peer";
 /// The peer's user name at the API server.
-const USER: &str = "sidecars";
+pub(in crate::bench) const USER: &str = "sidecars";
 /// The peer's own directory on the node.
 pub(in crate::bench) const DIR: &str = "/run/peer";
+/// The names of the files in the peer's directory.
+pub(in crate::bench) const SOCKET: &str = "csi.sock";
+pub(in crate::bench) const KUBECONFIG: &str = "kubeconfig";
 
 /// The timeout of a command on an emulated processor.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -69,9 +71,14 @@ pub(in crate::bench) struct Peer<'a> {
 /// The running sidecars.
 pub(in crate::bench) struct Sidecars<'a>([NodeProcess<'a>; 2]);
 
+/// Builds the sidecars or takes them from the cache, and returns their directory.
+pub(in crate::bench) async fn build_sidecars(session: &Session) -> Result<PathBuf> {
+    go_build::build(session, &SIDECARS).await
+}
+
 /// Builds the peer's programs or takes them from the cache, and returns the name and path of each.
 pub(in crate::bench) async fn tools(session: &Session) -> Result<Vec<(String, PathBuf)>> {
-    let directory = go_build::build(session, &SIDECARS).await?;
+    let directory = build_sidecars(session).await?;
     let sidecars = [PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name)));
     let driver = builds::driver_programs(session).await?.csi;
     Ok(sidecars.into_iter().chain([(DRIVER.to_owned(), driver)]).collect())
@@ -82,16 +89,10 @@ impl<'a> Peer<'a> {
     /// controller.
     pub(in crate::bench) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<Peer<'a>> {
         let client = cluster.client();
-        let class: StorageClass = serde_json::from_value(json!({
-            "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
-        }))?;
-        let created = Api::all(client.clone()).create(&PostParams::default(), &class).await;
-        created.map_err(api_error).with_context(|| format!("create storage class {CLASS}"))?;
+        create_class(client).await?;
         let control_plane = cluster.control_plane();
-        let caller =
-            control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })?;
-        let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
-        let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/kubeconfig");
+        let kubeconfig = control_plane.guest_kubeconfig(&caller(control_plane)?)?;
+        let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/{KUBECONFIG}");
         node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIMEOUT).await?;
         let driver = NodeProcess::start(node, DIR, DRIVER, &driver_args(node.name())).await?;
         Ok(Peer { client, node, driver })
@@ -103,8 +104,9 @@ impl<'a> Peer<'a> {
 
     /// Starts the sidecars as they are deployed beside the driver of a node.
     pub(in crate::bench) async fn start(&self, limits: Limits) -> Result<Sidecars<'a>> {
-        let provisioner = NodeProcess::start(self.node, DIR, PROVISIONER, &provisioner_args(limits)).await?;
-        let resizer = NodeProcess::start(self.node, DIR, RESIZER, &sidecar_args(limits)).await?;
+        let args = provisioner_args(DIR, limits);
+        let provisioner = NodeProcess::start(self.node, DIR, PROVISIONER, &args).await?;
+        let resizer = NodeProcess::start(self.node, DIR, RESIZER, &sidecar_args(DIR, limits)).await?;
         Ok(Sidecars([provisioner, resizer]))
     }
 
@@ -136,27 +138,43 @@ impl Sidecars<'_> {
     }
 }
 
+/// Creates the peer's StorageClass.
+pub(in crate::bench) async fn create_class(client: &Client) -> Result<()> {
+    let class: StorageClass = serde_json::from_value(json!({
+        "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
+    }))?;
+    let created = Api::all(client.clone()).create(&PostParams::default(), &class).await;
+    created.map_err(api_error).with_context(|| format!("create storage class {CLASS}")).map(drop)
+}
+
+/// Returns the peer's certificate, with the administrator's rights.
+pub(in crate::bench) fn caller(control_plane: &ControlPlane) -> Result<Identity> {
+    control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })
+}
+
 fn driver_args(node: &str) -> Vec<String> {
     vec![
         format!("--driver-name={DRIVER_NAME}"),
         format!("--node-name={node}"),
         format!("--data-dir={DATA_DIR}"),
-        format!("--endpoint=unix://{DIR}/csi.sock"),
+        format!("--endpoint=unix://{DIR}/{SOCKET}"),
     ]
 }
 
-fn provisioner_args(limits: Limits) -> Vec<String> {
+/// Returns the arguments of the provisioner. Its kubeconfig and the socket of its CSI controller are in `directory`.
+pub(in crate::bench) fn provisioner_args(directory: &str, limits: Limits) -> Vec<String> {
     let own = [
         "--node-deployment",
         "--feature-gates=Topology=true",
         "--strict-topology",
         "--immediate-topology=false",
     ];
-    own.iter().map(|&arg| arg.to_owned()).chain(sidecar_args(limits)).collect()
+    own.iter().map(|&arg| arg.to_owned()).chain(sidecar_args(directory, limits)).collect()
 }
 
-fn sidecar_args(limits: Limits) -> Vec<String> {
-    let mut args = vec![format!("--csi-address={DIR}/csi.sock"), format!("--kubeconfig={DIR}/kubeconfig")];
+fn sidecar_args(directory: &str, limits: Limits) -> Vec<String> {
+    let mut args =
+        vec![format!("--csi-address={directory}/{SOCKET}"), format!("--kubeconfig={directory}/{KUBECONFIG}")];
     if limits == Limits::Lifted {
         args.extend(["--kube-api-qps=10000".to_owned(), "--kube-api-burst=10000".to_owned()]);
     }
@@ -171,7 +189,7 @@ mod tests {
 
     #[test]
     fn only_the_limits_differ() {
-        let (usual, lifted) = (provisioner_args(Limits::Default), provisioner_args(Limits::Lifted));
+        let (usual, lifted) = (provisioner_args(DIR, Limits::Default), provisioner_args(DIR, Limits::Lifted));
         assert!(lifted.starts_with(&usual));
         assert!(lifted[usual.len()..].iter().all(|arg| arg.starts_with("--kube-api-")));
         for (program, path) in [PROVISIONER, RESIZER, DRIVER].iter().zip(PROGRAMS) {

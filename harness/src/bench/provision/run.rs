@@ -8,18 +8,16 @@ use testvm::progress::Step;
 use testvm::session::Session;
 use testvm_cluster::{Cluster, Node};
 
+use super::super::audit_log::AuditLog;
 use super::super::batch::Batch;
 use super::super::cluster::{CLASS, SharedCluster};
 use super::super::measurement::{Environment, Measurements, Row};
 use super::super::memory;
 use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
-use super::audit_log::AuditLog;
-use super::contender::Contender;
+use super::contender::{Contender, DRIVER_USER};
 use super::peer::{self, Limits, Peer};
 
-/// The user name of the driver's pods at the API server.
-const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
 /// The programs of the driver's pod.
 const PROGRAMS: [&str; 2] = ["/loopfs-provisioner", "/loopfs-csi"];
 
@@ -35,7 +33,7 @@ struct Scale {
     rounds: u64,
 }
 
-const OURS: Contender<'static> = Contender { class: CLASS, user: USER, programs: &PROGRAMS };
+const OURS: Contender<'static> = Contender { class: CLASS, user: DRIVER_USER, programs: &PROGRAMS };
 
 /// The measurements of a batch of claims.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +83,12 @@ async fn measure(session: &Session, cluster: &Cluster, node: &Node, scale: Scale
     let step = session
         .progress
         .step(format!("measure {} concurrent claims, with each contender in turn", scale.claims));
-    let bench = Bench { client: cluster.client(), node, log: AuditLog::of(cluster), claims: scale.claims };
+    let bench = Bench {
+        client: cluster.client(),
+        node,
+        log: AuditLog::of(cluster.control_plane().layout()),
+        claims: scale.claims,
+    };
     let samples = take_turns(&bench, &peer, scale.rounds, &step).await;
     // The logs are saved also if the measurement failed.
     peer.save_logs(cluster.control_plane().layout().logs()).await?;
@@ -150,7 +153,7 @@ impl Bench<'_> {
         let batch = self.batch(contender, name, self.claims);
         let before = self.log.end()?;
         let time = batch.create_and_bind(BIND_TIMEOUT).await?;
-        let writes = self.log.writes(before, contender.user)?;
+        let writes = self.log.requests(before, contender.user)?.writes;
         let peak = memory::peak(self.node, contender.programs).await?;
         let claims = self.claims as f64;
         let sample = Sample {

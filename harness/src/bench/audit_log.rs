@@ -1,4 +1,4 @@
-//! The API server's audit log, from which the writes of both contenders are counted.
+//! The API server's audit log, from which the requests of each contender are counted.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -6,15 +6,25 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use testvm_cluster::Cluster;
+use testvm_cluster::Layout;
 
 /// The audit log of a control plane with the benchmark profile.
 #[derive(Clone, Debug)]
 pub(super) struct AuditLog(PathBuf);
 
+/// The numbers of a user's requests, without watches.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Requests {
+    pub(super) reads: u64,
+    /// The writes of objects that are no events.
+    pub(super) writes: u64,
+    pub(super) event_writes: u64,
+}
+
 /// A line of the log: <https://kubernetes.io/docs/reference/config-api/apiserver-audit.v1/>.
 #[derive(Debug, Deserialize)]
 struct Entry {
+    verb: String,
     user: User,
     #[serde(rename = "objectRef")]
     object: Option<Object>,
@@ -31,8 +41,8 @@ struct Object {
 }
 
 impl AuditLog {
-    pub(super) fn of(cluster: &Cluster) -> AuditLog {
-        AuditLog(cluster.control_plane().layout().log("audit"))
+    pub(super) fn of(control_plane: &Layout) -> AuditLog {
+        AuditLog(control_plane.log("audit"))
     }
 
     /// Returns the current length of the log.
@@ -41,8 +51,8 @@ impl AuditLog {
         Ok(metadata.len())
     }
 
-    /// Returns the number of a user's writes after the offset `from`, without events.
-    pub(super) fn writes(&self, from: u64, user: &str) -> Result<u64> {
+    /// Counts a user's requests after the offset `from`.
+    pub(super) fn requests(&self, from: u64, user: &str) -> Result<Requests> {
         let read = || {
             let mut file = File::open(&self.0)?;
             file.seek(SeekFrom::Start(from))?;
@@ -55,16 +65,24 @@ impl AuditLog {
     }
 }
 
-fn count(log: &str, user: &str) -> Result<u64> {
-    let mut writes = 0;
+fn count(log: &str, user: &str) -> Result<Requests> {
+    let mut requests = Requests::default();
     // A line without its line feed is still being written.
     for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
         let entry: Entry =
             serde_json::from_str(line).with_context(|| format!("read a line of the audit log: {line}"))?;
+        if entry.user.username != user {
+            continue;
+        }
         let resource = entry.object.and_then(|object| object.resource);
-        writes += u64::from(entry.user.username == user && resource.as_deref() != Some("events"));
+        let count = match (entry.verb.as_str(), resource.as_deref()) {
+            ("get" | "list", _) => &mut requests.reads,
+            (_, Some("events")) => &mut requests.event_writes,
+            _ => &mut requests.writes,
+        };
+        *count += 1;
     }
-    Ok(writes)
+    Ok(requests)
 }
 
 #[cfg(test)]
@@ -75,13 +93,15 @@ mod tests {
 {"verb":"create","user":{"username":"a"},"objectRef":{"resource":"events"}}
 {"verb":"patch","user":{"username":"b"},"objectRef":{"resource":"persistentvolumeclaims"}}
 {"verb":"create","user":{"username":"a"}}
+{"verb":"get","user":{"username":"a"},"objectRef":{"resource":"events"}}
+{"verb":"list","user":{"username":"a"}}
 {"verb":"create","user":{"username":"a"},"objec"#;
 
     #[test]
-    fn the_writes_of_a_user_are_counted_without_events() {
-        assert_eq!(count(LOG, "a").unwrap(), 2);
-        assert_eq!(count(LOG, "b").unwrap(), 1);
-        assert_eq!(count(LOG, "c").unwrap(), 0);
+    fn the_reads_the_writes_and_the_events_of_a_user_are_counted_apart() {
+        assert_eq!(count(LOG, "a").unwrap(), Requests { reads: 2, writes: 2, event_writes: 1 });
+        assert_eq!(count(LOG, "b").unwrap(), Requests { writes: 1, ..Requests::default() });
+        assert_eq!(count(LOG, "c").unwrap(), Requests::default());
     }
 
     #[test]

@@ -1,0 +1,207 @@
+//! Serves a CSI controller that creates nothing: each call returns at once. `cargo harness bench burst` runs external-provisioner
+//! beside it, so that the benchmark measures external-provisioner alone.
+//!
+//! ```console
+//! $ cargo bench -p csi --features bench --bench memory_controller -- /tmp/csi.sock peer.loopfs.dev node-a
+//! ```
+//!
+//! It serves the calls of external-provisioner until SIGTERM, and refuses the others.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use csi::proto::csi as wire;
+use csi::proto::csi::controller_server::{Controller, ControllerServer};
+use csi::proto::csi::identity_server::{Identity, IdentityServer};
+use csi::proto::csi::node_server::{Node, NodeServer};
+use csi::proto::csi::{controller_service_capability as of_controller, plugin_capability as of_plugin};
+use csi::socket;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status, async_trait};
+
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+/// A controller of one node without volumes.
+#[derive(Clone)]
+struct MemoryController {
+    driver: String,
+    topology: wire::Topology,
+    node: String,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Cargo itself adds the first of these arguments.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let result = match &args[..] {
+        [socket, driver, node] => serve(Path::new(socket), MemoryController::new(driver, node)).await,
+        _ => Err("give the SOCKET, the name of the DRIVER and that of the NODE".into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve(path: &Path, controller: MemoryController) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (listener, _removed_on_drop) = socket::listen(path)?;
+    let serving = Server::builder()
+        .add_service(IdentityServer::new(controller.clone()))
+        .add_service(ControllerServer::new(controller.clone()))
+        .add_service(NodeServer::new(controller))
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    // Clients keep their connections, so the end of the last connection is not awaited.
+    tokio::select! {
+        served = serving => Ok(served?),
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+impl MemoryController {
+    fn new(driver: &str, node: &str) -> MemoryController {
+        let segments = [(format!("topology.{driver}/node"), node.to_owned())].into();
+        let topology = wire::Topology { segments };
+        MemoryController { driver: driver.to_owned(), topology, node: node.to_owned() }
+    }
+}
+
+/// Implements a service by the given calls and by a refusal of each other call.
+macro_rules! service {
+    ($service:path { $($served:tt)* } refuses { $($call:ident: $request:ident -> $response:ident,)* }) => {
+        #[async_trait]
+        impl $service for MemoryController {
+            $($served)*
+
+            $(async fn $call(
+                &self,
+                _request: Request<wire::$request>,
+            ) -> Result<Response<wire::$response>, Status> {
+                Err(Status::unimplemented(concat!(stringify!($call), ": external-provisioner does not call it")))
+            })*
+        }
+    };
+}
+
+service! {
+    Identity {
+        async fn get_plugin_info(
+            &self,
+            _request: Request<wire::GetPluginInfoRequest>,
+        ) -> Result<Response<wire::GetPluginInfoResponse>, Status> {
+            Ok(Response::new(wire::GetPluginInfoResponse {
+                name: self.driver.clone(),
+                vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
+                ..Default::default()
+            }))
+        }
+
+        async fn get_plugin_capabilities(
+            &self,
+            _request: Request<wire::GetPluginCapabilitiesRequest>,
+        ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
+            use of_plugin::service::Type;
+            let capabilities = [Type::ControllerService, Type::VolumeAccessibilityConstraints].map(|service| {
+                let service = of_plugin::Service { r#type: service as i32 };
+                wire::PluginCapability { r#type: Some(of_plugin::Type::Service(service)) }
+            });
+            Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities: capabilities.to_vec() }))
+        }
+
+        async fn probe(
+            &self,
+            _request: Request<wire::ProbeRequest>,
+        ) -> Result<Response<wire::ProbeResponse>, Status> {
+            Ok(Response::new(wire::ProbeResponse { ready: Some(true) }))
+        }
+    }
+    refuses {}
+}
+
+service! {
+    Controller {
+        async fn create_volume(
+            &self,
+            request: Request<wire::CreateVolumeRequest>,
+        ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
+            let request = request.into_inner();
+            let volume = wire::Volume {
+                capacity_bytes: request.capacity_range.map_or(0, |range| range.required_bytes),
+                volume_id: request.name,
+                accessible_topology: vec![self.topology.clone()],
+                ..Default::default()
+            };
+            Ok(Response::new(wire::CreateVolumeResponse { volume: Some(volume) }))
+        }
+
+        async fn delete_volume(
+            &self,
+            _request: Request<wire::DeleteVolumeRequest>,
+        ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
+            Ok(Response::new(wire::DeleteVolumeResponse {}))
+        }
+
+        async fn controller_get_capabilities(
+            &self,
+            _request: Request<wire::ControllerGetCapabilitiesRequest>,
+        ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
+            let rpc = of_controller::Rpc { r#type: of_controller::rpc::Type::CreateDeleteVolume as i32 };
+            let capability =
+                wire::ControllerServiceCapability { r#type: Some(of_controller::Type::Rpc(rpc)) };
+            Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities: vec![capability] }))
+        }
+    }
+    refuses {
+        controller_publish_volume: ControllerPublishVolumeRequest -> ControllerPublishVolumeResponse,
+        controller_unpublish_volume: ControllerUnpublishVolumeRequest -> ControllerUnpublishVolumeResponse,
+        validate_volume_capabilities: ValidateVolumeCapabilitiesRequest -> ValidateVolumeCapabilitiesResponse,
+        list_volumes: ListVolumesRequest -> ListVolumesResponse,
+        controller_list_volume_health: ControllerListVolumeHealthRequest -> ControllerListVolumeHealthResponse,
+        controller_get_volume_health: ControllerGetVolumeHealthRequest -> ControllerGetVolumeHealthResponse,
+        get_capacity: GetCapacityRequest -> GetCapacityResponse,
+        create_snapshot: CreateSnapshotRequest -> CreateSnapshotResponse,
+        delete_snapshot: DeleteSnapshotRequest -> DeleteSnapshotResponse,
+        list_snapshots: ListSnapshotsRequest -> ListSnapshotsResponse,
+        get_snapshot: GetSnapshotRequest -> GetSnapshotResponse,
+        controller_expand_volume: ControllerExpandVolumeRequest -> ControllerExpandVolumeResponse,
+        controller_get_volume: ControllerGetVolumeRequest -> ControllerGetVolumeResponse,
+        controller_modify_volume: ControllerModifyVolumeRequest -> ControllerModifyVolumeResponse,
+    }
+}
+
+service! {
+    Node {
+        async fn node_get_info(
+            &self,
+            _request: Request<wire::NodeGetInfoRequest>,
+        ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
+            Ok(Response::new(wire::NodeGetInfoResponse {
+                node_id: self.node.clone(),
+                accessible_topology: Some(self.topology.clone()),
+                ..Default::default()
+            }))
+        }
+
+        async fn node_get_capabilities(
+            &self,
+            _request: Request<wire::NodeGetCapabilitiesRequest>,
+        ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
+            Ok(Response::new(wire::NodeGetCapabilitiesResponse::default()))
+        }
+    }
+    refuses {
+        node_stage_volume: NodeStageVolumeRequest -> NodeStageVolumeResponse,
+        node_unstage_volume: NodeUnstageVolumeRequest -> NodeUnstageVolumeResponse,
+        node_publish_volume: NodePublishVolumeRequest -> NodePublishVolumeResponse,
+        node_unpublish_volume: NodeUnpublishVolumeRequest -> NodeUnpublishVolumeResponse,
+        node_get_volume_stats: NodeGetVolumeStatsRequest -> NodeGetVolumeStatsResponse,
+        node_get_volume_health: NodeGetVolumeHealthRequest -> NodeGetVolumeHealthResponse,
+        node_get_storage_health: NodeGetStorageHealthRequest -> NodeGetStorageHealthResponse,
+        node_expand_volume: NodeExpandVolumeRequest -> NodeExpandVolumeResponse,
+    }
+}
