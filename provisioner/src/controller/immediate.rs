@@ -194,8 +194,8 @@ impl Selector<'_> {
         Ok(allowed)
     }
 
-    /// Returns the nodes of the driver that a term matches. The API server is asked only for the nodes that have the labels of the
-    /// term, and not at all if the term names nodes.
+    /// Returns the nodes of the driver that a term matches. Reads only Nodes that have the labels of the term, and none if the term
+    /// only names nodes.
     async fn matching(
         &self,
         term: &TopologySelectorTerm,
@@ -214,14 +214,23 @@ impl Selector<'_> {
         let Some(selector) = selector(&labelled) else { return Ok(BTreeSet::new()) };
         if !labelled.is_empty() && !matching.is_empty() {
             let nodes: Api<Node> = Api::all(self.cluster.client.clone());
-            // From the API server's cache: as current as a watch, and no load on etcd.
-            let parameters = ListParams::default().labels(&selector).match_any();
-            let nodes = nodes.list_metadata(&parameters).await;
+            let nodes = nodes.list_metadata(&parameters(&selector, &matching)).await;
             let nodes = nodes.map_err(|error| Error::api("list", "the Nodes", error))?;
             let nodes: BTreeSet<_> = nodes.items.iter().map(ResourceExt::name_any).collect();
             matching.retain(|node| nodes.contains(node));
         }
         Ok(matching)
+    }
+}
+
+/// Returns the parameters of a list of the Nodes with these labels, of which only the `candidates` matter.
+fn parameters(labels: &str, candidates: &BTreeSet<String>) -> ListParams {
+    // From the API server's cache: as current as a watch, and no load on etcd.
+    let parameters = ListParams::default().labels(labels).match_any();
+    // All Nodes of a large cluster may have the labels. A field selector cannot name several nodes.
+    match candidates.iter().collect::<Vec<_>>()[..] {
+        [node] => parameters.fields(&format!("metadata.name={node}")),
+        _ => parameters,
     }
 }
 
@@ -353,6 +362,16 @@ mod tests {
         let (waits, reasons) = reconciled_at(&[Duration::ZERO, half], class, nodes, requests).await;
         assert_eq!(waits, [Some(Duration::from_secs(1)), Some(half)]);
         assert_eq!(reasons, ["ProvisioningFailed"]);
+    }
+
+    #[rstest]
+    #[case::one_candidate(&["node-a"], Some("metadata.name=node-a"))]
+    #[case::several_candidates(&["node-a", "node-b"], None)]
+    fn of_one_candidate_no_other_node_is_listed(#[case] candidates: &[&str], #[case] expected: Option<&str>) {
+        let candidates = candidates.iter().map(|&node| node.to_owned()).collect();
+        let parameters = parameters("zone in (west)", &candidates);
+        assert_eq!(parameters.field_selector.as_deref(), expected);
+        assert_eq!(parameters.label_selector.as_deref(), Some("zone in (west)"));
     }
 
     /// Another replica or the scheduler was faster.
