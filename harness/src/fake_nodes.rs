@@ -3,10 +3,12 @@
 //!
 //! The provisioner's live tests use these nodes. On each, they have only the rights of the manifests.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
@@ -27,7 +29,7 @@ use crate::test_env::manifests::{self, Manifests};
 const PACKAGE: &str = "provisioner";
 const FEATURE: &str = "apiserver-tests";
 
-/// The nodes that the tests use.
+/// The nodes that the tests use, and each benchmark that needs no others.
 pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
 /// The variable with the directory of the kubeconfigs: `N.kubeconfig` of the provisioner of node N, and `controller-N.kubeconfig` if a
 /// replica of the controller is on node N.
@@ -40,11 +42,21 @@ const CONTROLLER_APP: &str = "loopfs-controller";
 
 /// The timeout from the application of the manifests until a pod of the driver is scheduled.
 const SCHEDULING_TIMEOUT: Duration = Duration::from_secs(120);
+/// The time that is added for each node. kube-scheduler limits itself to 50 requests a second, and sends several for a pod.
+const POD_SCHEDULING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The number of nodes that are declared, and of tokens that are requested, concurrently.
+const INSTALL_CONCURRENCY: usize = 32;
 
 /// The module of all live tests.
 pub(crate) const ALL: &str = "live_tests::";
-/// Not a test but a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
+/// The module that has no tests, but provisioners with their volumes in memory. They serve until SIGTERM.
+pub(crate) const SERVING: &str = "live_tests::serving::";
+/// The provisioner of the first node.
 pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
+/// The provisioners of all nodes that have kubeconfigs, with the component claim-labels.
+pub(crate) const SERVE_FLEET: &str = "live_tests::serving::fleet_until_sigterm";
+/// The line on the standard error of [`SERVE_FLEET`] after all provisioners are ready.
+pub(crate) const FLEET_READY: &str = "all provisioners are ready";
 
 /// The program of the live tests, and the kubeconfigs in its environment.
 pub(crate) struct LiveTests {
@@ -54,6 +66,11 @@ pub(crate) struct LiveTests {
 }
 
 impl LiveTests {
+    /// Returns the tests for a control plane. `kubeconfigs` is the directory of its kubeconfigs.
+    pub(crate) fn new(path: PathBuf, control_plane: &ControlPlane, kubeconfigs: &Path) -> LiveTests {
+        LiveTests { path, kubeconfig: control_plane.kubeconfig(), kubeconfigs: kubeconfigs.to_owned() }
+    }
+
     /// Returns the program with its environment.
     pub(crate) fn program(&self) -> Program {
         Program::new(&self.path)
@@ -72,22 +89,38 @@ pub(crate) async fn with_live_tests<T>(
     logs: &Path,
     run: impl AsyncFnOnce(&LiveTests, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
+    let path = build_live_tests(session, profile).await?;
+    let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
+        run(&LiveTests::new(path, control_plane, kubeconfigs), control_plane).await
+    };
+    with_driver(session, profile, kubernetes, logs, run).await
+}
+
+/// Builds the provisioner's live tests, and returns the path of the program.
+pub(crate) async fn build_live_tests(session: &Session, profile: ClusterProfile) -> Result<PathBuf> {
     let build = match profile {
         ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
         ClusterProfile::Benchmark => Profile::Release,
     };
-    let path = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
-    let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
-        let kubeconfig = control_plane.kubeconfig();
-        run(&LiveTests { path, kubeconfig, kubeconfigs: kubeconfigs.to_owned() }, control_plane).await
-    };
-    with_driver(session, profile, kubernetes, logs, run).await
+    rust_build::unit_tests(session, PACKAGE, FEATURE, build).await
 }
 
 /// Starts a control plane that logs to `logs`, creates the nodes and installs the driver on them. Then calls `run` with the
 /// directory of the kubeconfigs, and stops the control plane. [`kubeconfig`] returns the path of one of them.
 pub(crate) async fn with_driver<T>(
     session: &Session,
+    profile: ClusterProfile,
+    kubernetes: &KubernetesSource,
+    logs: &Path,
+    run: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<T>,
+) -> Result<T> {
+    with_driver_on(session, &NODES.map(str::to_owned), profile, kubernetes, logs, run).await
+}
+
+/// Does the same as [`with_driver`] with other nodes than [`NODES`].
+pub(crate) async fn with_driver_on<T>(
+    session: &Session,
+    nodes: &[String],
     profile: ClusterProfile,
     kubernetes: &KubernetesSource,
     logs: &Path,
@@ -107,7 +140,7 @@ pub(crate) async fn with_driver<T>(
     let control_plane = ControlPlane::alone(session, &spec, kubernetes).await?;
     let ran = async {
         let step = session.progress.step("install the driver on fake nodes");
-        let kubeconfigs = install(&control_plane, &manifests).await?;
+        let kubeconfigs = install(&control_plane, nodes, &manifests).await?;
         step.done("");
         run(&control_plane, &kubeconfigs).await
     };
@@ -121,34 +154,41 @@ pub(crate) async fn with_driver<T>(
 
 /// Creates the nodes, applies the manifests, and returns the directory with the kubeconfigs of each node's
 /// provisioner and of the controller.
-async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<PathBuf> {
+async fn install(control_plane: &ControlPlane, nodes: &[String], manifests: &Manifests) -> Result<PathBuf> {
     let client = control_plane.client();
-    let driver: CSIDriver = manifests.only("CSIDriver")?;
-    for name in NODES {
-        register(client, name, &driver.name_any()).await?;
-    }
-    manifests.apply(client).await?;
-    let pods =
-        until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIMEOUT, |pods| {
-            let scheduled =
-                |app| pods.values().filter(move |pod| app_of(pod) == Some(app)).filter_map(node_of);
-            let missing: Vec<_> =
-                NODES.iter().filter(|node| !scheduled(DAEMON_SET_APP).any(|of| of == **node)).collect();
-            if !missing.is_empty() {
-                return State::Pending(format!("no pod of the driver on {missing:?}"));
-            }
-            State::ready_if(scheduled(CONTROLLER_APP).next().is_some(), "no pod of the controller on a node")
-        })
+    let driver = manifests.only::<CSIDriver>("CSIDriver")?.name_any();
+    futures::stream::iter(nodes)
+        .map(|name| register(client, name, &driver))
+        .buffer_unordered(INSTALL_CONCURRENCY)
+        .try_for_each(async |()| Ok(()))
         .await?;
-    let mut directory = None;
-    for pod in pods.values() {
-        let Some(node) = node_of(pod) else { continue };
-        let name = match app_of(pod) {
-            Some(DAEMON_SET_APP) => node.to_owned(),
-            Some(CONTROLLER_APP) => name_of_controller(node),
-            _ => continue,
+    manifests.apply(client).await?;
+    let timeout = nodes.iter().fold(SCHEDULING_TIMEOUT, |timeout, _| timeout + POD_SCHEDULING_TIMEOUT);
+    let pods = until(Api::<Pod>::all(client.clone()), watcher::Config::default(), timeout, |pods| {
+        let scheduled = |app| pods.values().filter(move |pod| app_of(pod) == Some(app)).filter_map(node_of);
+        let have_driver: BTreeSet<&str> = scheduled(DAEMON_SET_APP).collect();
+        let missing: Vec<_> = nodes.iter().filter(|node| !have_driver.contains(node.as_str())).collect();
+        if let Some(first) = missing.first() {
+            return State::Pending(format!(
+                "no pod of the driver on {} nodes, such as {first}",
+                missing.len()
+            ));
+        }
+        State::ready_if(scheduled(CONTROLLER_APP).next().is_some(), "no pod of the controller on a node")
+    })
+    .await?;
+    let kubeconfigs = pods.values().filter_map(|pod| {
+        let node = node_of(pod)?;
+        let name = match app_of(pod)? {
+            DAEMON_SET_APP => node.to_owned(),
+            CONTROLLER_APP => name_of_controller(node),
+            _ => return None,
         };
-        let path = control_plane.kubeconfig_of_pod(pod, &name).await?;
+        Some(async move { control_plane.kubeconfig_of_pod(pod, &name).await })
+    });
+    let mut written = futures::stream::iter(kubeconfigs).buffer_unordered(INSTALL_CONCURRENCY);
+    let mut directory = None;
+    while let Some(path) = written.try_next().await? {
         directory = path.parent().map(Path::to_owned);
     }
     directory.context("no kubeconfig was written")

@@ -27,6 +27,7 @@ mod node;
 mod node_process;
 mod outcome;
 mod plot;
+mod processor_time;
 mod provision;
 mod report;
 mod results;

@@ -75,7 +75,7 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
     // All tests use the same nodes, and each test needs them exclusively.
     let all = [fake_nodes::ALL.to_owned()];
     let selected = if only.is_empty() { &all } else { only };
-    let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVE]).args(selected).log(&log);
+    let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVING]).args(selected).log(&log);
     let started = Instant::now();
     let ended = match program.timeout(TESTS_TIMEOUT).finish().await {
         Ok(finished) if finished.status.success() => Ok(()),

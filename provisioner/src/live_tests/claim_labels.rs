@@ -24,7 +24,7 @@ const RIGHTS: [&str; 2] = [
     include_str!("../../../csi/deploy/claim-labels/admission.yaml"),
 ];
 
-fn source() -> Source {
+pub(super) fn source() -> Source {
     Source { namespace: SYSTEM.to_owned(), name: NAME.to_owned() }
 }
 
@@ -64,7 +64,7 @@ impl Cluster {
 }
 
 impl Provisioner {
-    async fn until_it_watches_all_claims(&self, expected: bool) {
+    pub(super) async fn until_it_watches_all_claims(&self, expected: bool) {
         let line = format!("\nloopfs_provisioner_watches_all_claims {}\n", u8::from(expected));
         eventually(&line, || async { self.page("/metrics").await.contains(&line).then_some(()) }).await;
     }

@@ -76,6 +76,8 @@ const MIB: u64 = 1 << 20;
 const HERE: &str = "node-a";
 /// The namespace of the driver.
 const SYSTEM: &str = "loopfs-system";
+/// Selects the driver's pods of all nodes.
+const PODS_OF_DRIVER: &str = "app.kubernetes.io/name=loopfs";
 
 /// Timeout of every wait. It is longer than every back-off in these tests.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -100,6 +102,41 @@ struct Provisioner {
 }
 
 impl Provisioner {
+    /// Starts the provisioner of a node. `pod` is the driver's pod there.
+    async fn start(
+        node: &str,
+        volumes: &Arc<FakeStore>,
+        intents: Intents,
+        pod: OwnerReference,
+        options: Options,
+        client: Client,
+        traffic: ApiTraffic,
+    ) -> Provisioner {
+        let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
+        let volumes: Arc<dyn Volumes> = volumes.clone();
+        let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
+        let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(pod) };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let pages = listener.local_addr().unwrap();
+        let (tasks, stop) = crate::node::process::spawn(Parts {
+            client,
+            identity,
+            intents,
+            open,
+            options: Options { capacity: Some(capacity), ..options },
+            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
+        });
+        Provisioner { tasks, stop, pages }
+    }
+
+    /// Waits until it can serve claims.
+    async fn until_ready(&self) {
+        eventually("ready", || async {
+            self.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
+        })
+        .await;
+    }
+
     /// Returns the response of an endpoint, with its head.
     async fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.pages).await.unwrap();
@@ -130,8 +167,7 @@ impl Cluster {
             // Only the first test of a run starts logging.
             drop(crate::logging::init(&level, crate::LogFormat::Text));
         }
-        let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
-        let admin = crate::api::client::connect(Some(kubeconfig), &ApiTraffic::default()).await.unwrap();
+        let admin = administrator().await;
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
         let namespace = json!({"metadata": {"name": name}});
         create::<Namespace>(&Api::all(admin.clone()), namespace).await;
@@ -170,21 +206,9 @@ impl Cluster {
         client: Client,
         traffic: ApiTraffic,
     ) -> Provisioner {
-        let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
-        let volumes: Arc<dyn Volumes> = volumes.clone();
-        let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
-        let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let pages = listener.local_addr().unwrap();
-        let (tasks, stop) = crate::node::process::spawn(Parts {
-            client,
-            identity,
-            intents: self.intents_of(node),
-            open,
-            options: Options { capacity: Some(capacity), ..options },
-            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
-        });
-        Provisioner { tasks, stop, pages }
+        let intents = self.intents_of(node);
+        let pod = self.pod_of(node).await;
+        Provisioner::start(node, volumes, intents, pod, options, client, traffic).await
     }
 
     /// Returns a client with the rights of the provisioner of a node.
@@ -194,25 +218,15 @@ impl Cluster {
 
     /// Returns the kubeconfig of the provisioner of a node.
     fn kubeconfig_of(node: &str) -> PathBuf {
-        let kubeconfigs: PathBuf =
-            std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
-        kubeconfigs.join(format!("{node}.kubeconfig"))
+        kubeconfigs().join(format!("{node}.kubeconfig"))
     }
 
     /// Returns an owner reference to the driver's pod on a node.
     async fn pod_of(&self, node: &str) -> OwnerReference {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
-        let there = ListParams::default()
-            .labels("app.kubernetes.io/name=loopfs")
-            .fields(&format!("spec.nodeName={node}"));
+        let there = ListParams::default().labels(PODS_OF_DRIVER).fields(&format!("spec.nodeName={node}"));
         let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
-        OwnerReference {
-            api_version: "v1".to_owned(),
-            kind: "Pod".to_owned(),
-            name: pod.name_any(),
-            uid: pod.uid().unwrap(),
-            ..Default::default()
-        }
+        owner_reference(&pod)
     }
 
     fn intents(&self) -> Intents {
@@ -348,6 +362,28 @@ impl Cluster {
     }
 }
 
+/// Returns a client with the rights of the administrator.
+async fn administrator() -> Client {
+    let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
+    crate::api::client::connect(Some(kubeconfig), &ApiTraffic::default()).await.unwrap()
+}
+
+/// Returns the directory with the kubeconfigs of the provisioners.
+fn kubeconfigs() -> PathBuf {
+    std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into()
+}
+
+/// Returns an owner reference to a pod.
+fn owner_reference(pod: &Pod) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: pod.name_any(),
+        uid: pod.uid().unwrap(),
+        ..Default::default()
+    }
+}
+
 async fn create<K: Clone + fmt::Debug + Serialize + DeserializeOwned>(api: &Api<K>, object: Value) -> K {
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
@@ -424,10 +460,7 @@ async fn a_claim_is_provisioned_expanded_and_deleted() {
 async fn metrics_count_the_writes_of_a_claim() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
-    eventually("ready", || async {
-        provisioner.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
-    })
-    .await;
+    provisioner.until_ready().await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
     cluster.request_size("data", "4Mi").await;

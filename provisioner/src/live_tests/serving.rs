@@ -1,15 +1,31 @@
-//! Runs a provisioner on a fake store: for benchmarks without a disk, and for tests that stop and start the API server.
+//! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use futures::{StreamExt, future, stream};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use kube::{Api, Client, api::ListParams};
 use loopfs::Bytes;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Cluster, HERE};
-use crate::testing::fake_store::FakeStore;
+use super::{
+    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, kubeconfigs,
+    owner_reference,
+};
+use crate::{
+    api::traffic::ApiTraffic, loss::NodeLoss, node::process::Options, store::intents::Intents,
+    testing::fake_store::FakeStore,
+};
 
 /// More than all claims of a benchmark request.
 const SIZE: Bytes = Bytes(1 << 50);
+
+/// The number of provisioners that start concurrently. On a cluster, each has a processor of its own.
+const START_CONCURRENCY: usize = 32;
+/// More threads than a provisioner with few claims ever needs for blocking tasks. They are started when they are needed.
+const BLOCKING_THREADS_OF_NODE: usize = 16;
+/// The line on standard error after all provisioners are ready. The benchmark waits for it.
+const ALL_READY: &str = "all provisioners are ready";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "no test: it runs a provisioner until SIGTERM"]
@@ -26,4 +42,66 @@ async fn until_sigterm() {
         println!("volume {id}");
     }
     cluster.finish([provisioner]).await;
+}
+
+/// Runs a provisioner for each kubeconfig of a node, with the component claim-labels. All share this process and nothing else.
+#[test]
+#[ignore = "no test: it runs the provisioners of many nodes until SIGTERM"]
+fn fleet_until_sigterm() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    // Each provisioner always has a blocking task, which waits for changes of the mount table. With the default, 512 would occupy all
+    // threads.
+    runtime.enable_all().max_blocking_threads(nodes().len() * BLOCKING_THREADS_OF_NODE);
+    runtime.build().unwrap().block_on(serve_fleet());
+}
+
+async fn serve_fleet() {
+    let mut terminate = signal(SignalKind::terminate()).unwrap();
+    let pods = pods_of_driver(&administrator().await).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let mut fleet: Vec<Provisioner> = stream::iter(nodes())
+        .map(|node| start_of_fleet(scratch.path(), pods[&node].clone(), node))
+        .buffer_unordered(START_CONCURRENCY)
+        .collect()
+        .await;
+    eprintln!("{ALL_READY}");
+    let first_end = future::select_all(fleet.iter_mut().map(|one| Box::pin(one.tasks.join_next())));
+    tokio::select! {
+        _ = terminate.recv() => {}
+        (ended, _, _) = first_end => panic!("{}", crate::tasks::ended_early(ended)),
+    }
+    future::join_all(fleet.into_iter().map(Provisioner::stop)).await;
+}
+
+/// Starts the provisioner of a node, and waits until it can serve claims and watches only its own.
+async fn start_of_fleet(scratch: &Path, pod: OwnerReference, node: String) -> Provisioner {
+    let traffic = ApiTraffic::default();
+    let kubeconfig = Cluster::kubeconfig_of(&node);
+    let client = crate::api::client::connect(Some(kubeconfig), &traffic).await.unwrap();
+    let options = Options {
+        node_loss: NodeLoss::DryRun,
+        claim_labels: Some(claim_labels::source()),
+        ..Options::default()
+    };
+    let intents = Intents::beside(&scratch.join(&node));
+    let volumes = Arc::new(FakeStore::of_size(SIZE));
+    let provisioner = Provisioner::start(&node, &volumes, intents, pod, options, client, traffic).await;
+    provisioner.until_ready().await;
+    provisioner.until_it_watches_all_claims(false).await;
+    provisioner
+}
+
+/// Returns the nodes that have a kubeconfig.
+fn nodes() -> Vec<String> {
+    let entries = std::fs::read_dir(kubeconfigs()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| name.strip_suffix(".kubeconfig").map(str::to_owned)).collect()
+}
+
+/// Returns an owner reference to the driver's pod of each node.
+async fn pods_of_driver(admin: &Client) -> BTreeMap<String, OwnerReference> {
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), SYSTEM);
+    let pods = pods.list(&ListParams::default().labels(PODS_OF_DRIVER)).await.unwrap();
+    let scheduled = pods.iter().filter_map(|pod| Some((pod.spec.as_ref()?.node_name.clone()?, pod)));
+    scheduled.map(|(node, pod)| (node, owner_reference(pod))).collect()
 }

@@ -11,7 +11,6 @@
 //! its CSI controller is charged to it. The provisioner has the rights of the manifests.
 
 mod peer;
-mod processor_time;
 mod run;
 
 pub(super) use self::run::run;

@@ -15,11 +15,11 @@ use super::super::cluster::CLASS;
 use super::super::in_memory::{self, Installation, NODE};
 use super::super::measurement::{Environment, Measurements, Row, milliseconds};
 use super::super::outcome::{Args, Outcome};
+use super::super::processor_time;
 use super::super::provision::contender::DRIVER_USER;
 use super::super::provision::peer as sidecars;
 use super::super::threshold::{self, Threshold};
 use super::peer::{Peer, Programs};
-use super::processor_time;
 
 /// The timeout for one claim and the start of a contender.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(120);
@@ -157,13 +157,17 @@ impl Bench<'_> {
         Ok(sample)
     }
 
+    async fn api_server_cpu(&self) -> Result<Duration> {
+        processor_time::of_api_server(&processor_time::api_server_metrics(self.client).await?)
+    }
+
     async fn sample(&self, contender: Contender<'_>, batch: &Batch) -> Result<Sample> {
         let log_end = self.log.end()?;
         let cpu = processor_time::of_process(contender.process)?;
-        let api_server_cpu = processor_time::of_api_server(self.client).await?;
+        let api_server_cpu = self.api_server_cpu().await?;
         let times = batch.create_and_provision(BIND_TIMEOUT).await?;
         let cpu = processor_time::of_process(contender.process)?.saturating_sub(cpu);
-        let api_server_cpu = processor_time::of_api_server(self.client).await?.saturating_sub(api_server_cpu);
+        let api_server_cpu = self.api_server_cpu().await?.saturating_sub(api_server_cpu);
         let requests = self.log.requests(log_end, contender.user)?;
         let claims = self.claims as f64;
         Ok(Sample {

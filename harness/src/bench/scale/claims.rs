@@ -100,8 +100,7 @@ impl Claims {
         let number = self.deleted;
         self.deleted += 1;
         let name = format!("short-lived-{number}");
-        create(&self.api, &claim(&name, CLASS)?).await?;
-        self.patch(&name, SCHEDULER, &annotated([(SELECTED_NODE, self.node)])).await?;
+        create_for_node(&self.api, &name, self.node).await?;
         annotate_with_driver(&self.api, &name).await?;
         let mut bound = annotated(BOUND.map(|key| (key, "yes")));
         bound["spec"] = json!({"volumeName": volume_name(number)});
@@ -140,6 +139,12 @@ pub(super) async fn create(
 ) -> Result<PersistentVolumeClaim> {
     let created = api.create(&written_by(USER), claim).await;
     created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
+}
+
+/// Creates a claim as a user, and then selects its node as the scheduler does.
+pub(super) async fn create_for_node(api: &Api<PersistentVolumeClaim>, name: &str, node: &str) -> Result<()> {
+    create(api, &claim(name, CLASS)?).await?;
+    patch(api, name, SCHEDULER, &annotated([(SELECTED_NODE, node)])).await
 }
 
 /// Annotates a claim with the name of the driver, as kube-controller-manager does when the claim waits for a volume.

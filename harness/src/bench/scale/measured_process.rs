@@ -222,7 +222,8 @@ fn free_address() -> Result<SocketAddr> {
 
 const SERVER: &str = "/clusters/0/cluster/server";
 
-fn server_of(kubeconfig: &Value) -> Result<SocketAddr> {
+/// Returns the address of the API server in a kubeconfig.
+pub(super) fn server_of(kubeconfig: &Value) -> Result<SocketAddr> {
     let server =
         kubeconfig.pointer(SERVER).and_then(Value::as_str).and_then(|url| url.strip_prefix("https://"));
     let server = server.context("the kubeconfig names no server")?;
@@ -230,7 +231,7 @@ fn server_of(kubeconfig: &Value) -> Result<SocketAddr> {
 }
 
 /// Replaces the server's address. The certificate of the API server covers its IP address with any port.
-fn redirect(kubeconfig: &mut Value, proxy: SocketAddr) -> Result<()> {
+pub(super) fn redirect(kubeconfig: &mut Value, proxy: SocketAddr) -> Result<()> {
     let server = kubeconfig.pointer_mut(SERVER).context("the kubeconfig names no server")?;
     *server = format!("https://{proxy}").into();
     Ok(())

@@ -1,6 +1,6 @@
 //! The measurements of `bench scale` and their thresholds.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -13,6 +13,7 @@ use super::super::measurement::{Environment, Measurements, Row};
 use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::claims::Claims;
+use super::fleet::{self, FleetScale};
 use super::labels;
 use super::measured_process::{Installation, MeasuredProcess};
 use super::placement;
@@ -66,18 +67,26 @@ struct Sample {
 
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let scale = if args.quick { QUICK } else { FULL };
-    let claims = session.until_cancelled(prepare_and_run(session, scale)).await?;
-    let placement = session.until_cancelled(placement::run(session, args.quick)).await?;
-    let thresholds = |all: &Measurements| {
-        let placement = placement::thresholds(all, args.quick);
-        thresholds(all, scale).into_iter().chain(placement).collect()
+    let fleets = FleetScale::of(args.quick);
+    let logs = session.workspace.reports("bench").join("scale");
+    let parts = async {
+        let one_node = Box::pin(prepare_and_run(session, scale, logs.join("one-node"))).await?;
+        let placement = Box::pin(placement::run(session, args.quick)).await?;
+        let fleets = Box::pin(fleet::run(session, fleets, &logs)).await?;
+        Ok(vec![one_node, placement, fleets])
     };
-    Ok(Outcome::new(vec![claims, placement], thresholds, &[]))
+    let parts = session.until_cancelled(parts).await?;
+    let all_thresholds = |all: &Measurements| {
+        let mut thresholds = thresholds(all, scale);
+        thresholds.extend(placement::thresholds(all, args.quick));
+        thresholds.extend(fleet::thresholds(all, fleets));
+        thresholds
+    };
+    Ok(Outcome::new(parts, all_thresholds, &[]))
 }
 
-async fn prepare_and_run(session: &Session, scale: Scale) -> Result<Environment> {
+async fn prepare_and_run(session: &Session, scale: Scale, logs: PathBuf) -> Result<Environment> {
     let program = builds::driver_programs(session).await?.provisioner;
-    let logs = session.workspace.reports("bench").join("scale");
     let kubernetes = KubernetesSource::default();
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let step = session.progress.step("install the component claim-labels");

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use kube::Client;
 use testvm_cluster::api_error::api_error;
 
-use super::super::metrics_page;
+use super::metrics_page;
 
 /// The unit of times in `/proc/PID/stat`: a hundredth of a second on every architecture that this project runs on (proc(5),
 /// `USER_HZ`).
@@ -25,12 +25,15 @@ pub(super) fn of_process(id: i32) -> Result<Duration> {
     ticks(&stat).map(|ticks| TICK * ticks).with_context(|| format!("{path} has no processor times: {stat}"))
 }
 
-/// Returns the processor time that the API server has used since its start.
-pub(super) async fn of_api_server(client: &Client) -> Result<Duration> {
+/// Returns the metrics of the API server, in the text format of Prometheus.
+pub(super) async fn api_server_metrics(client: &Client) -> Result<String> {
     let request = http::Request::get("/metrics").body(Vec::new()).context("create a request")?;
-    let page =
-        client.request_text(request).await.map_err(api_error).context("read the API server's metrics")?;
-    let seconds = metrics_page::value(&page, OF_API_SERVER);
+    client.request_text(request).await.map_err(api_error).context("read the API server's metrics")
+}
+
+/// Returns the processor time that the API server has used since its start, by its metrics.
+pub(super) fn of_api_server(metrics: &str) -> Result<Duration> {
+    let seconds = metrics_page::value(metrics, OF_API_SERVER);
     seconds
         .map(Duration::from_secs_f64)
         .with_context(|| format!("the API server has no metric {OF_API_SERVER}"))
