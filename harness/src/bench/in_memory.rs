@@ -18,8 +18,9 @@ use crate::test_env::workload::create_namespace;
 /// The node of the provisioner.
 pub(super) const NODE: &str = NODES[0];
 
-/// Limits the shutdown of a provisioner that completes operations in progress.
-const STOP_GRACE: Duration = Duration::from_secs(20);
+/// Limits the shutdown of a provisioner. It completes operations in progress, and writes the events of hundreds of claims that its rate
+/// limit has held back.
+const STOP_GRACE: Duration = Duration::from_secs(120);
 
 /// The provisioner's program, and the directory of its log.
 pub(super) struct Installation<'a> {

@@ -209,8 +209,8 @@ async fn a_replica_leads_after_an_administrator_deleted_the_lease() {
     cluster.finish([controller]).await;
 }
 
-/// Returns the fault of a call while the requests of a leader with this verb and resource arrive late. In the meantime, the leader neither renews the
-/// Lease nor learns that it ended.
+/// Returns the fault of a call while the requests of a leader with this verb and resource arrive late. In the meantime, the leader
+/// neither renews the Lease nor learns that it ended.
 pub(super) fn stalls(call: &Call, verb: &str, resource: &str) -> Option<Fault> {
     match call {
         call if call.is(verb, resource) => Some(Fault::Late),
