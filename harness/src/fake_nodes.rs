@@ -78,6 +78,11 @@ impl LiveTests {
             .env("KUBECONFIG", &self.kubeconfig)
             .env(KUBECONFIGS, &self.kubeconfigs)
     }
+
+    /// Returns the program that runs [`SERVE`] or [`SERVE_FLEET`], with its environment.
+    pub(crate) fn serving(&self, name: &str) -> Program {
+        self.program().args([name, "--exact", "--ignored", "--nocapture"])
+    }
 }
 
 /// Builds the provisioner's live tests, starts a control plane that logs to `logs`, creates the nodes and

@@ -22,6 +22,9 @@ pub(super) const NODE: &str = NODES[0];
 /// limit has held back.
 const STOP_GRACE: Duration = Duration::from_secs(120);
 
+/// The place of measurements beside a control plane whose nodes are objects only.
+pub(super) const WITHOUT_KUBELETS: &str = "this machine, nodes without kubelets";
+
 /// The provisioner's program, and the directory of its log.
 pub(super) struct Installation<'a> {
     tests: &'a LiveTests,
@@ -34,8 +37,8 @@ pub(super) struct Provisioner(Process);
 impl Installation<'_> {
     /// Starts the provisioner of [`NODE`]. Its log is beside those of the control plane.
     pub(super) fn start(&self) -> Result<Provisioner> {
-        let program = self.tests.program().log(self.logs.join("provisioner.log"));
-        Ok(Provisioner(program.args([fake_nodes::SERVE, "--exact", "--ignored", "--nocapture"]).spawn()?))
+        let program = self.tests.serving(fake_nodes::SERVE).log(self.logs.join("provisioner.log"));
+        Ok(Provisioner(program.spawn()?))
     }
 }
 
@@ -93,8 +96,7 @@ pub(super) async fn beside_control_plane(
         },
     );
     let rows = rows.await?;
-    let machine = machine()?.with_kubernetes(kubernetes.minor.name());
-    Ok(Environment { place: "this machine, volumes in memory".to_owned(), machine, rows })
+    environment("this machine, volumes in memory", &kubernetes, rows)
 }
 
 /// Runs `measuring`. Returns an error if the process ends before it.
@@ -109,8 +111,10 @@ pub(super) async fn unless_ended<T>(
     }
 }
 
-/// Returns the description of this machine, none of whose file systems affects the measurements.
-pub(super) fn machine() -> Result<Machine> {
+/// Returns rows that were measured on this machine, with its description. None of its file systems affects the measurements.
+pub(super) fn environment(place: &str, kubernetes: &KubernetesSource, rows: Vec<Row>) -> Result<Environment> {
     let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("read {path}"));
-    Ok(Machine::of(&read(Machine::CPUINFO)?, &read(Machine::KERNEL)?, "none"))
+    let machine = Machine::of(&read(Machine::CPUINFO)?, &read(Machine::KERNEL)?, "none");
+    let machine = machine.with_kubernetes(kubernetes.minor.name());
+    Ok(Environment { place: place.to_owned(), machine, rows })
 }

@@ -61,7 +61,7 @@ async fn prepare_and_run(
                 report.append(test(session, tests.program(), &of_tests, &logs).await?);
             }
             if only.is_empty() || !of_backup.is_empty() {
-                report.append(restored_backup::run(session, tests.program(), control_plane, &logs).await?);
+                report.append(restored_backup::run(session, tests, control_plane, &logs).await?);
             }
             Ok(report)
         },

@@ -13,7 +13,6 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
-use testvm::process::Program;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::ControlPlane;
@@ -21,7 +20,7 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, VolumeMode, create_namespace};
 
-use crate::fake_nodes::{self, NODES};
+use crate::fake_nodes::{self, LiveTests, NODES};
 use crate::test_env::claims::{is_bound, with_selected_node};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::claim;
@@ -54,13 +53,13 @@ const STOP_GRACE: Duration = Duration::from_secs(20);
 /// Runs the part on a control plane with the driver. `logs` is the directory of its logs.
 pub(super) async fn run(
     session: &Session,
-    tests: Program,
+    tests: &LiveTests,
     control_plane: &ControlPlane,
     logs: &Path,
 ) -> Result<Report> {
     let step = session.progress.step("restore etcd from a backup while the provisioner runs");
     let log = logs.join("restored-backup.log");
-    let program = tests.args([fake_nodes::SERVE, "--exact", "--ignored", "--nocapture"]).log(&log);
+    let program = tests.serving(fake_nodes::SERVE).log(&log);
     let mut provisioner = program.spawn()?;
     let mut report = Report::new();
     let mut part = Part { control_plane, report: &mut report };

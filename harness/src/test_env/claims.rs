@@ -14,7 +14,7 @@ use super::environment::TestEnv;
 use super::sizes::Size;
 
 /// The annotation by which the scheduler tells the provisioner the node of the first pod.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Returns the claim as if the scheduler had chosen the node for its first pod.
 pub(crate) fn with_selected_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {

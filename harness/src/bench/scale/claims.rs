@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -15,10 +14,11 @@ use testvm_cluster::api_error::api_error;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::labels::LABEL;
 use super::measured_process::DRIVER;
+use super::numbered;
+use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload;
 
-const CREATE_CONCURRENCY: usize = 32;
 const CLAIM_SIZE: Size = Size::mebibytes(1);
 /// The timeout until the API server applies a policy that it has stored.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,7 +29,6 @@ const USER: &str = "kubectl";
 const SCHEDULER: &str = "kube-scheduler";
 const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 
-pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The annotations with the name of the driver. kube-controller-manager writes both.
 const PROVISIONER: [&str; 2] =
     ["volume.beta.kubernetes.io/storage-provisioner", "volume.kubernetes.io/storage-provisioner"];
@@ -72,16 +71,8 @@ impl Claims {
 
     /// Creates bound claims until there are `count`.
     pub(super) async fn create_up_to(&mut self, count: u64, step: &Step) -> Result<()> {
-        let mut creating = futures::stream::iter(self.existing..count)
-            .map(|number| self.create_bound(number))
-            .buffer_unordered(CREATE_CONCURRENCY);
-        let mut created = self.existing;
-        while creating.try_next().await?.is_some() {
-            created += 1;
-            step.note(format!("{created} of {count} claims"));
-        }
-        drop(creating);
-        self.existing = created;
+        let create = |number| self.create_bound(number);
+        self.existing = numbered::create(self.existing..count, "claims", step, create).await?;
         Ok(())
     }
 

@@ -89,9 +89,8 @@ pub(super) async fn run(session: &Session, scale: FleetScale, logs: &Path) -> Re
         let sample = measured.with_context(|| format!("fleet of {} nodes", fleet.nodes))?;
         rows.extend(rows_of(fleet.nodes, sample));
     }
-    let machine = in_memory::machine()?.with_kubernetes(kubernetes.minor.name());
-    let place = "this machine, the provisioners of all nodes in one process, volumes in memory".to_owned();
-    Ok(Environment { place, machine, rows })
+    let place = "this machine, the provisioners of all nodes in one process, volumes in memory";
+    in_memory::environment(place, &kubernetes, rows)
 }
 
 async fn measure(
@@ -119,7 +118,7 @@ async fn measure(
     let step = session.progress.step(format!("bind {} claims of {} nodes", claims.count(), nodes.len()));
     let before = api_server_cpu(client, &logs.join("api-server-before.metrics")).await?;
     let received_before = process.received();
-    let time = process.while_it_runs(claims.create_and_bind(&step)).await?;
+    let time = process.while_it_runs(Box::pin(claims.create_and_bind(&step))).await?;
     let received = process.received() - received_before;
     let after = api_server_cpu(client, &logs.join("api-server-after.metrics")).await?;
     let sample = Sample::new(claims.count(), time, after - before, received);

@@ -11,6 +11,7 @@ use testvm::process::Process;
 use testvm_cluster::ControlPlane;
 use tokio::sync::Notify;
 
+use super::super::in_memory::unless_ended;
 use super::counting_proxy::CountingProxy;
 use super::measured_process::{redirect, server_of};
 use crate::fake_nodes::{self, LiveTests};
@@ -49,8 +50,7 @@ impl FleetProcess {
             }
         };
         let process = LiveTests::new(tests.to_owned(), control_plane, directory.path())
-            .program()
-            .args([fake_nodes::SERVE_FLEET, "--exact", "--ignored", "--nocapture"])
+            .serving(fake_nodes::SERVE_FLEET)
             .log(log)
             .on_stderr_line(on_line)
             .spawn()?;
@@ -76,10 +76,7 @@ impl FleetProcess {
 
     /// Returns the result of `work`, or an error if the process ends before.
     pub(super) async fn while_it_runs<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        tokio::select! {
-            result = work => result,
-            ended = self.process.wait() => anyhow::bail!("the provisioners ended with {}", ended?),
-        }
+        unless_ended(&mut self.process, work).await
     }
 
     pub(super) async fn stop(self) -> Result<()> {

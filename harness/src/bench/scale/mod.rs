@@ -27,6 +27,7 @@ mod fleet_claims;
 mod fleet_process;
 mod labels;
 mod measured_process;
+mod numbered;
 mod placement;
 mod provisioner;
 mod run;

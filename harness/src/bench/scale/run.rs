@@ -107,8 +107,7 @@ async fn prepare_and_run(session: &Session, scale: Scale, logs: PathBuf) -> Resu
     };
     let profile = ClusterProfile::Benchmark;
     let rows = fake_nodes::with_driver(session, profile, &kubernetes, &logs, measure).await?;
-    let machine = in_memory::machine()?.with_kubernetes(kubernetes.minor.name());
-    Ok(Environment { place: "this machine, nodes without kubelets".to_owned(), machine, rows })
+    in_memory::environment(in_memory::WITHOUT_KUBELETS, &kubernetes, rows)
 }
 
 async fn measure(

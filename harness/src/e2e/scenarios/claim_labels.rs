@@ -15,6 +15,7 @@ use testvm_cluster::waiting::{State, until, until_one};
 
 use super::component;
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::InUse;
 
@@ -88,7 +89,7 @@ async fn labelled(env: &TestEnv<'_>) -> Result<()> {
     let label = format!("{}/node", env.driver.name);
     let mut checked = 0;
     for claim in claims {
-        let Some(node) = claim.annotations().get("volume.kubernetes.io/selected-node") else { continue };
+        let Some(node) = claim.annotations().get(SELECTED_NODE) else { continue };
         anyhow::ensure!(
             claim.labels().get(&label) == Some(node),
             "claim {} has the labels {:?}, and its node is {node}",

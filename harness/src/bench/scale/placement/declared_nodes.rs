@@ -1,7 +1,6 @@
 //! Nodes of the driver that are objects only.
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -12,9 +11,8 @@ use testvm_cluster::api_error::api_error;
 use super::super::super::cluster::CLASS;
 use super::super::labels;
 use super::super::measured_process::DRIVER;
+use super::super::numbered;
 use crate::fake_nodes::{self, NODES};
-
-const CREATE_CONCURRENCY: usize = 32;
 
 /// The nodes of the cluster: those on which the driver is installed, and the declared ones.
 pub(super) struct DeclaredNodes {
@@ -30,16 +28,8 @@ impl DeclaredNodes {
 
     /// Declares nodes until there are `count`.
     pub(super) async fn declare_up_to(&mut self, count: u64, step: &Step) -> Result<()> {
-        let mut declaring = futures::stream::iter(self.existing..count)
-            .map(|number| declare(&self.client, number))
-            .buffer_unordered(CREATE_CONCURRENCY);
-        let mut declared = self.existing;
-        while declaring.try_next().await?.is_some() {
-            declared += 1;
-            step.note(format!("{declared} of {count} nodes"));
-        }
-        drop(declaring);
-        self.existing = declared;
+        let declare = |number| declare(&self.client, number);
+        self.existing = numbered::create(self.existing..count, "nodes", step, declare).await?;
         Ok(())
     }
 }

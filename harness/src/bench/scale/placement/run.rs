@@ -21,6 +21,7 @@ use super::controller;
 use super::declared_nodes::DeclaredNodes;
 use crate::builds;
 use crate::fake_nodes::{self, NODES};
+use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::workload::create_namespace;
 
 const START: &str = "controller_start_bytes";
@@ -98,8 +99,7 @@ pub(in super::super) async fn run(session: &Session, quick: bool) -> Result<Envi
     };
     let profile = ClusterProfile::Benchmark;
     let rows = fake_nodes::with_driver(session, profile, &kubernetes, &logs, measure).await?;
-    let machine = in_memory::machine()?.with_kubernetes(kubernetes.minor.name());
-    Ok(Environment { place: "this machine, nodes without kubelets".to_owned(), machine, rows })
+    in_memory::environment(in_memory::WITHOUT_KUBELETS, &kubernetes, rows)
 }
 
 async fn measure(
@@ -172,7 +172,7 @@ async fn place(
 }
 
 fn judge(claim: Option<&PersistentVolumeClaim>) -> State {
-    let selected = claim.and_then(|claim| claim.annotations().get(claims::SELECTED_NODE));
+    let selected = claim.and_then(|claim| claim.annotations().get(SELECTED_NODE));
     match selected.map(String::as_str) {
         None => State::Pending("no node is selected".to_owned()),
         Some(NODE) => State::Ready,
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_claim_with_another_node_fails_the_wait() {
         let claim = |node: &str| {
-            let claim = json!({"metadata": {"annotations": {claims::SELECTED_NODE: node}}, "spec": {}});
+            let claim = json!({"metadata": {"annotations": {SELECTED_NODE: node}}, "spec": {}});
             serde_json::from_value::<PersistentVolumeClaim>(claim).unwrap()
         };
         assert!(matches!(judge(None), State::Pending(_)));
