@@ -19,9 +19,9 @@ pub(super) const MONITOR_SOCKET: &str = "monitor";
 /// The console shows lines of the severity notice and above, so all lines about faults. The kernel panics at the first oops,
 /// so that no output follows the cause, and QEMU exits instead of rebooting. The watchdogs' limits are long because the host
 /// may be busy. For the same reason the kernel does not check that the timer ticks in time: a kernel that misses a few of its
-/// ticks panics early in its boot.
+/// ticks panics early in its boot. The magic SysRq shows why a boot hangs.
 const KERNEL_ARGS: &str = "console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 \
-                           rcupdate.rcu_cpu_stall_timeout=120";
+                           rcupdate.rcu_cpu_stall_timeout=120 sysrq_always_enabled";
 
 /// Returns the arguments of `qemu-system-x86_64`.
 pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
@@ -216,7 +216,7 @@ max
 -initrd
 /run/initramfs
 -append
-console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 quiet
+console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 sysrq_always_enabled quiet
 -chardev
 socket,id=console,server=off,path=/s/console
 -serial

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use testvm_guest::report::END_OF_CONSOLE;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
+use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{mpsc, watch};
 
 use crate::kernel_log::{ExpectedLines, Finding, classify};
@@ -21,29 +21,32 @@ const MAX_FAULTS: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) struct Console {
     watcher: Arc<Mutex<Watcher>>,
-    /// The sender is dropped at the end of the console.
-    open: watch::Receiver<()>,
+    /// Notifies of each line. The sender is dropped at the end of the console.
+    lines: watch::Receiver<()>,
 }
 
 impl Console {
     /// Returns the console, and the task that reads it and appends it to `log`. The task sends a message when the kernel has
     /// crashed.
     pub(super) fn new(
-        stream: UnixStream,
+        stream: OwnedReadHalf,
         log: PathBuf,
         watcher: Watcher,
         fatal: mpsc::Sender<()>,
     ) -> (Console, impl Future<Output = ()> + Send + use<>) {
-        let (until_end, open) = watch::channel(());
-        let console = Console { watcher: Arc::new(Mutex::new(watcher)), open };
+        let (notify, lines) = watch::channel(());
+        let console = Console { watcher: Arc::new(Mutex::new(watcher)), lines };
         let reader = console.clone();
-        (console, async move {
-            reader.read(stream, log, fatal).await;
-            drop(until_end);
-        })
+        (console, async move { reader.read(stream, log, fatal, notify).await })
     }
 
-    async fn read(&self, stream: UnixStream, log: PathBuf, fatal: mpsc::Sender<()>) {
+    async fn read(
+        &self,
+        stream: OwnedReadHalf,
+        log: PathBuf,
+        fatal: mpsc::Sender<()>,
+        notify: watch::Sender<()>,
+    ) {
         let mut lines = BufReader::new(stream);
         let mut file = tokio::fs::OpenOptions::new().create(true).append(true).open(log).await.ok();
         let mut line = Vec::new();
@@ -61,6 +64,7 @@ impl Console {
                 // One message is enough.
                 fatal.try_send(()).ok();
             }
+            notify.send_replace(());
             line.clear();
         }
         if let Some(mut file) = file {
@@ -70,8 +74,14 @@ impl Console {
 
     /// Waits until QEMU has closed the console, as it does when it ends.
     pub(super) async fn closed(&self) {
-        let mut open = self.open.clone();
-        while open.changed().await.is_ok() {}
+        let mut lines = self.lines.clone();
+        while lines.changed().await.is_ok() {}
+    }
+
+    /// Waits until one of the last lines contains `text`. Returns `false` if the console is closed first.
+    pub(super) async fn shows(&self, text: &str) -> bool {
+        let mut lines = self.lines.clone();
+        lines.wait_for(|()| self.lock().tail.iter().any(|line| line.contains(text))).await.is_ok()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Watcher> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 use testvm_guest::report::Message;
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -15,18 +16,23 @@ use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, MONITOR_SOCKET, REPORT_SOCK
 use super::console::{Console, Watcher};
 use super::control::Control;
 use super::ending::{Evidence, FINAL_OUTPUT_TIMEOUT, POWER_OFF_TIMEOUT, checked_disks, follow};
-use super::monitor;
+use super::hypervisor::Accelerator;
+use super::monitor::{self, Monitor};
 use super::phase::{ExitReason, Phase};
 use super::reports::{LineTimes, Logs};
 use super::spec::{Disk, DiskMode, VmSpec, scratch_directory};
+use super::sysrq;
 use crate::disk_space::{self, BOOT_MIB};
 use crate::process::{Process, tail};
 use crate::progress::seconds;
 
 /// The timeout of QEMU's connections. QEMU connects to its sockets before it starts the guest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// The number of attempts to boot if QEMU aborts.
+/// The number of attempts to boot if the emulator fails.
 const MAX_BOOTS: usize = 3;
+
+/// The name of the log of the console.
+const CONSOLE_LOG: &str = "console.log";
 
 /// A running machine. Dropping it cuts its power.
 #[derive(Debug)]
@@ -38,6 +44,8 @@ pub struct Vm {
     messages: mpsc::UnboundedReceiver<Message>,
     said: watch::Receiver<LineTimes>,
     console: Console,
+    console_input: OwnedWriteHalf,
+    monitor: Monitor,
     /// The tasks that serve the sockets. They end when the machine is dropped.
     _tasks: JoinSet<()>,
     _sockets: tempfile::TempDir,
@@ -47,9 +55,10 @@ impl Vm {
     /// Starts QEMU, and waits until PID 1 runs.
     ///
     /// An emulating QEMU 10.0 occasionally aborts if one processor of a guest maps devices, as it does while
-    /// it boots, and another processor accesses some (`iotlb_to_section: Assertion ... failed`). The guest
-    /// has not caused it and has not done any work yet, so this function boots it again. It does not retry
-    /// after a crash of the guest.
+    /// it boots, and another processor accesses some (`iotlb_to_section: Assertion ... failed`). Rarely, an
+    /// emulated guest hangs while it loads its drivers. The guest has not done any work yet in either case, so this
+    /// function boots it again. It does not retry after a crash of the guest. `console.hung-boot-N.log` has the console of a boot
+    /// that hung, with the stacks of the guest's kernel.
     ///
     /// # Errors
     /// As [`start`](Vm::start), or the machine ends first, or `timeout` passes.
@@ -58,9 +67,17 @@ impl Vm {
         loop {
             let mut vm = Vm::start(spec).await?;
             match vm.wait_started(timeout).await {
-                Err(_) if boots < MAX_BOOTS && vm.has_aborted().await => boots += 1,
+                Err(_) if boots < MAX_BOOTS && vm.has_aborted().await => {}
+                Err(_)
+                    if boots < MAX_BOOTS
+                        && vm.is_booting()
+                        && spec.hypervisor.accelerator == Accelerator::Tcg =>
+                {
+                    vm.end_hung_boot(spec, boots).await?;
+                }
                 started => return started.map(|()| vm),
             }
+            boots += 1;
         }
     }
 
@@ -116,12 +133,14 @@ impl Vm {
         let (fatal_sender, fatal) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
         let watcher = Watcher::new(&spec.name, spec.kernel.expected_lines().clone());
-        let (console, reader) = Console::new(console, spec.logs.join("console.log"), watcher, fatal_sender);
+        let (console, console_input) = console.into_split();
+        let (console, reader) = Console::new(console, spec.logs.join(CONSOLE_LOG), watcher, fatal_sender);
         tasks.spawn(reader);
         let logs = Logs::new(spec.logs.clone())?;
         let said = logs.times();
         let evidence = Evidence { fatal, console: console.clone(), qemu_log, disks };
-        let disk_error = monitor::disk_error(monitor, spec.disks.clone());
+        let (monitor, qemu_messages) = monitor::open(monitor).await?;
+        let disk_error = monitor::disk_error(qemu_messages, spec.disks.clone());
         tasks.spawn(follow(report, disk_error, logs, evidence, phase_sender, message_sender));
         let (control, responses) = Control::new(control, phase.clone());
         tasks.spawn(responses);
@@ -133,6 +152,8 @@ impl Vm {
             messages,
             said,
             console,
+            console_input,
+            monitor,
             _tasks: tasks,
             _sockets: sockets,
         })
@@ -229,6 +250,26 @@ impl Vm {
     async fn has_aborted(&mut self) -> bool {
         let ended = tokio::time::timeout(FINAL_OUTPUT_TIMEOUT, self.process.wait()).await;
         matches!(ended, Ok(Ok(status)) if is_abort(status))
+    }
+
+    fn is_booting(&self) -> bool {
+        *self.phase.borrow() == Phase::Booting
+    }
+
+    /// Cuts the power of a machine that hangs in its boot, and keeps its console with the state of its kernel.
+    async fn end_hung_boot(mut self, spec: &VmSpec, boot: usize) -> Result<()> {
+        let shown = sysrq::show_state(&mut self.monitor, &mut self.console_input, &self.console).await;
+        self.process.signal(Signal::SIGKILL);
+        self.process.wait().await?;
+        let read = tokio::time::timeout(POWER_OFF_TIMEOUT, self.console.closed()).await;
+        read.with_context(|| format!("the console of {} was not closed", self.name))?;
+        let (log, kept) =
+            (spec.logs.join(CONSOLE_LOG), spec.logs.join(format!("console.hung-boot-{boot}.log")));
+        std::fs::rename(&log, &kept).with_context(|| format!("rename {}", log.display()))?;
+        let state =
+            shown.map_or_else(|error| format!("{error:#}"), |()| "its kernel responds to SysRq".to_owned());
+        eprintln!("{} did not boot, and is booted again: {state}; see {}", self.name, kept.display());
+        Ok(())
     }
 
     async fn wait_phase(

@@ -15,6 +15,7 @@ mod monitor;
 mod phase;
 mod reports;
 mod spec;
+mod sysrq;
 
 pub use accelerator::choose;
 pub use boot::{GuestFile, initramfs};

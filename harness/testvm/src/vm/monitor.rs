@@ -4,9 +4,12 @@
 //! host's error, because a deadline would pass without a cause, and an I/O error in the guest would look like a fault of
 //! what is tested.
 
+use anyhow::{Context, Result};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
 
 use super::spec::Disk;
 use crate::disk_space;
@@ -14,20 +17,67 @@ use crate::disk_space;
 /// The command without which QEMU sends no events.
 const START: &[u8] = b"{\"execute\": \"qmp_capabilities\"}\n";
 
-/// Waits until the host fails to read or write the image of a disk, and returns a message about it. It never returns
-/// otherwise.
-pub(super) async fn disk_error(stream: UnixStream, disks: Vec<Disk>) -> String {
+/// Sends commands to QEMU.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    writer: OwnedWriteHalf,
+    /// The number of commands that QEMU has answered.
+    answered: watch::Receiver<usize>,
+}
+
+/// The messages of QEMU.
+pub(super) struct Messages {
+    reader: OwnedReadHalf,
+    answered: watch::Sender<usize>,
+}
+
+/// Returns the two directions of the monitor, after it has requested events.
+///
+/// # Errors
+/// QEMU has ended.
+pub(super) async fn open(stream: UnixStream) -> Result<(Monitor, Messages)> {
     let (reader, mut writer) = stream.into_split();
-    if writer.write_all(START).await.is_ok() {
-        let mut lines = BufReader::new(reader).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            if let Some(message) = message(&line, &disks) {
-                return message;
-            }
+    writer.write_all(START).await.context("write to QEMU's monitor")?;
+    let (sender, answered) = watch::channel(0);
+    Ok((Monitor { writer, answered }, Messages { reader, answered: sender }))
+}
+
+impl Monitor {
+    /// Executes a command, which is a line of JSON, and waits until QEMU has answered.
+    ///
+    /// # Errors
+    /// QEMU ends.
+    pub(super) async fn execute(&mut self, command: &[u8]) -> Result<()> {
+        // The answer to START is the first.
+        self.answered.wait_for(|answered| *answered > 0).await.context("QEMU has ended")?;
+        let before = *self.answered.borrow_and_update();
+        self.writer.write_all(command).await.context("write to QEMU's monitor")?;
+        self.answered.wait_for(|answered| *answered > before).await.context("QEMU has ended")?;
+        Ok(())
+    }
+}
+
+/// Reads the messages until the host fails to read or write the image of a disk, and returns a message about it. It never
+/// returns otherwise.
+pub(super) async fn disk_error(messages: Messages, disks: Vec<Disk>) -> String {
+    let mut lines = BufReader::new(messages.reader).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if is_answer(&line) {
+            messages.answered.send_modify(|answered| *answered += 1);
+        }
+        if let Some(message) = message(&line, &disks) {
+            return message;
         }
     }
     // QEMU has ended, which the report port shows, too.
+    drop(messages.answered);
     std::future::pending().await
+}
+
+/// Returns `true` for the answer to a command, whether it succeeded or not.
+fn is_answer(line: &str) -> bool {
+    let answer: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(line).ok();
+    answer.is_some_and(|answer| answer.contains_key("return") || answer.contains_key("error"))
 }
 
 /// An event of QEMU. Other messages have other fields.
@@ -99,6 +149,16 @@ mod tests {
         assert!(text.contains("No space left on device"), "{text}");
         let of_node = line.replace("disk1", "").replace("#block345", "disk2");
         assert!(message(&of_node, &disks()).unwrap().contains("the disk cut"));
+    }
+
+    #[test]
+    fn an_answer_is_the_result_or_the_error_of_a_command() {
+        assert!(is_answer(r#"{"return": {}}"#));
+        assert!(is_answer(r#"{"error": {"class": "GenericError", "desc": "there is no console"}}"#));
+        for line in [r#"{"QMP": {"capabilities": []}}"#, r#"{"event": "RESUME", "timestamp": {}}"#, "[]", ""]
+        {
+            assert!(!is_answer(line), "{line}");
+        }
     }
 
     #[test]
