@@ -21,7 +21,7 @@ pub enum Role {
     /// Creates, expands and deletes volumes for the claims of one node. Runs on each node
     Node(NodeArgs),
     /// Performs the duties that concern the whole cluster: selects nodes for claims of classes with volumeBindingMode Immediate,
-    /// reconciles volumes of deleted nodes, and keeps the driver's objects as declared. Of its replicas, one is active
+    /// reconciles volumes of deleted nodes, reports those of nodes that are not ready, and keeps the driver's objects as declared. Of its replicas, one is active
     Controller(ControllerArgs),
 }
 

@@ -154,7 +154,8 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
     let builtin =
         builtin_objects.map(|config_map| builtin::Source { namespace: namespace.clone(), config_map });
     let claim_labels = claim_labels(Some(&namespace), &common);
-    let duties = Duties { builtin, claim_labels, node_loss: common.node_loss };
+    let unready_nodes = controller::unready_nodes::Timing::DEFAULT;
+    let duties = Duties { builtin, claim_labels, node_loss: common.node_loss, unready_nodes };
     let candidate = Candidate { namespace, holder };
     let parts = controller::process::Parts { client, identity, candidate, duties, monitoring };
     until_signal(controller::process::spawn(parts)).await

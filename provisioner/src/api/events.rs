@@ -62,6 +62,8 @@ pub(crate) enum Reason {
     DeclarationInvalid,
     /// The node of a volume was deleted, or has lost its disk.
     NodeLost,
+    /// The node of a claim's volume is not ready.
+    NodeNotReady,
 }
 
 /// The values of `type` in the events API.
@@ -103,6 +105,7 @@ impl Reason {
             Reason::ObjectFailed => ("ObjectFailed", WARNING, "KeepObjects"),
             Reason::DeclarationInvalid => ("DeclarationInvalid", WARNING, "KeepObjects"),
             Reason::NodeLost => ("NodeLost", WARNING, "SettleNodeLoss"),
+            Reason::NodeNotReady => ("NodeNotReady", WARNING, "CheckNodes"),
         }
     }
 }
@@ -171,7 +174,8 @@ impl Events {
         self.publish_about(regarding, reason, note.into());
     }
 
-    fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
+    /// Queues an event about an object that the caller has a reference to.
+    pub(crate) fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
         self.counter.count(reason.type_(), reason.as_str());
         let request = EventRequest { regarding, reason, note, at: Timestamp::now() };
         if let Err(error) = self.queue.try_send(request) {

@@ -13,6 +13,8 @@ pub(crate) struct HealthEndpoints {
     pub(crate) leads: watch::Receiver<bool>,
     /// `true` if this replica leads and has read the objects that its duties need.
     pub(crate) performs: watch::Receiver<bool>,
+    /// The number of volumes whose node is not ready.
+    pub(crate) unready_volumes: watch::Receiver<usize>,
 }
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
@@ -24,6 +26,12 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         self.traffic.register(&mut registry);
         let leads = u64::from(*self.leads.borrow());
         registry.count("leads", "1 if this replica holds the Lease and performs the duties, else 0", leads);
+        let unready = *self.unready_volumes.borrow() as u64;
+        registry.count(
+            "volumes_on_unready_nodes",
+            "Volumes whose node has not been ready for 5 minutes",
+            unready,
+        );
         Ok(registry)
     }
 
@@ -70,6 +78,7 @@ mod tests {
             traffic: ApiTraffic::default(),
             leads: value(leads),
             performs: value(performs),
+            unready_volumes: watch::Sender::new(3).subscribe(),
         }
     }
 
@@ -88,7 +97,9 @@ mod tests {
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();
         assert_eq!(served(&text), documented("loopfs_controller_"));
-        assert!(text.contains("\nloopfs_controller_leads 1\n"), "{text}");
+        for line in ["leads 1", "volumes_on_unready_nodes 3"] {
+            assert!(text.contains(&format!("\nloopfs_controller_{line}\n")), "{text}");
+        }
     }
 
     #[tokio::test]

@@ -10,3 +10,4 @@ pub(crate) mod lease;
 mod node_loss;
 pub(crate) mod process;
 mod registered_nodes;
+pub(crate) mod unready_nodes;

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     builtin, claim_labels, health_endpoints::HealthEndpoints, immediate, lease, node_loss,
-    registered_nodes::RegisteredNodes,
+    registered_nodes::RegisteredNodes, unready_nodes,
 };
 use crate::{
     api::{
@@ -28,6 +28,7 @@ pub(crate) struct Duties {
     /// Where to record that all claims are labelled with their nodes.
     pub(crate) claim_labels: Option<Source>,
     pub(crate) node_loss: NodeLoss,
+    pub(crate) unready_nodes: unready_nodes::Timing,
 }
 
 /// The parts that the process is created from.
@@ -47,6 +48,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (leads, performs) = (watch::Sender::new(false), watch::Sender::new(false));
+    let unready_volumes = watch::Sender::new(0);
     let leading = leads.subscribe();
     let stop = CancellationToken::new();
 
@@ -57,10 +59,11 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
             traffic,
             leads: leads.subscribe(),
             performs: performs.subscribe(),
+            unready_volumes: unready_volumes.subscribe(),
         };
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
-    let performing = perform_while_leading(cluster, duties, leading, performs);
+    let performing = perform_while_leading(cluster, duties, leading, Progress { performs, unready_volumes });
     tasks.spawn(named("duties", until(stop.clone(), performing)));
     tasks.spawn(named("lease", lease::compete(client.clone(), candidate, leads, stop.clone())));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
@@ -68,13 +71,20 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     (tasks, stop)
 }
 
-/// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash. Sets `performs`
-/// once it has read the objects that the duties of every controller need.
+/// What the duties report to the health endpoints.
+struct Progress {
+    /// `true` once this replica leads and has read the objects that the duties of every controller need.
+    performs: watch::Sender<bool>,
+    /// The number of volumes whose node is not ready, while this replica leads.
+    unready_volumes: watch::Sender<usize>,
+}
+
+/// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash.
 async fn perform_while_leading(
     cluster: Cluster,
     duties: Duties,
     mut leads: watch::Receiver<bool>,
-    performs: watch::Sender<bool>,
+    progress: Progress,
 ) {
     loop {
         // An error means that the task which competes for the Lease has ended. That ends the process.
@@ -83,16 +93,17 @@ async fn perform_while_leading(
         }
         tracing::info!("this replica leads");
         tokio::select! {
-            () = perform(&cluster, &duties, &performs) => return,
+            () = perform(&cluster, &duties, &progress) => return,
             _ = async { leads.wait_for(|leads| !*leads).await.is_ok() } => {
-                performs.send_replace(false);
+                progress.performs.send_replace(false);
+                progress.unready_volumes.send_replace(0);
                 tracing::info!("this replica does not lead any more");
             }
         }
     }
 }
 
-async fn perform(cluster: &Cluster, duties: &Duties, performs: &watch::Sender<bool>) {
+async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
     let (nodes, cache) = RegisteredNodes::new();
     let keeping_objects = async {
         match &duties.builtin {
@@ -114,7 +125,8 @@ async fn perform(cluster: &Cluster, duties: &Duties, performs: &watch::Sender<bo
     };
     tokio::join!(
         nodes.watch(cluster, cache),
-        immediate::run(cluster, &nodes, performs),
+        immediate::run(cluster, &nodes, &progress.performs),
+        unready_nodes::run(cluster, &nodes, duties.unready_nodes, &progress.unready_volumes),
         keeping_objects,
         labelling_claims,
         checking_nodes,

@@ -10,10 +10,7 @@ use k8s_openapi::api::{
 use kube::api::{WatchEvent, WatchParams};
 
 use super::{controllers, *};
-use crate::{
-    controller::{builtin, process::Duties},
-    loss::NodeLoss,
-};
+use crate::controller::{builtin, process::Duties};
 
 /// The ConfigMap that the role of the manifests lets the controller read.
 const CONFIG_MAP: &str = "loopfs-objects";
@@ -52,7 +49,7 @@ impl Cluster {
 
     async fn controller_with_builtin_objects(&self, holder: &str) -> Provisioner {
         let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
-        let duties = Duties { builtin: Some(source), claim_labels: None, node_loss: NodeLoss::Off };
+        let duties = Duties { builtin: Some(source), ..controllers::ONLY_PLACEMENT };
         self.controller_named(holder, duties).await
     }
 

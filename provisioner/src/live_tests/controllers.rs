@@ -11,6 +11,7 @@ use crate::{
     controller::{
         lease::Candidate,
         process::{Duties, Parts},
+        unready_nodes::Timing,
     },
     loss::NodeLoss,
     objects::ownership::SELECTED_NODE,
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The duties that every controller has.
 pub(super) const ONLY_PLACEMENT: Duties =
-    Duties { builtin: None, claim_labels: None, node_loss: NodeLoss::Off };
+    Duties { builtin: None, claim_labels: None, node_loss: NodeLoss::Off, unready_nodes: Timing::DEFAULT };
 
 /// Returns the kubeconfig of a replica, and the node in its token.
 pub(super) fn kubeconfig() -> (PathBuf, String) {

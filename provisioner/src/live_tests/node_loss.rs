@@ -10,7 +10,11 @@ use super::{
     faulty_api_server::{Call, Fault, FaultyApiServer},
     *,
 };
-use crate::{controller::process::Duties, loss::NodeLoss, objects::ownership::SELECTED_NODE};
+use crate::{
+    controller::{process::Duties, unready_nodes::Timing},
+    loss::NodeLoss,
+    objects::ownership::SELECTED_NODE,
+};
 
 const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
@@ -95,7 +99,7 @@ impl Cluster {
 }
 
 fn checking_nodes(mode: NodeLoss) -> Duties {
-    Duties { builtin: None, claim_labels: None, node_loss: mode }
+    Duties { node_loss: mode, ..controllers::ONLY_PLACEMENT }
 }
 
 fn is_released(volume: &PersistentVolume) -> bool {
@@ -135,6 +139,35 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
         process.stop().await;
     }
     cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
+#[tokio::test]
+async fn claims_of_a_node_that_is_not_ready_are_reported_while_it_is_not() {
+    let cluster = Cluster::connect().await;
+    // No kubelet runs there that would report that the node is ready.
+    cluster.create_node().await;
+    let retained =
+        json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}, "metadata": {"finalizers": null}});
+    let (_claim, volume) = cluster.claim_on(LOST, "data", "retain", retained).await;
+    let timing = Timing { interval: Duration::from_millis(50), grace: Duration::from_millis(100) };
+    let duties = Duties { unready_nodes: timing, ..controllers::ONLY_PLACEMENT };
+    let controller = cluster.controller(duties).await;
+    assert!(cluster.event("data", "NodeNotReady").await.contains(LOST));
+    let reports = async |volumes: usize| {
+        let line = format!("\nloopfs_controller_volumes_on_unready_nodes {volumes}\n");
+        eventually(&line, || async { controller.page("/metrics").await.contains(&line).then_some(()) }).await;
+    };
+    reports(1).await;
+
+    let nodes: Api<Node> = Api::all(cluster.admin.clone());
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    nodes.patch_status(LOST, &PatchParams::default(), &Patch::Merge(ready)).await.unwrap();
+    reports(0).await;
+    controller.stop().await;
+    cluster.delete_claim("data").await;
+    cluster.remove_objects(&[&volume.name_any()]).await;
+    cluster.delete_node().await;
     cluster.finish([]).await;
 }
 

@@ -1,0 +1,262 @@
+//! Reports volumes whose node is not ready.
+//!
+//! The programs of a node report the health of its volumes themselves. They cannot if the node does not run or has no network, and then
+//! a pod that uses such a volume waits without a word about the reason. This duty changes nothing: the node may come back
+//! with all its data.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume};
+use kube::{Api, ResourceExt, api::ListParams};
+use tokio::{sync::watch, time::sleep};
+
+use super::registered_nodes::RegisteredNodes;
+use crate::{
+    api::{cluster::Cluster, events::Reason, list},
+    error::Error,
+    objects::{ownership, pv},
+};
+
+/// When volumes of a node that is not ready are reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timing {
+    /// The interval of the check. One check lists all Nodes, because the API server cannot select those that are not ready.
+    pub(crate) interval: Duration,
+    /// How long a node may be not ready, for example while it restarts.
+    pub(crate) grace: Duration,
+}
+
+impl Timing {
+    /// Kubernetes evicts the pods of a node after the same time.
+    pub(crate) const DEFAULT: Timing =
+        Timing { interval: Duration::from_secs(300), grace: Duration::from_secs(300) };
+}
+
+/// Checks until shutdown. Sends the number of volumes whose node is not ready.
+pub(crate) async fn run(
+    cluster: &Cluster,
+    nodes: &RegisteredNodes,
+    timing: Timing,
+    unready_volumes: &watch::Sender<usize>,
+) {
+    nodes.synced.wait().await;
+    let Timing { interval, grace } = timing;
+    let mut check = UnreadyNodes { cluster, nodes, grace, since: BTreeMap::new(), reported: BTreeSet::new() };
+    loop {
+        match check.check(Instant::now()).await {
+            Ok(volumes) => drop(unready_volumes.send_replace(volumes)),
+            Err(error) => {
+                tracing::warn!(%error, "could not check for nodes that are not ready; the next check is in {interval:?}");
+            }
+        }
+        sleep(interval).await;
+    }
+}
+
+struct UnreadyNodes<'a> {
+    cluster: &'a Cluster,
+    nodes: &'a RegisteredNodes,
+    grace: Duration,
+    /// When this process first saw that each node is not ready.
+    since: BTreeMap<String, Instant>,
+    /// The nodes whose volumes have an event about this outage.
+    reported: BTreeSet<String>,
+}
+
+impl UnreadyNodes<'_> {
+    /// Checks once, and returns the number of volumes whose node is not ready.
+    ///
+    /// # Errors
+    /// When the Nodes or the PersistentVolumes cannot be read from the API server.
+    async fn check(&mut self, now: Instant) -> Result<usize, Error> {
+        let registered = self.nodes.names(now);
+        let unready = |node: &Node| !is_ready(node) && registered.contains(&node.name_any());
+        let nodes = Api::all(self.cluster.client.clone());
+        let unready = list::selected(&nodes, ListParams::default(), unready).await;
+        let unready = unready.map_err(|error| Error::api("list", "the Nodes", error))?;
+        let unready: BTreeSet<_> = unready.iter().map(|node| node.name_any()).collect();
+        self.since.retain(|node, _| unready.contains(node));
+        self.reported.retain(|node| unready.contains(node));
+        let mut count = 0;
+        for node in unready {
+            let since = *self.since.entry(node.clone()).or_insert(now);
+            if now < since + self.grace {
+                continue;
+            }
+            let volumes = self.volumes_of(&node).await?;
+            count += volumes.len();
+            if self.reported.insert(node.clone()) {
+                volumes.iter().filter_map(claim_of).for_each(|claim| self.report(claim, &node));
+            }
+        }
+        Ok(count)
+    }
+
+    async fn volumes_of(&self, node: &str) -> Result<Vec<PersistentVolume>, Error> {
+        let identity = &self.cluster.identity;
+        let labelled = ListParams::default().labels(&identity.node_selector(node));
+        let is_there = |volume: &PersistentVolume| ownership::is_only_on(volume, node, identity);
+        let volumes = list::selected(&self.cluster.volume_api(), labelled, is_there).await;
+        volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))
+    }
+
+    /// Records an event on the claim, which the owner of the data sees.
+    fn report(&self, claim: ObjectReference, node: &str) {
+        let note = format!(
+            "node {node:?}, which has the volume's data, is not ready; pods that use the claim cannot run on another node; repair \
+             the node, or delete the claim to give the data up"
+        );
+        self.cluster.events.publish_about(claim, Reason::NodeNotReady, note);
+    }
+}
+
+/// Returns `true` if the kubelet reports that the node is ready, and Kubernetes has heard from the kubelet recently.
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Returns the claim that a volume is bound to. The claim of a released volume was deleted.
+fn claim_of(volume: &PersistentVolume) -> Option<ObjectReference> {
+    if pv::phase(volume) != Some("Bound") {
+        return None;
+    }
+    let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    let part = |part: &Option<String>| part.clone().filter(|part| !part.is_empty());
+    Some(ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: Some(part(&claim.namespace)?),
+        name: Some(part(&claim.name)?),
+        // Without a UID, a volume is reserved for a claim and not bound yet.
+        uid: Some(part(&claim.uid)?),
+        ..ObjectReference::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::Method;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    };
+
+    fn node(name: &str, ready: &str) -> Value {
+        let conditions =
+            json!([{"type": "DiskPressure", "status": "True"}, {"type": "Ready", "status": ready}]);
+        json!({"metadata": {"name": name}, "status": {"conditions": conditions}})
+    }
+
+    fn nodes(items: &[Value]) -> ExpectedRequest {
+        let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": items});
+        expect(Method::GET, "/api/v1/nodes", None).respond(list)
+    }
+
+    /// Returns a PersistentVolume on this node.
+    fn volume(node: &str, change: Value) -> PersistentVolume {
+        let key = "topology.csi.loopfs.dev/node";
+        let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]);
+        let mut whole = json!({
+            "metadata": {"labels": {"csi.loopfs.dev/node": node}},
+            "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+        });
+        fixtures::merge_keeping_nulls(&mut whole, change);
+        fixtures::volume(whole)
+    }
+
+    fn volumes(items: &[PersistentVolume]) -> ExpectedRequest {
+        let list =
+            json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": items});
+        expect(Method::GET, "/api/v1/persistentvolumes", None).respond(list)
+    }
+
+    /// Checks at each of these times after the start. The driver is registered on node-a and node-b. Returns the results and the reasons of the
+    /// events.
+    async fn checked_at(
+        seconds: &[u64],
+        requests: Vec<ExpectedRequest>,
+    ) -> (Vec<Result<usize, Error>>, Vec<&'static str>) {
+        let test_context =
+            TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let registered = RegisteredNodes::of(&["node-a", "node-b"]);
+        let (since, reported) = Default::default();
+        let grace = Timing::DEFAULT.grace;
+        let mut check = UnreadyNodes { cluster: &ctx.cluster, nodes: &registered, grace, since, reported };
+        let start = Instant::now();
+        let mut results = Vec::new();
+        for time in seconds {
+            results.push(check.check(start + Duration::from_secs(*time)).await);
+        }
+        drop(ctx);
+        (results, test_context.finish().await)
+    }
+
+    /// Checks, all without an error.
+    async fn counted_at(seconds: &[u64], requests: Vec<ExpectedRequest>) -> (Vec<usize>, Vec<&'static str>) {
+        let (results, reasons) = checked_at(seconds, requests).await;
+        (results.into_iter().map(Result::unwrap).collect(), reasons)
+    }
+
+    #[rstest]
+    #[case::its_kubelet_says_so("False")]
+    #[case::its_kubelet_is_silent("Unknown")]
+    #[tokio::test]
+    async fn volumes_of_a_node_that_is_not_ready_are_counted_and_reported_once(#[case] ready: &str) {
+        let unready = || nodes(&[node("node-a", "True"), node("node-b", ready)]);
+        let on_it = [volume("node-b", json!({}))];
+        let requests = vec![unready(), unready(), volumes(&on_it), unready(), volumes(&on_it)];
+        assert_eq!(counted_at(&[0, 300, 600], requests).await, (vec![0, 1, 1], vec!["NodeNotReady"]));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_came_back_has_its_grace_time_again() {
+        let (unready, ready) = (|| nodes(&[node("node-b", "Unknown")]), || nodes(&[node("node-b", "True")]));
+        let on_it = [volume("node-b", json!({}))];
+        let requests =
+            vec![unready(), unready(), volumes(&on_it), ready(), unready(), unready(), volumes(&on_it)];
+        let counted = counted_at(&[0, 300, 600, 900, 1200], requests).await;
+        assert_eq!(counted, (vec![0, 1, 0, 0, 1], vec!["NodeNotReady", "NodeNotReady"]));
+    }
+
+    #[tokio::test]
+    async fn a_node_without_the_driver_is_not_read_further() {
+        let other = || nodes(&[node("node-c", "Unknown")]);
+        assert_eq!(counted_at(&[0, 300], vec![other(), other()]).await, (vec![0, 0], vec![]));
+    }
+
+    #[rstest]
+    #[case::not_bound(json!({"spec": {"claimRef": null}}), 1)]
+    #[case::reserved(json!({"status": {"phase": "Available"}}), 1)]
+    #[case::released(json!({"status": {"phase": "Released"}}), 1)]
+    #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), 0)]
+    #[case::reachable_from_other_nodes(json!({"spec": {"nodeAffinity": null}}), 0)]
+    #[tokio::test]
+    async fn no_claim_is_told_about_such_a_volume(#[case] change: Value, #[case] count: usize) {
+        let unready = || nodes(&[node("node-b", "Unknown")]);
+        let requests = vec![unready(), unready(), volumes(&[volume("node-b", change)])];
+        assert_eq!(counted_at(&[0, 300], requests).await, (vec![0, count], vec![]));
+    }
+
+    #[tokio::test]
+    async fn volumes_are_reported_after_an_error_of_the_api_server() {
+        let unready = || nodes(&[node("node-b", "Unknown")]);
+        let refused = expect(Method::GET, "/api/v1/persistentvolumes", None).refuse(500, "InternalError");
+        let on_it = [volume("node-b", json!({}))];
+        let requests = vec![unready(), unready(), refused, unready(), volumes(&on_it)];
+        let (results, reasons) = checked_at(&[0, 300, 600], requests).await;
+        assert!(matches!(results[..], [Ok(0), Err(_), Ok(1)]), "{results:?}");
+        assert_eq!(reasons, ["NodeNotReady"]);
+    }
+}
