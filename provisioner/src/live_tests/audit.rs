@@ -58,11 +58,14 @@ impl Cluster {
 async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     let cluster = Cluster::connect().await;
     let orphan = cluster.create_orphan("orphan");
+    // Its disk was on another node before.
+    let moved = cluster.create_orphan("moved");
     let label = fixtures::identity().node_label();
     let lost = format!("pvc-{}-lost", cluster.namespace);
     let theirs = format!("pvc-{}-theirs", cluster.namespace);
     cluster.object(&lost, json!({"metadata": {"labels": {&label: HERE}}})).await;
     cluster.object(&theirs, json!({"metadata": {"labels": {&label: "node-b"}}})).await;
+    cluster.object(moved.as_str(), json!({"metadata": {"labels": {&label: "node-b"}}})).await;
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
@@ -82,7 +85,7 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     cluster.remove_objects(&[&lost]).await;
     cluster.found(&provisioner, 0, 0).await;
-    cluster.remove_objects(&[&theirs, &adopted]).await;
+    cluster.remove_objects(&[&theirs, &adopted, moved.as_str()]).await;
     cluster.finish([provisioner]).await;
 }
 

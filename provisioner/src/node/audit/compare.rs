@@ -3,12 +3,10 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 
 use crate::{
-    api::list,
-    error::Error,
     metrics::Findings,
     objects::{identity::Identity, ownership, pv},
     store::{intents::Intents, volumes::Volumes},
@@ -95,13 +93,6 @@ fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -
 /// Returns `true` if the volume of a PersistentVolume is about to be deleted or was just deleted.
 fn is_being_deleted(object: &PersistentVolume) -> bool {
     object.metadata.deletion_timestamp.is_some() || pv::is_discarded(object)
-}
-
-/// Returns all PersistentVolumes of this driver on all nodes, including those that a person created.
-pub(crate) async fn objects(client: &Client, identity: &Identity) -> Result<Vec<PersistentVolume>, Error> {
-    let of_driver = |object: &PersistentVolume| ownership::csi(object, identity).is_some();
-    let objects = list::selected(&Api::all(client.clone()), ListParams::default(), of_driver).await;
-    objects.map_err(|error| Error::api("list", "PersistentVolumes", error))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! removes a volume that a PersistentVolume names, even if a person created that, and never a PersistentVolume.
 
 mod compare;
+mod named_by;
 mod report;
 mod run;
 

@@ -5,7 +5,10 @@ use std::{fmt::Write as _, path::Path};
 use kube::Client;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 
-use super::compare::{NodeVolumes, compare, objects};
+use super::{
+    compare::{NodeVolumes, compare},
+    named_by,
+};
 use crate::{metrics::Findings, objects::identity::Identity, store::intents::Intents};
 
 /// Audits once and returns the list. Changes nothing.
@@ -16,7 +19,7 @@ pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path
     // The volumes are read before and after the PersistentVolumes: a volume that is being created or deleted in the meantime is a
     // finding in at most one of the two comparisons.
     let before = read(data_dir)?;
-    let objects = objects(client, identity).await?;
+    let objects = named_by::all(client, identity).await?;
     let after = read(data_dir)?;
     let findings = compare(&before, &objects, identity).confirmed_by(compare(&after, &objects, identity));
     Ok(listed(&findings))

@@ -11,7 +11,10 @@ use kube::runtime::reflector::ObjectRef;
 use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
-use super::compare::{NodeVolumes, compare, objects};
+use super::{
+    compare::{NodeVolumes, compare},
+    named_by::{self, LabelledElsewhere},
+};
 use crate::{
     api::events::Reason,
     error::Error,
@@ -42,6 +45,17 @@ pub(crate) struct Collection {
 }
 
 impl Collection {
+    /// Returns `true` if the grace time of a volume had passed at `now`.
+    fn is_due(self, since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(since) >= self.after
+    }
+
+    /// Returns `true` if an orphan that is found at `now` could be removed.
+    fn may_remove(self, since: &HashMap<VolumeId, Instant>, now: Instant) -> bool {
+        // An orphan that is found for the first time, too.
+        self.is_due(now, now) || since.values().any(|since| self.is_due(*since, now))
+    }
+
     fn allows(self, orphans: usize, volumes: usize) -> bool {
         orphans * 100 <= volumes * usize::from(self.at_most_percent)
     }
@@ -49,15 +63,20 @@ impl Collection {
 
 /// Compares the volumes with the caches. If there are findings, compares again with the API server's objects and then the
 /// node's volumes. A volume that was being created or deleted during the first comparison is no finding in the second.
-async fn find(ctx: &Context) -> Result<Findings, Error> {
+///
+/// If `fresh`, the objects of other nodes are read from the API server too.
+async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> Result<Findings, Error> {
+    let (client, identity) = (&ctx.cluster.client, &ctx.cluster.identity);
     let before = node_volumes(ctx).await?;
     let cached = ctx.volumes.cache.state();
-    let suspected = compare(&before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
+    let suspected = compare(&before, cached.iter().map(|object| &**object), identity);
     if suspected.is_empty() {
         return Ok(suspected);
     }
-    let objects = objects(&ctx.cluster.client, &ctx.cluster.identity).await?;
-    Ok(suspected.confirmed_by(compare(&node_volumes(ctx).await?, &objects, &ctx.cluster.identity)))
+    let objects = named_by::of_node(client, identity).await?;
+    let suspected = suspected.confirmed_by(compare(&before, &objects, identity));
+    let others = elsewhere.naming(&suspected.orphans, fresh, client, identity).await?;
+    Ok(suspected.confirmed_by(compare(&node_volumes(ctx).await?, objects.iter().chain(others), identity)))
 }
 
 async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
@@ -70,13 +89,17 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     ctx.synced().await;
     ctx.storage.tried().await;
     let mut since = HashMap::new();
+    let mut elsewhere = LabelledElsewhere::default();
     loop {
-        match find(&ctx).await {
+        let now = Instant::now();
+        // A volume is removed only if no PersistentVolume at all names it.
+        let fresh = settings.collection.is_some_and(|collection| collection.may_remove(&since, now));
+        match find(&mut elsewhere, fresh, &ctx).await {
             Ok(findings) => {
                 report_findings(&findings, &ctx);
                 since = update_ages(since, &findings);
                 if let Some(collection) = settings.collection {
-                    collect(&since, collection, &ctx).await;
+                    collect(&since, collection, now, &ctx).await;
                 }
                 ctx.audit.set(Some(findings));
             }
@@ -128,8 +151,8 @@ fn report_findings(findings: &Findings, ctx: &Context) {
     ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
 }
 
-/// Removes the volumes that have been orphaned for the grace time, unless suspiciously many are orphaned.
-async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx: &Context) {
+/// Removes the volumes that had been orphaned for the grace time at `now`, unless suspiciously many are orphaned.
+async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, now: Instant, ctx: &Context) {
     let grace = collection.after;
     let orphans = since.keys().filter(|id| could_be_ours(id)).count();
     if orphans == 0 {
@@ -152,7 +175,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
         ctx.cluster.events.publish_on_node(Reason::OrphanedVolumesKept, note);
         return;
     }
-    for (id, _) in since.iter().filter(|(_, since)| since.elapsed() >= grace) {
+    for (id, _) in since.iter().filter(|(_, since)| collection.is_due(**since, now)) {
         match collect_one(id, ctx).await {
             Ok(true) => {
                 let note = format!(
@@ -245,7 +268,8 @@ mod tests {
 
     async fn collected(test_context: &TestContext, orphans: &[&str], at_most_percent: u8) {
         let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
-        collect(&since, Collection { after: Duration::ZERO, at_most_percent }, &test_context.ctx).await;
+        let collection = Collection { after: Duration::ZERO, at_most_percent };
+        collect(&since, collection, Instant::now(), &test_context.ctx).await;
     }
 
     fn absent() -> ExpectedRequest {
@@ -277,6 +301,63 @@ mod tests {
         collected(&test_context, &["pvc-1"], 25).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 5);
         assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    /// Returns the responses about the PersistentVolumes of this node and without label, and those of other nodes.
+    fn lists(elsewhere: Option<&[PersistentVolume]>) -> Vec<ExpectedRequest> {
+        let elsewhere = elsewhere.map(unlabelled);
+        [labelled(), unlabelled(&[])].into_iter().chain(elsewhere).collect()
+    }
+
+    /// Returns the orphans that two audits of a node with one volume find, the second one with or without a fresh list.
+    async fn found_twice(requests: [Vec<ExpectedRequest>; 2], fresh: bool) -> [BTreeSet<VolumeId>; 2] {
+        let requests = requests.into_iter().flatten().collect();
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let mut elsewhere = LabelledElsewhere::default();
+        let first = find(&mut elsewhere, false, &test_context.ctx).await.unwrap();
+        let second = find(&mut elsewhere, fresh, &test_context.ctx).await.unwrap();
+        test_context.finish().await;
+        [first.orphans, second.orphans]
+    }
+
+    #[rstest]
+    #[case::only_reported(false)]
+    #[case::could_be_removed(true)]
+    #[tokio::test]
+    async fn the_volumes_of_other_nodes_are_listed_once_for_an_orphan_unless_it_could_be_removed(
+        #[case] fresh: bool,
+    ) {
+        let requests = [lists(Some(&[])), lists(fresh.then_some(&[]))];
+        let orphan = ids(&[fixtures::VOLUME]);
+        assert_eq!(found_twice(requests, fresh).await, [orphan.clone(), orphan]);
+    }
+
+    #[tokio::test]
+    async fn a_volume_whose_disk_was_moved_here_is_not_orphaned() {
+        let moved = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+        let requests = [lists(Some(&[moved])), lists(None)];
+        assert_eq!(found_twice(requests, false).await, [ids(&[]), ids(&[])]);
+    }
+
+    #[rstest]
+    #[case::no_orphan(60, &[], false)]
+    #[case::a_recent_one(60, &[59], false)]
+    #[case::an_older_one(60, &[1, 60], true)]
+    #[case::without_grace_time(0, &[], true)]
+    fn an_orphan_could_be_removed_after_its_grace_time(
+        #[case] after: u64,
+        #[case] ages: &[u64],
+        #[case] expected: bool,
+    ) {
+        let start = Instant::now();
+        let now = start + Duration::from_secs(100);
+        let since = ages
+            .iter()
+            .map(|age| (VolumeId::parse(&format!("pvc-{age}")).unwrap(), now - Duration::from_secs(*age)));
+        let collection = Collection { after: Duration::from_secs(after), at_most_percent: 100 };
+        assert_eq!(collection.may_remove(&since.collect(), now), expected);
     }
 
     #[test]
