@@ -3,6 +3,7 @@
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use futures::future::BoxFuture;
@@ -10,8 +11,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, combinators::MapFrame};
 use hyper::body::{Body as HttpBody, Frame};
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
 };
 use tower::{BoxError, Layer, Service};
 
@@ -19,6 +20,9 @@ use crate::api::request::ApiRequest;
 
 /// Requests by verb, resource and HTTP status.
 type Requests = Family<[(&'static str, String); 3], Counter>;
+
+/// Unix times by resource.
+type Times = Family<[(&'static str, String); 1], Gauge>;
 
 /// Whether the API server answered a request. The error says why not.
 pub(crate) type Outcome = Result<(), String>;
@@ -33,6 +37,8 @@ pub(crate) type Outcome = Result<(), String>;
 pub(crate) struct ApiTraffic {
     reads: Requests,
     writes: Requests,
+    /// When the watches of each resource last delivered something.
+    watched: Times,
     latest: Arc<Mutex<Option<Latest>>>,
 }
 
@@ -48,6 +54,8 @@ impl ApiTraffic {
         registry.register("api_reads", help, self.reads.clone());
         let help = "Writes to the API server, by HTTP status; without a status, there was no response";
         registry.register("api_writes", help, self.writes.clone());
+        let help = "Unix time at which a watch last delivered an event or a bookmark";
+        registry.register_with_unit("watch_delivered_timestamp", help, Unit::Seconds, self.watched.clone());
     }
 
     /// Returns the latest outcome, or `None` before the first.
@@ -60,8 +68,13 @@ impl ApiTraffic {
         *self.lock() = Some(Latest { outcome, refuses_token: false });
     }
 
-    /// Records that a watch delivered something.
-    fn delivered(&self) {
+    /// Records that a response delivered something. That of a watch lasts for minutes.
+    pub(crate) fn delivered(&self, request: &ApiRequest) {
+        if request.verb == "watch" {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+            self.watched.get_or_create(&[("resource", request.resource.clone())]).set(now);
+        }
         let mut latest = self.lock();
         if !latest.as_ref().is_some_and(|latest| latest.refuses_token) {
             *latest = Some(Latest { outcome: Ok(()), refuses_token: false });
@@ -134,11 +147,11 @@ where
             let response = response.await;
             let status = response.as_ref().map(Response::status).map_err(ToString::to_string);
             let is_success = status.as_ref().is_ok_and(StatusCode::is_success);
-            traffic.ended(api_request, status);
+            traffic.ended(api_request.clone(), status);
             let (head, body) = response?.into_parts();
             let body: ObservedBody<B, B::Data> = body.map_frame(Box::new(move |frame| {
                 if is_success {
-                    traffic.delivered();
+                    traffic.delivered(&api_request);
                 }
                 frame
             }));
@@ -246,6 +259,26 @@ mod tests {
         let mut body = response.into_body().into_data_stream();
         assert!(body.next().now_or_never().flatten().unwrap().is_ok());
         assert_eq!(traffic.latest(), Some(expected.map_err(ToOwned::to_owned)));
+    }
+
+    #[rstest]
+    #[case::watch("https://api.test/api/v1/persistentvolumes?watch=true", true)]
+    #[case::read(VOLUME, false)]
+    #[tokio::test]
+    async fn the_time_of_the_latest_event_of_a_watch_is_recorded(#[case] uri: &str, #[case] recorded: bool) {
+        let traffic = ApiTraffic::default();
+        let frame = Frame::data(Bytes::from_static(b"{}"));
+        let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
+        let response = responded(&traffic, (Method::GET, uri), Ok(Response::new(body))).await.unwrap();
+        let time = |traffic: &ApiTraffic| {
+            let resource = [("resource", "persistentvolumes".to_owned())];
+            traffic.watched.get(&resource).map(|time| time.get())
+        };
+        assert_eq!(time(&traffic), None, "the head of the response is no event");
+        let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        assert!(response.into_body().into_data_stream().next().await.unwrap().is_ok());
+        let time = time(&traffic).map(|time| time.unsigned_abs());
+        assert_eq!(time.is_some_and(|time| time >= before), recorded, "{time:?}");
     }
 
     /// Watches that began with a valid token continue.

@@ -92,6 +92,8 @@ mod tests {
             let request = ApiRequest { verb, resource: "leases".to_owned() };
             endpoints.traffic.ended(request, Ok(StatusCode::OK));
         }
+        let watch = ApiRequest { verb: "watch", resource: "csinodes".to_owned() };
+        endpoints.traffic.delivered(&watch);
         let mut registry = endpoints.metrics().await.unwrap();
         monitoring::register_readiness(&mut registry, true);
         let mut text = String::new();

@@ -168,6 +168,8 @@ mod tests {
             let request = ApiRequest { verb, resource: "persistentvolumes".to_owned() };
             endpoints.traffic.ended(request, Ok(StatusCode::OK));
         }
+        let watch = ApiRequest { verb: "watch", resource: "persistentvolumes".to_owned() };
+        endpoints.traffic.delivered(&watch);
         assert_eq!(served(&scraped(&endpoints).await), documented("loopfs_provisioner_"));
     }
 
