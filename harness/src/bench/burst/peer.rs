@@ -49,7 +49,7 @@ impl Programs {
         Ok(Programs { provisioner, controller })
     }
 
-    /// Creates the peer's StorageClass and its kubeconfig, which has the administrator's rights.
+    /// Creates the peer's objects and its kubeconfig.
     pub(super) async fn install<'a>(
         &'a self,
         control_plane: &ControlPlane,
@@ -57,7 +57,7 @@ impl Programs {
         workers: u64,
     ) -> Result<Peer<'a>> {
         let client: &Client = control_plane.client();
-        peer::create_class(client).await?;
+        peer::create_objects(client).await?;
         // Only the owner can enter the directory.
         let directory = tempfile::tempdir().context("create a temporary directory")?;
         let path = directory.path().join(peer::KUBECONFIG);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
@@ -41,8 +42,12 @@ const PROGRAMS: [&str; 3] =
     ["/opt/kubernetes/csi-provisioner", "/opt/kubernetes/csi-resizer", "/opt/kubernetes/loopfs-csi"];
 pub(in crate::bench) const DRIVER_NAME: &str = "peer.loopfs.dev";
 pub(in crate::bench) const CLASS: &str = "peer";
-/// The peer's user name at the API server.
-pub(in crate::bench) const USER: &str = "sidecars";
+/// The peer's user name at the API server, and its group: those of a service account, as the driver has one. The API server limits the
+/// concurrent requests of service accounts, and not those of an administrator.
+pub(in crate::bench) const USER: &str = "system:serviceaccount:kube-system:sidecars";
+const GROUP: &str = "system:serviceaccounts";
+/// The name of the binding that gives the peer its rights.
+const BINDING: &str = "bench-sidecars";
 /// The peer's own directory on the node.
 pub(in crate::bench) const DIR: &str = "/run/peer";
 /// The names of the files in the peer's directory.
@@ -85,11 +90,10 @@ pub(in crate::bench) async fn tools(session: &Session) -> Result<Vec<(String, Pa
 }
 
 impl<'a> Peer<'a> {
-    /// Creates the peer's StorageClass, grants the peer the administrator's rights and starts its CSI
-    /// controller.
+    /// Creates the peer's objects and starts its CSI controller.
     pub(in crate::bench) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<Peer<'a>> {
         let client = cluster.client();
-        create_class(client).await?;
+        create_objects(client).await?;
         let control_plane = cluster.control_plane();
         let kubeconfig = control_plane.guest_kubeconfig(&caller(control_plane)?)?;
         let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/{KUBECONFIG}");
@@ -120,12 +124,15 @@ impl<'a> Peer<'a> {
         Ok(())
     }
 
-    /// Stops its CSI controller and deletes its StorageClass.
+    /// Stops its CSI controller and deletes its objects.
     pub(in crate::bench) async fn remove(self) -> Result<()> {
         self.driver.kill().await?;
         let classes: Api<StorageClass> = Api::all(self.client.clone());
         let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
-        deleted.map_err(api_error).with_context(|| format!("delete storage class {CLASS}")).map(drop)
+        deleted.map_err(api_error).with_context(|| format!("delete storage class {CLASS}"))?;
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
+        let deleted = bindings.delete(BINDING, &DeleteParams::default()).await;
+        deleted.map_err(api_error).with_context(|| format!("delete ClusterRoleBinding {BINDING}")).map(drop)
     }
 }
 
@@ -138,18 +145,25 @@ impl Sidecars<'_> {
     }
 }
 
-/// Creates the peer's StorageClass.
-pub(in crate::bench) async fn create_class(client: &Client) -> Result<()> {
+/// Creates the peer's StorageClass, and grants it all rights.
+pub(in crate::bench) async fn create_objects(client: &Client) -> Result<()> {
     let class: StorageClass = serde_json::from_value(json!({
         "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
     }))?;
     let created = Api::all(client.clone()).create(&PostParams::default(), &class).await;
-    created.map_err(api_error).with_context(|| format!("create storage class {CLASS}")).map(drop)
+    created.map_err(api_error).with_context(|| format!("create storage class {CLASS}"))?;
+    let binding: ClusterRoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": BINDING},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}],
+    }))?;
+    let created = Api::all(client.clone()).create(&PostParams::default(), &binding).await;
+    created.map_err(api_error).with_context(|| format!("create ClusterRoleBinding {BINDING}")).map(drop)
 }
 
-/// Returns the peer's certificate, with the administrator's rights.
+/// Returns the peer's certificate.
 pub(in crate::bench) fn caller(control_plane: &ControlPlane) -> Result<Identity> {
-    control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })
+    control_plane.authority().client(Subject { user: USER, group: Some(GROUP) })
 }
 
 fn driver_args(node: &str) -> Vec<String> {
