@@ -35,6 +35,9 @@ pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
 /// replica of the controller is on node N.
 const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
 
+/// The namespace of the driver.
+pub(crate) const SYSTEM: &str = "loopfs-system";
+
 /// The label with the name of a pod's program.
 const APP: &str = "app.kubernetes.io/name";
 const DAEMON_SET_APP: &str = "loopfs";
@@ -83,6 +86,12 @@ impl LiveTests {
     pub(crate) fn serving(&self, name: &str) -> Program {
         self.program().args([name, "--exact", "--ignored", "--nocapture"])
     }
+}
+
+/// Returns the volumes that a program of [`SERVING`] for one node names in its log when it stops.
+pub(crate) fn stored_volumes(log: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
+    Ok(text.lines().filter_map(|line| line.strip_prefix("volume ")).map(str::to_owned).collect())
 }
 
 /// Builds the provisioner's live tests, starts a control plane that logs to `logs`, creates the nodes and

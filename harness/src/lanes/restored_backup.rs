@@ -70,7 +70,7 @@ pub(super) async fn run(
     let status = provisioner.stop(STOP_GRACE).await?;
     if let Some(lost) = volumes {
         let started = Instant::now();
-        let stored = stored_volumes(&log);
+        let stored = fake_nodes::stored_volumes(&log);
         let result = stored.and_then(|stored| {
             anyhow::ensure!(status.success(), "the provisioner did not exit cleanly: {status}");
             anyhow::ensure!(stored.contains(&lost), "the node has the volumes {stored:?}, and not {lost}");
@@ -159,10 +159,4 @@ async fn write_objects(control_plane: &ControlPlane) -> Result<()> {
         written.map_err(api_error).context("write a ConfigMap")?;
     }
     Ok(())
-}
-
-/// Returns the volumes that the provisioner names in its log when it stops.
-fn stored_volumes(log: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
-    Ok(text.lines().filter_map(|line| line.strip_prefix("volume ")).map(str::to_owned).collect())
 }

@@ -1,5 +1,7 @@
 //! PersistentVolumeClaims of a scenario, and their PersistentVolumes.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -49,8 +51,18 @@ pub(crate) async fn create(
 
 /// Requests another size of the claim.
 pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
+    request_size(&env.claims(), claim, size).await
+}
+
+/// Waits until the claim's status has the size and no resize in progress.
+pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
+    until_expanded(env.claims(), claim, size, env.timeouts.grow).await
+}
+
+/// Requests another size of the claim.
+pub(crate) async fn request_size(claims: &Api<PersistentVolumeClaim>, claim: &str, size: Size) -> Result<()> {
     let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-    let patched = env.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
+    let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
     patched
         .map_err(api_error)
         .with_context(|| format!("ask for {} in claim {claim}", size.quantity()))
@@ -58,9 +70,14 @@ pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()
 }
 
 /// Waits until the claim's status has the size and no resize in progress.
-pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
+pub(crate) async fn until_expanded(
+    claims: Api<PersistentVolumeClaim>,
+    claim: &str,
+    size: Size,
+    within: Duration,
+) -> Result<()> {
     let asked = Quantity(size.quantity());
-    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
+    let waited = until_one(claims, claim, within, |claim| {
         let status = claim.and_then(|claim| claim.status.as_ref());
         let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
         let state = claim.and_then(resize_state);

@@ -1,6 +1,7 @@
 //! The parts that scenarios and benchmarks share: the driver under test as its manifests describe it, claims,
 //! pods and their volumes, and the inventory of a node.
 
+pub(crate) mod claim_labels;
 pub(crate) mod claims;
 pub(crate) mod disturbances;
 pub(crate) mod environment;

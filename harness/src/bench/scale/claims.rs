@@ -12,9 +12,9 @@ use testvm::progress::Step;
 use testvm_cluster::api_error::api_error;
 
 use super::super::cluster::{CLASS, NAMESPACE};
-use super::labels::LABEL;
 use super::measured_process::DRIVER;
 use super::numbered;
+use crate::test_env::claim_labels::LABEL;
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload;

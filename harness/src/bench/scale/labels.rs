@@ -8,16 +8,9 @@ use kube::{Api, Client};
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
 
+use crate::fake_nodes::SYSTEM;
+use crate::test_env::claim_labels::{BINDING_UID, NAME};
 use crate::test_env::manifests::Manifests;
-
-/// The namespace of the driver.
-pub(super) const SYSTEM: &str = "loopfs-system";
-/// The name of the policy, of its binding and of the ConfigMap with the record.
-pub(super) const NAME: &str = "loopfs-claim-labels";
-/// The label with the name of a claim's node.
-pub(super) const LABEL: &str = "csi.loopfs.dev/node";
-/// The key of the record in the ConfigMap.
-const BINDING_UID: &str = "policy-binding-uid";
 
 /// Applies the objects, and writes the record. The controller writes it when all claims are labelled, and there are none yet.
 pub(super) async fn install(client: &Client, manifests: &Manifests) -> Result<()> {

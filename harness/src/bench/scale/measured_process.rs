@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 
 use super::super::metrics_page;
 use super::counting_proxy::CountingProxy;
-use super::labels;
+use crate::fake_nodes::SYSTEM;
 
 pub(super) const DRIVER: &str = "csi.loopfs.dev";
 
@@ -100,7 +100,7 @@ impl MeasuredProcess {
             .args(["--node-loss", "dry-run", "--metrics-address", &endpoints.to_string()])
             .arg("--kubeconfig")
             .arg(path)
-            .env("POD_NAMESPACE", labels::SYSTEM)
+            .env("POD_NAMESPACE", SYSTEM)
             .env("POD_NAME", installation.pod.name_any())
             .log(log);
         let process = complete(program, &files).spawn()?;

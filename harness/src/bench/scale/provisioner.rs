@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kube::ResourceExt;
 
-use super::labels;
 use super::measured_process::{Installation, MeasuredProcess, Role};
+use crate::test_env::claim_labels;
 
 const ROLE: Role = Role {
     name: "node",
@@ -49,7 +49,7 @@ pub(super) async fn start(
         // An ordinary directory. On a node without a file system for volumes, the provisioner is ready all the same.
         let program = program.arg("--data-dir").arg(directory).env("POD_UID", uid);
         match contender {
-            Contender::Labels => program.args(["--claim-labels", labels::NAME]),
+            Contender::Labels => program.args(["--claim-labels", claim_labels::NAME]),
             Contender::All => program,
         }
     })

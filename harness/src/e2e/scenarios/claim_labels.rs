@@ -1,20 +1,19 @@
 //! The component `claim-labels` is added and removed while volumes are in use. No claim is missed, with and without a controller.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm_cluster::Cluster;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::waiting::{State, until};
 
 use super::component;
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claim_labels::until_recorded;
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::InUse;
@@ -22,13 +21,7 @@ use crate::test_env::in_use::InUse;
 pub(in crate::e2e) const NAME: &str = "claim labels";
 
 const COMPONENT: &str = "claim-labels";
-const CONFIG_MAP: &str = "loopfs-claim-labels";
-/// The key of the ConfigMap that the controller sets when all claims have labels.
-const RECORD: &str = "policy-binding-uid";
 const CONTROLLER: &str = "loopfs-controller";
-
-/// The controller records the labels one minute after it has found the policy.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(in crate::e2e) async fn run(
     scenario: &mut Scenario<'_>,
@@ -71,15 +64,7 @@ async fn provision_and_delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
 
 /// Waits until the ConfigMap has the record, or does not exist.
 async fn record(env: &TestEnv<'_>, expected: bool) -> Result<()> {
-    let config_maps: Api<ConfigMap> = Api::namespaced(env.client.clone(), env.driver.namespace());
-    until_one(config_maps, CONFIG_MAP, RECORD_TIMEOUT, |config_map| {
-        let recorded = config_map
-            .is_some_and(|config_map| config_map.data.iter().flatten().any(|(key, _)| key == RECORD));
-        let reached = if expected { recorded } else { config_map.is_none() };
-        State::ready_if(reached, format!("ConfigMap {CONFIG_MAP} is {config_map:?}"))
-    })
-    .await
-    .map(drop)
+    until_recorded(&env.client, env.driver.namespace(), expected).await
 }
 
 /// Checks the labels of the claims whose volumes are in use.

@@ -9,10 +9,10 @@ use testvm::progress::Step;
 use testvm_cluster::api_error::api_error;
 
 use super::super::super::cluster::CLASS;
-use super::super::labels;
 use super::super::measured_process::DRIVER;
 use super::super::numbered;
-use crate::fake_nodes::{self, NODES};
+use crate::fake_nodes::{self, NODES, SYSTEM};
+use crate::test_env::claim_labels::LABEL;
 
 /// The nodes of the cluster: those on which the driver is installed, and the declared ones.
 pub(super) struct DeclaredNodes {
@@ -38,7 +38,7 @@ impl DeclaredNodes {
 async fn declare(client: &Client, number: u64) -> Result<()> {
     let node = format!("declared-{number:05}");
     fake_nodes::register(client, &node, DRIVER).await.with_context(|| format!("declare node {node}"))?;
-    let capacities: Api<CSIStorageCapacity> = Api::namespaced(client.clone(), labels::SYSTEM);
+    let capacities: Api<CSIStorageCapacity> = Api::namespaced(client.clone(), SYSTEM);
     let created = capacities.create(&PostParams::default(), &capacity(&node, number)?).await;
     created.map_err(api_error).with_context(|| format!("create the CSIStorageCapacity of {node}")).map(drop)
 }
@@ -52,7 +52,7 @@ fn capacity(node: &str, number: u64) -> Result<CSIStorageCapacity> {
             "labels": {
                 "csi.storage.k8s.io/drivername": DRIVER,
                 "csi.storage.k8s.io/managed-by": "loopfs-provisioner",
-                labels::LABEL: node,
+                LABEL: node,
             },
         },
         "storageClassName": CLASS,
