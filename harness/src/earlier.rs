@@ -14,7 +14,47 @@ use testvm::session::Session;
 const PIN: &str = "harness/upgrade.toml";
 /// What users apply, from the root of a checkout.
 const MANIFESTS: &str = "csi/deploy";
-const PROGRAMS: [&str; 2] = ["loopfs-csi", "loopfs-provisioner"];
+
+/// A build of the pinned commit, whose result the cache keeps with the manifests.
+struct Build {
+    /// The name of the recipe, which also names the target directory.
+    recipe: &'static str,
+    title: &'static str,
+    /// The arguments of cargo.
+    args: &'static [&'static str],
+    /// The names of the programs.
+    programs: &'static [&'static str],
+}
+
+const DRIVER: Build = Build {
+    recipe: "earlier-version",
+    title: "build the earlier version of the driver",
+    args: &["build", "--locked", "--release", "--bins", "--package", "csi", "--package", "provisioner"],
+    programs: &[CSI, PROVISIONER],
+};
+const CSI: &str = "loopfs-csi";
+const PROVISIONER: &str = "loopfs-provisioner";
+
+/// The build of the provisioner's live tests, with the package and the feature that they have in the pinned commit.
+const LIVE_TESTS: Build = Build {
+    recipe: "earlier-live-tests",
+    title: "build the provisioner's tests of the earlier version",
+    args: &[
+        "test",
+        "--locked",
+        "--no-run",
+        "--lib",
+        "--package",
+        LIVE_TESTS_PACKAGE,
+        "--features",
+        "apiserver-tests",
+        // The debug information would be most of the program, which stays in the cache.
+        "--config",
+        "profile.dev.debug=false",
+    ],
+    programs: &[LIVE_TESTS_PACKAGE],
+};
+const LIVE_TESTS_PACKAGE: &str = "provisioner";
 
 /// The pinned commit.
 #[derive(Clone, Debug, Deserialize)]
@@ -35,42 +75,57 @@ pub(crate) struct EarlierVersion {
     pub(crate) checkout: PathBuf,
 }
 
+/// The provisioner's live tests and the manifests of the earlier version.
+#[derive(Clone, Debug)]
+pub(crate) struct EarlierLiveTests {
+    pub(crate) program: PathBuf,
+    /// A directory with the manifests below the same path as in a checkout.
+    pub(crate) checkout: PathBuf,
+}
+
 /// Returns the earlier version from the cache, or builds it.
 ///
 /// # Errors
 /// The checkout does not have the commit, or the programs do not compile.
 pub(crate) async fn earlier_version(session: &Session) -> Result<EarlierVersion> {
+    let (pin, artifact) = built(session, &DRIVER).await?;
+    let [csi, provisioner] = [CSI, PROVISIONER].map(|program| artifact.join(program));
+    Ok(EarlierVersion { name: pin.commit.chars().take(12).collect(), csi, provisioner, checkout: artifact })
+}
+
+/// Returns the live tests of the earlier version from the cache, or builds them.
+///
+/// # Errors
+/// The checkout does not have the commit, or the tests do not compile.
+pub(crate) async fn earlier_live_tests(session: &Session) -> Result<EarlierLiveTests> {
+    let (_pin, artifact) = built(session, &LIVE_TESTS).await?;
+    Ok(EarlierLiveTests { program: artifact.join(LIVE_TESTS_PACKAGE), checkout: artifact })
+}
+
+/// Returns the pin, and the directory with the programs and the manifests.
+async fn built(session: &Session, what: &Build) -> Result<(Pin, PathBuf)> {
     let root = session.workspace.root();
     let path = root.join(PIN);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let pin: Pin = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
-    let recipe = Recipe::new("earlier-version", 1).with("tree", &pin.tree);
+    let recipe = Recipe::new(what.recipe, 1).with("tree", &pin.tree);
     let artifact = session
         .cache
-        .artifact(&recipe, async |directory: &Path| build(session, root, &pin, directory).await)
+        .artifact(&recipe, async |directory: &Path| build(session, root, &pin, what, directory).await)
         .await?;
-    let [csi, provisioner] = PROGRAMS.map(|program| artifact.join(program));
-    Ok(EarlierVersion { name: pin.commit.chars().take(12).collect(), csi, provisioner, checkout: artifact })
+    Ok((pin, artifact))
 }
 
-/// Builds the programs of the pinned commit, and puts them into `directory` with the manifests.
-async fn build(session: &Session, root: &Path, pin: &Pin, directory: &Path) -> Result<()> {
+/// Builds programs of the pinned commit, and puts them into `directory` with the manifests.
+async fn build(session: &Session, root: &Path, pin: &Pin, what: &Build, directory: &Path) -> Result<()> {
     require(root, pin).await?;
     // Beside the programs of this version and not among them: cargo does not distinguish the packages of two checkouts.
-    let scratch = session.workspace.target().join(format!("earlier-{}", pin.tree));
+    let scratch = session.workspace.target().join(format!("{}-{}", what.recipe, pin.tree));
     let sources = scratch.join("sources");
     cache::remove_dir(&sources)?;
     export(root, &pin.commit, &[], &sources).await?;
-    let args = ["build", "--locked", "--release", "--bins", "--package", "csi", "--package", "provisioner"];
-    let built = programs_of(
-        session,
-        &sources,
-        &scratch.join("target"),
-        "build the earlier version of the driver",
-        &args,
-    )
-    .await?;
-    for program in PROGRAMS {
+    let built = programs_of(session, &sources, &scratch.join("target"), what.title, what.args).await?;
+    for program in what.programs {
         let from = built.program(program)?;
         fs::copy(&from, directory.join(program)).with_context(|| format!("copy {}", from.display()))?;
     }

@@ -58,6 +58,11 @@ pub(crate) const SERVING: &str = "live_tests::serving::";
 pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 /// The provisioners of all nodes that have kubeconfigs, with the component claim-labels.
 pub(crate) const SERVE_FLEET: &str = "live_tests::serving::fleet_until_sigterm";
+/// One role of the driver, which [`ROLE`] names, with the component claim-labels.
+pub(crate) const SERVE_ROLE: &str = "live_tests::serving::role_until_sigterm";
+/// The variable with the role of [`SERVE_ROLE`]: the name of a node, whose provisioner runs, or [`CONTROLLER`].
+pub(crate) const ROLE: &str = "PROVISIONER_ROLE";
+pub(crate) const CONTROLLER: &str = "controller";
 /// The line on the standard error of [`SERVE_FLEET`] after all provisioners are ready.
 pub(crate) const FLEET_READY: &str = "all provisioners are ready";
 
@@ -82,7 +87,7 @@ impl LiveTests {
             .env(KUBECONFIGS, &self.kubeconfigs)
     }
 
-    /// Returns the program that runs [`SERVE`] or [`SERVE_FLEET`], with its environment.
+    /// Returns the program that runs a test of [`SERVING`], with its environment.
     pub(crate) fn serving(&self, name: &str) -> Program {
         self.program().args([name, "--exact", "--ignored", "--nocapture"])
     }

@@ -2,8 +2,9 @@
 //! volumes in memory.
 //!
 //! The nodes are fake nodes, so there is no virtual machine. Decisions of Kubernetes that need no kubelet
-//! take seconds here. The provisioner has only the rights of the manifests. Etcd is restored from a backup on the same control plane. The
-//! Helm chart of the driver is tested on another one, which has nothing installed.
+//! take seconds here. The provisioner has only the rights of the manifests. On the same control plane, etcd is restored from a
+//! backup, and two versions of the driver run side by side. The Helm chart of the driver is tested on another one, which has nothing
+//! installed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use testvm_cluster::{ClusterProfile, KubernetesSource};
 
 use super::chart;
 use super::libtest::Run;
-use super::restored_backup;
+use super::{restored_backup, side_by_side};
 use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";
@@ -27,11 +28,10 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 /// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
 
-/// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart, and
-/// [`restored_backup::NAME`] the restoration of etcd.
+/// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart,
+/// [`restored_backup::NAME`] the restoration of etcd, and [`side_by_side::NAME`] the two versions.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
-    let (of_chart, of_tests): (Vec<String>, Vec<String>) =
-        only.iter().cloned().partition(|text| text == chart::NAME);
+    let (of_chart, of_tests) = split(only, chart::NAME);
     let mut report = Report::new();
     if only.is_empty() || !of_tests.is_empty() {
         report.append(session.until_cancelled(prepare_and_run(session, kubernetes, &of_tests)).await?);
@@ -42,14 +42,19 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: 
     Ok(report)
 }
 
+/// Returns the texts that are the name of a part, and the other ones.
+fn split(only: &[String], part: &str) -> (Vec<String>, Vec<String>) {
+    only.iter().cloned().partition(|text| text == part)
+}
+
 async fn prepare_and_run(
     session: &Session,
     kubernetes: &KubernetesSource,
     only: &[String],
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
-    let (of_backup, of_tests): (Vec<String>, Vec<String>) =
-        only.iter().cloned().partition(|text| text == restored_backup::NAME);
+    let (of_backup, of_others) = split(only, restored_backup::NAME);
+    let (of_versions, of_tests) = split(&of_others, side_by_side::NAME);
     fake_nodes::with_live_tests(
         session,
         ClusterProfile::Default,
@@ -62,6 +67,10 @@ async fn prepare_and_run(
             }
             if only.is_empty() || !of_backup.is_empty() {
                 report.append(restored_backup::run(session, tests, control_plane, &logs).await?);
+            }
+            // The last part: it replaces the rights of the nodes.
+            if only.is_empty() || !of_versions.is_empty() {
+                report.append(side_by_side::run(session, tests, control_plane, &logs).await?);
             }
             Ok(report)
         },

@@ -20,6 +20,7 @@ mod power_cut;
 mod restored_backup;
 mod sanity;
 mod second_driver;
+mod side_by_side;
 mod skips;
 mod unit;
 mod versions;

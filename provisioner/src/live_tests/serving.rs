@@ -1,4 +1,4 @@
-//! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server.
+//! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server or the processes.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -6,15 +6,15 @@ use futures::{StreamExt, future, stream};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{Api, Client, api::ListParams};
 use loopfs::Bytes;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
     Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, kubeconfigs,
     owner_reference,
 };
 use crate::{
-    api::traffic::ApiTraffic, loss::NodeLoss, node::process::Options, store::intents::Intents,
-    testing::fake_store::FakeStore,
+    api::traffic::ApiTraffic, controller::process::Duties, loss::NodeLoss, node::process::Options,
+    store::intents::Intents, testing::fake_store::FakeStore,
 };
 
 /// More than all claims of a benchmark request.
@@ -24,24 +24,58 @@ const SIZE: Bytes = Bytes(1 << 50);
 const START_CONCURRENCY: usize = 32;
 /// More threads than a provisioner with few claims ever needs for blocking tasks. They are started when they are needed.
 const BLOCKING_THREADS_OF_NODE: usize = 16;
+/// The variable with the role of [`role_until_sigterm`]: the name of a node, whose provisioner runs, or [`CONTROLLER`].
+const ROLE: &str = "PROVISIONER_ROLE";
+const CONTROLLER: &str = "controller";
 /// The line on standard error after all provisioners are ready. The benchmark waits for it.
 const ALL_READY: &str = "all provisioners are ready";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "no test: it runs a provisioner until SIGTERM"]
 async fn until_sigterm() {
-    let mut terminate = signal(SignalKind::terminate()).unwrap();
+    let terminate = terminate();
     let cluster = Cluster::connect().await;
     let store = Arc::new(FakeStore::of_size(SIZE));
-    let mut provisioner = cluster.provisioner_on(HERE, &store).await;
+    let provisioner = cluster.provisioner_on(HERE, &store).await;
+    serve(cluster, provisioner, &store, terminate).await;
+}
+
+/// Runs the provisioner of a node or the controller, with the component claim-labels and the default of the manifests for `NODE_LOSS`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "no test: it runs a role of the driver until SIGTERM"]
+async fn role_until_sigterm() {
+    let terminate = terminate();
+    let cluster = Cluster::connect().await;
+    let store = Arc::new(FakeStore::of_size(SIZE));
+    let role = std::env::var(ROLE).expect(ROLE);
+    let process = if role == CONTROLLER {
+        let labels = Some(claim_labels::source());
+        cluster.controller(Duties { builtin: None, claim_labels: labels, node_loss: NodeLoss::DryRun }).await
+    } else {
+        cluster.provisioner_with(&role, &store, options_with_labels()).await
+    };
+    serve(cluster, process, &store, terminate).await;
+}
+
+/// Waits for SIGTERM, stops the process and prints the volumes in its store.
+async fn serve(cluster: Cluster, mut process: Provisioner, store: &FakeStore, mut terminate: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
-        ended = provisioner.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
+        ended = process.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
     }
+    cluster.finish([process]).await;
     for id in store.state().volumes.keys() {
         println!("volume {id}");
     }
-    cluster.finish([provisioner]).await;
+}
+
+/// Returns the signal SIGTERM, which ends this process no longer.
+fn terminate() -> Signal {
+    signal(SignalKind::terminate()).unwrap()
+}
+
+fn options_with_labels() -> Options {
+    Options { node_loss: NodeLoss::DryRun, claim_labels: Some(claim_labels::source()), ..Options::default() }
 }
 
 /// Runs a provisioner for each kubeconfig of a node, with the component claim-labels. All share this process and nothing else.
@@ -56,7 +90,7 @@ fn fleet_until_sigterm() {
 }
 
 async fn serve_fleet() {
-    let mut terminate = signal(SignalKind::terminate()).unwrap();
+    let mut terminate = terminate();
     let pods = pods_of_driver(&administrator().await).await;
     let scratch = tempfile::tempdir().unwrap();
     let mut fleet: Vec<Provisioner> = stream::iter(nodes())
@@ -78,14 +112,10 @@ async fn start_of_fleet(scratch: &Path, pod: OwnerReference, node: String) -> Pr
     let traffic = ApiTraffic::default();
     let kubeconfig = Cluster::kubeconfig_of(&node);
     let client = crate::api::client::connect(Some(kubeconfig), &traffic).await.unwrap();
-    let options = Options {
-        node_loss: NodeLoss::DryRun,
-        claim_labels: Some(claim_labels::source()),
-        ..Options::default()
-    };
     let intents = Intents::beside(&scratch.join(&node));
     let volumes = Arc::new(FakeStore::of_size(SIZE));
-    let provisioner = Provisioner::start(&node, &volumes, intents, pod, options, client, traffic).await;
+    let provisioner =
+        Provisioner::start(&node, &volumes, intents, pod, options_with_labels(), client, traffic).await;
     provisioner.until_ready().await;
     provisioner.until_it_watches_all_claims(false).await;
     provisioner
