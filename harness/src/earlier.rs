@@ -102,12 +102,25 @@ pub(crate) async fn earlier_live_tests(session: &Session) -> Result<EarlierLiveT
     Ok(EarlierLiveTests { program: artifact.join(LIVE_TESTS_PACKAGE), checkout: artifact })
 }
 
+/// Checks that the checkout has the pinned commit. A shallow one may not have it.
+///
+/// # Errors
+/// It does not, or the pin cannot be read.
+pub(crate) async fn require_earlier_version(session: &Session) -> Result<()> {
+    let root = session.workspace.root();
+    require(root, &pin(root)?).await
+}
+
+fn pin(root: &Path) -> Result<Pin> {
+    let path = root.join(PIN);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("parse {}", path.display()))
+}
+
 /// Returns the pin, and the directory with the programs and the manifests.
 async fn built(session: &Session, what: &Build) -> Result<(Pin, PathBuf)> {
     let root = session.workspace.root();
-    let path = root.join(PIN);
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let pin: Pin = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    let pin = pin(root)?;
     let recipe = Recipe::new(what.recipe, 1).with("tree", &pin.tree);
     let artifact = session
         .cache

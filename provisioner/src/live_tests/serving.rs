@@ -9,8 +9,8 @@ use loopfs::Bytes;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
-    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, kubeconfigs,
-    owner_reference,
+    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, controllers,
+    kubeconfigs, owner_reference,
 };
 use crate::{
     api::traffic::ApiTraffic, controller::process::Duties, loss::NodeLoss, node::process::Options,
@@ -50,7 +50,13 @@ async fn role_until_sigterm() {
     let role = std::env::var(ROLE).expect(ROLE);
     let process = if role == CONTROLLER {
         let labels = Some(claim_labels::source());
-        cluster.controller(Duties { builtin: None, claim_labels: labels, node_loss: NodeLoss::DryRun }).await
+        cluster
+            .controller(Duties {
+                claim_labels: labels,
+                node_loss: NodeLoss::DryRun,
+                ..controllers::ONLY_PLACEMENT
+            })
+            .await
     } else {
         cluster.provisioner_with(&role, &store, options_with_labels()).await
     };
