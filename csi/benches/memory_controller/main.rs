@@ -1,11 +1,11 @@
 //! Serves a CSI controller that creates nothing: each call returns at once. `cargo harness bench burst` runs external-provisioner
-//! beside it, so that the benchmark measures external-provisioner alone.
+//! beside it, and `cargo harness bench scale` external-resizer as well, so that the benchmarks measure the sidecars alone.
 //!
 //! ```console
 //! $ cargo bench -p csi --features bench --bench memory_controller -- /tmp/csi.sock peer.loopfs.dev node-a
 //! ```
 //!
-//! It serves the calls of external-provisioner until SIGTERM, and refuses the others.
+//! It serves the calls of the two sidecars until SIGTERM, and refuses the others.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -82,7 +82,7 @@ macro_rules! service {
                 &self,
                 _request: Request<wire::$request>,
             ) -> Result<Response<wire::$response>, Status> {
-                Err(Status::unimplemented(concat!(stringify!($call), ": external-provisioner does not call it")))
+                Err(Status::unimplemented(concat!(stringify!($call), ": the sidecars do not call it")))
             })*
         }
     };
@@ -150,10 +150,23 @@ service! {
             &self,
             _request: Request<wire::ControllerGetCapabilitiesRequest>,
         ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
-            let rpc = of_controller::Rpc { r#type: of_controller::rpc::Type::CreateDeleteVolume as i32 };
-            let capability =
-                wire::ControllerServiceCapability { r#type: Some(of_controller::Type::Rpc(rpc)) };
-            Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities: vec![capability] }))
+            use of_controller::rpc::Type;
+            let capabilities = [Type::CreateDeleteVolume, Type::ExpandVolume].map(|rpc| {
+                let rpc = of_controller::Rpc { r#type: rpc as i32 };
+                wire::ControllerServiceCapability { r#type: Some(of_controller::Type::Rpc(rpc)) }
+            });
+            Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities: capabilities.to_vec() }))
+        }
+
+        async fn controller_expand_volume(
+            &self,
+            request: Request<wire::ControllerExpandVolumeRequest>,
+        ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
+            let range = request.into_inner().capacity_range;
+            Ok(Response::new(wire::ControllerExpandVolumeResponse {
+                capacity_bytes: range.map_or(0, |range| range.required_bytes),
+                node_expansion_required: false,
+            }))
         }
     }
     refuses {
@@ -168,7 +181,6 @@ service! {
         delete_snapshot: DeleteSnapshotRequest -> DeleteSnapshotResponse,
         list_snapshots: ListSnapshotsRequest -> ListSnapshotsResponse,
         get_snapshot: GetSnapshotRequest -> GetSnapshotResponse,
-        controller_expand_volume: ControllerExpandVolumeRequest -> ControllerExpandVolumeResponse,
         controller_get_volume: ControllerGetVolumeRequest -> ControllerGetVolumeResponse,
         controller_modify_volume: ControllerModifyVolumeRequest -> ControllerModifyVolumeResponse,
     }

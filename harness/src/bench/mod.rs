@@ -22,6 +22,7 @@ mod loop_devices;
 mod mann_whitney;
 mod measurement;
 mod memory;
+mod memory_controller;
 mod metrics_page;
 mod node;
 mod node_process;

@@ -7,14 +7,12 @@ use anyhow::{Context, Result};
 use kube::Client;
 use tempfile::TempDir;
 use testvm::process::{Process, Program};
-use testvm::rust_build;
 use testvm::session::Session;
 use testvm_cluster::ControlPlane;
 
 use super::super::in_memory::{NODE, unless_ended};
+use super::super::memory_controller::MemoryController;
 use super::super::provision::peer::{self, Limits};
-
-const CONTROLLER: &str = "memory_controller";
 
 /// The programs have no work that must be completed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -22,7 +20,7 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 /// The programs of the peer.
 pub(super) struct Programs {
     provisioner: PathBuf,
-    controller: PathBuf,
+    controller: MemoryController,
 }
 
 /// The peer with its StorageClass and its kubeconfig.
@@ -45,7 +43,7 @@ impl Programs {
     /// Builds the programs or takes them from the cache.
     pub(super) async fn build(session: &Session) -> Result<Programs> {
         let provisioner = peer::build_sidecars(session).await?.join(peer::PROVISIONER);
-        let controller = rust_build::bench(session, "csi", CONTROLLER).await?;
+        let controller = MemoryController::build(session).await?;
         Ok(Programs { provisioner, controller })
     }
 
@@ -71,11 +69,8 @@ impl Peer<'_> {
     /// Starts its CSI controller and its provisioner, which waits for the socket of the controller.
     pub(super) fn start(&self) -> Result<Running> {
         let socket = self.directory.path().join(peer::SOCKET);
-        let controller = Program::new(&self.programs.controller)
-            .arg(socket)
-            .args([peer::DRIVER_NAME, NODE])
-            .log(self.logs.join("peer-controller.log"))
-            .spawn()?;
+        let controller = self.programs.controller.program(&socket, peer::DRIVER_NAME, NODE);
+        let controller = controller.log(self.logs.join("peer-controller.log")).spawn()?;
         let directory =
             self.directory.path().to_str().context("the temporary directory has no text as its path")?;
         let provisioner = Program::new(&self.programs.provisioner)
