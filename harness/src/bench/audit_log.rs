@@ -12,10 +12,13 @@ use testvm_cluster::Layout;
 #[derive(Clone, Debug)]
 pub(super) struct AuditLog(PathBuf);
 
-/// The numbers of a user's requests, without watches.
+/// The numbers of a user's requests.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Requests {
+    /// The requests that return one object or a list.
     pub(super) reads: u64,
+    /// The watches that have started.
+    pub(super) watches: u64,
     /// The writes of objects that are no events.
     pub(super) writes: u64,
     pub(super) event_writes: u64,
@@ -38,6 +41,13 @@ struct User {
 #[derive(Debug, Deserialize)]
 struct Object {
     resource: Option<String>,
+}
+
+impl Requests {
+    /// Returns the number of all requests.
+    pub(super) fn all(self) -> u64 {
+        self.reads + self.watches + self.writes + self.event_writes
+    }
 }
 
 impl AuditLog {
@@ -77,6 +87,7 @@ fn count(log: &str, user: &str) -> Result<Requests> {
         let resource = entry.object.and_then(|object| object.resource);
         let count = match (entry.verb.as_str(), resource.as_deref()) {
             ("get" | "list", _) => &mut requests.reads,
+            ("watch", _) => &mut requests.watches,
             (_, Some("events")) => &mut requests.event_writes,
             _ => &mut requests.writes,
         };
@@ -95,11 +106,14 @@ mod tests {
 {"verb":"create","user":{"username":"a"}}
 {"verb":"get","user":{"username":"a"},"objectRef":{"resource":"events"}}
 {"verb":"list","user":{"username":"a"}}
+{"verb":"watch","user":{"username":"a"},"objectRef":{"resource":"events"}}
 {"verb":"create","user":{"username":"a"},"objec"#;
 
     #[test]
-    fn the_reads_the_writes_and_the_events_of_a_user_are_counted_apart() {
-        assert_eq!(count(LOG, "a").unwrap(), Requests { reads: 2, writes: 2, event_writes: 1 });
+    fn each_kind_of_request_of_a_user_is_counted_apart() {
+        let requests = count(LOG, "a").unwrap();
+        assert_eq!(requests, Requests { reads: 2, watches: 1, writes: 2, event_writes: 1 });
+        assert_eq!(requests.all(), 6);
         assert_eq!(count(LOG, "b").unwrap(), Requests { writes: 1, ..Requests::default() });
         assert_eq!(count(LOG, "c").unwrap(), Requests::default());
     }

@@ -25,7 +25,7 @@ fn entry(bench: Bench) -> Entry {
         Bench::Clone => ("a virtual machine (QEMU) and 8 GiB of disk space", "some minutes"),
         Bench::Rpc => (MACHINE, "some minutes"),
         Bench::Io => (MACHINE, "up to half an hour"),
-        Bench::Scale => ("a control plane without nodes (Go)", "an hour and a half"),
+        Bench::Scale => ("a control plane without nodes (Go)", "two hours"),
         Bench::Burst => ("a control plane without nodes (Go)", "some minutes"),
         Bench::Footprint => (CLUSTER, "some minutes"),
         Bench::Provision => (CLUSTER, "up to half an hour"),

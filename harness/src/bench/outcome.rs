@@ -74,8 +74,8 @@ pub(super) enum Bench {
     Rpc,
     /// Reads and writes of a Block volume on two kernels, compared with its file and with the device of losetup(8).
     Io,
-    /// The provisioner of a node beside the claims of another node, and the controller beside many nodes: the bytes that they receive,
-    /// their memory and their requests. Also 1,000 nodes beside one API server: the cost of a claim.
+    /// The provisioner of a node beside the claims of another node, compared with external-provisioner and external-resizer, and the
+    /// controller beside many nodes: the bytes that they receive, their memory and their requests. Also 1,000 nodes beside one API server: the cost of a claim.
     Scale,
     /// Many concurrent claims on one node with volumes in memory, compared with external-provisioner without its rate limits.
     Burst,

@@ -186,7 +186,9 @@ pub(in crate::bench) fn provisioner_args(directory: &str, limits: Limits) -> Vec
     own.iter().map(|&arg| arg.to_owned()).chain(sidecar_args(directory, limits)).collect()
 }
 
-fn sidecar_args(directory: &str, limits: Limits) -> Vec<String> {
+/// Returns the arguments of the resizer, which are those of each sidecar. Its kubeconfig and the socket of its CSI controller are in
+/// `directory`.
+pub(in crate::bench) fn sidecar_args(directory: &str, limits: Limits) -> Vec<String> {
     let mut args =
         vec![format!("--csi-address={directory}/{SOCKET}"), format!("--kubeconfig={directory}/{KUBECONFIG}")];
     if limits == Limits::Lifted {

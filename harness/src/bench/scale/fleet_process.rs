@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::super::in_memory::unless_ended;
 use super::counting_proxy::CountingProxy;
-use super::measured_process::{redirect, server_of};
+use super::proxied_process::{redirect, server_of};
 use crate::fake_nodes::{self, LiveTests};
 
 /// The timeout of the start of all provisioners.

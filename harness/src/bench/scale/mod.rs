@@ -1,5 +1,5 @@
-//! `bench scale`: what the claims of another node cost the provisioner of a node, what the placement of a claim costs the controller
-//! beside many nodes, and what many nodes cost the API server.
+//! `bench scale`: what the claims of another node cost the provisioner of a node and its peer, what the placement of a claim costs the
+//! controller beside many nodes, and what many nodes cost the API server.
 //!
 //! The part [`placement`] measures the controller, and the part [`fleet`] many provisioners, each on control planes of its own.
 //!
@@ -8,9 +8,16 @@
 //! its node. The other one watches all claims of the cluster. The provisioner has no storage, so nothing but the API server affects the
 //! measurements.
 //!
-//! A proxy counts the bytes that the process receives on its connections to the API server. They are encrypted, and compressed if the
-//! API server compresses a response. The bench itself writes the record with which nodes rely on the labels, as the controller does
-//! when all claims are labelled.
+//! The peer is external-provisioner with `--node-deployment` and external-resizer, which would both run on each node. They are measured
+//! at the same time, beside the same claims, in turn with the provisioner. Each has a CSI controller whose volumes are in memory, of which
+//! nothing is counted. They have the administrator's rights and the options of `bench provision`. The rows `peer_*` are the sums of the
+//! two. No PersistentVolumes exist, so the peer receives less than on a cluster, where both programs watch those of all nodes.
+//!
+//! A proxy counts the bytes that a process receives on its connections to the API server, those of the peer in the same way. They are
+//! encrypted, and compressed if the API server compresses a response. The provisioner counts its requests in its metrics. The peer has
+//! no such metrics, so its requests are counted in the audit log. Both counts contain the watches that start.
+//!
+//! The bench itself writes the record with which nodes rely on the labels, as the controller does when all claims are labelled.
 //!
 //! kube-controller-manager is stopped in that part, and the bench writes the claims as kube-controller-manager and the scheduler would.
 //! There is no node with their volumes, so a running kube-controller-manager would write each claim again, as lost or as still to be
@@ -25,11 +32,14 @@ mod counting_proxy;
 mod fleet;
 mod fleet_claims;
 mod fleet_process;
+mod idle;
 mod labels;
 mod measured_process;
 mod numbered;
+mod peer;
 mod placement;
 mod provisioner;
+mod proxied_process;
 mod run;
 
 pub(super) use self::run::run;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use testvm::progress::Step;
 use testvm::session::Session;
 use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 
@@ -14,8 +15,10 @@ use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::claims::Claims;
 use super::fleet::{self, FleetScale};
+use super::idle::{Idle, Observed};
 use super::labels;
-use super::measured_process::{Installation, MeasuredProcess};
+use super::measured_process::Installation;
+use super::peer::{self, Peer, Programs, Sidecar};
 use super::placement;
 use super::provisioner::{self, Contender};
 use crate::builds;
@@ -54,10 +57,13 @@ struct Scale {
 }
 
 const FULL: Scale = Scale { fewer_claims: &[0, 1000, 10_000], most_claims: 100_000, lives: 100, rounds: 3 };
-const QUICK: Scale = Scale { fewer_claims: &[0, 200], most_claims: 1000, lives: 20, rounds: 1 };
+const QUICK: Scale = Scale { fewer_claims: &[0], most_claims: 1000, lives: 20, rounds: 1 };
 
-/// The measurements of one process.
-#[derive(Clone, Copy, Debug)]
+/// The beginning of the names of the rows with the sum of the peer's programs.
+const PEER: &str = "peer";
+
+/// The measurements of one process, or of the processes of a node together.
+#[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     start_bytes: f64,
     rss_bytes: f64,
@@ -85,8 +91,26 @@ pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outc
     Ok(Outcome::new(parts, all_thresholds, &[]))
 }
 
+/// The samples beside one number of claims, round by round.
+#[derive(Debug, Default)]
+struct Samples {
+    ours: [Vec<Sample>; Contender::BOTH.len()],
+    /// A sample of each sidecar.
+    peer: Vec<[Sample; Sidecar::ALL.len()]>,
+}
+
+/// The contenders, and the claims of the other node.
+struct Bench<'a> {
+    installation: Installation<'a>,
+    peer: Peer<'a>,
+    claims: Claims,
+    logs: PathBuf,
+    scale: Scale,
+}
+
 async fn prepare_and_run(session: &Session, scale: Scale, logs: PathBuf) -> Result<Environment> {
     let program = builds::driver_programs(session).await?.provisioner;
+    let programs = Programs::build(session).await?;
     let kubernetes = KubernetesSource::default();
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let step = session.progress.step("install the component claim-labels");
@@ -103,68 +127,114 @@ async fn prepare_and_run(session: &Session, scale: Scale, logs: PathBuf) -> Resu
         };
         control_plane.stop_controller_manager().await?;
         step.done("");
-        Box::pin(measure(session, &installation, claims, &logs, scale)).await
+        let peer = programs.beside(control_plane, NODE);
+        let bench = Bench { installation, peer, claims, logs: logs.clone(), scale };
+        Box::pin(bench.measure(session)).await
     };
     let profile = ClusterProfile::Benchmark;
     let rows = fake_nodes::with_driver(session, profile, &kubernetes, &logs, measure).await?;
-    in_memory::environment(in_memory::WITHOUT_KUBELETS, &kubernetes, rows)
+    let place = format!("{}; peer: {}", in_memory::WITHOUT_KUBELETS, peer::DESCRIPTION);
+    in_memory::environment(&place, &kubernetes, rows)
 }
 
-async fn measure(
-    session: &Session,
-    installation: &Installation<'_>,
-    mut claims: Claims,
-    logs: &Path,
-    scale: Scale,
-) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for count in scale.fewer_claims.iter().copied().chain([scale.most_claims]) {
-        if count > 0 {
-            let step =
-                session.progress.step(format!("create claims of {OTHER_NODE} until there are {count}"));
-            claims.create_up_to(count, &step).await?;
+impl Bench<'_> {
+    async fn measure(mut self, session: &Session) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for count in self.scale.fewer_claims.iter().copied().chain([self.scale.most_claims]) {
+            if count > 0 {
+                let step =
+                    session.progress.step(format!("create claims of {OTHER_NODE} until there are {count}"));
+                self.claims.create_up_to(count, &step).await?;
+                step.done("");
+            }
+            let title = format!("measure the provisioner of {NODE} and its peer beside {count} claims");
+            let step = session.progress.step(title);
+            rows.extend(self.take_turns(count, &step).await?.rows(count));
             step.done("");
         }
-        let step = session.progress.step(format!("measure the provisioner of {NODE} beside {count} claims"));
-        let mut samples = Contender::BOTH.map(|contender| (contender, Vec::new()));
-        for round in 1..=scale.rounds {
-            // In turns, so that other load on the machine affects both alike.
-            for (contender, samples) in &mut samples {
+        Ok(rows)
+    }
+
+    /// Measures the contenders in turns, so that other load on the machine affects all alike. Only one of them runs at a time.
+    async fn take_turns(&mut self, count: u64, step: &Step) -> Result<Samples> {
+        let mut samples = Samples::default();
+        let rounds = self.scale.rounds;
+        for round in 1..=rounds {
+            for (contender, samples) in Contender::BOTH.into_iter().zip(&mut samples.ours) {
                 let name = contender.name();
-                step.note(format!("{name}, round {round} of {}", scale.rounds));
-                let log = logs.join(format!("provisioner-{name}-{count}-{round}.log"));
-                let provisioner = provisioner::start(installation, *contender, &log).await?;
-                samples.push(sample(&provisioner, &mut claims, scale.lives).await?);
+                step.note(format!("{name}, round {round} of {rounds}"));
+                let log = self.logs.join(format!("provisioner-{name}-{count}-{round}.log"));
+                let provisioner = [provisioner::start(&self.installation, contender, &log).await?];
+                samples.extend(self.sample(&provisioner).await?);
+                let [provisioner] = provisioner;
                 provisioner.stop().await?;
             }
+            step.note(format!("{PEER}, round {round} of {rounds}"));
+            let peer = self.peer.start(&self.logs, &format!("{count}-{round}")).await?;
+            samples.peer.push(self.sample(&peer).await?);
+            for sidecar in peer {
+                sidecar.stop().await?;
+            }
         }
-        step.done("");
-        rows.extend(samples.iter().flat_map(|(contender, samples)| rows_of(*contender, count, samples)));
+        Ok(samples)
     }
-    Ok(rows)
+
+    /// Measures the processes of a contender, which have just started.
+    async fn sample<const N: usize>(&mut self, processes: &[impl Observed; N]) -> Result<[Sample; N]> {
+        let mut samples = [Sample::default(); N];
+        for (sample, observed) in samples.iter_mut().zip(processes) {
+            sample.start_bytes = observed.process().received() as f64;
+            sample.rss_bytes = observed.process().rss()? as f64;
+        }
+
+        let observe = processes.iter().map(|observed| Idle::observe(observed, IDLE_TIME));
+        let idle = futures::future::try_join_all(observe).await?;
+
+        let before = processes.each_ref().map(|observed| observed.process().received());
+        let since = Instant::now();
+        for _ in 0..self.scale.lives {
+            self.claims.live().await?;
+        }
+        for (index, sample) in samples.iter_mut().enumerate() {
+            let received = processes[index].process().until_idle().await? - before[index];
+            sample.idle_requests_per_minute = idle[index].requests_per_minute;
+            sample.foreign_claim_bytes =
+                idle[index].without(received, since.elapsed()) / self.scale.lives as f64;
+        }
+        Ok(samples)
+    }
 }
 
-/// Measures a provisioner that has just started.
-async fn sample(provisioner: &MeasuredProcess, claims: &mut Claims, lives: u64) -> Result<Sample> {
-    let start_bytes = provisioner.received() as f64;
-    let rss_bytes = provisioner.rss()? as f64;
-
-    let idle = provisioner.observe_idle(IDLE_TIME).await?;
-
-    let (before, since) = (provisioner.received(), Instant::now());
-    for _ in 0..lives {
-        claims.live().await?;
+impl Sample {
+    /// Returns the measurements of two processes together.
+    fn plus(self, other: Sample) -> Sample {
+        Sample {
+            start_bytes: self.start_bytes + other.start_bytes,
+            rss_bytes: self.rss_bytes + other.rss_bytes,
+            idle_requests_per_minute: self.idle_requests_per_minute + other.idle_requests_per_minute,
+            foreign_claim_bytes: self.foreign_claim_bytes + other.foreign_claim_bytes,
+        }
     }
-    let received = provisioner.until_idle().await? - before;
-    Ok(Sample {
-        start_bytes,
-        rss_bytes,
-        idle_requests_per_minute: idle.requests_per_minute,
-        foreign_claim_bytes: idle.without(received, since.elapsed()) / lives as f64,
-    })
 }
 
-fn rows_of(contender: Contender, claims: u64, samples: &[Sample]) -> Vec<Row> {
+impl Samples {
+    fn rows(&self, claims: u64) -> Vec<Row> {
+        let ours = Contender::BOTH.iter().zip(&self.ours);
+        let mut rows: Vec<Row> =
+            ours.flat_map(|(contender, samples)| rows_of(contender.name(), claims, samples)).collect();
+        let together =
+            self.peer.iter().map(|of_round| of_round.iter().copied().fold(Sample::default(), Sample::plus));
+        rows.extend(rows_of(PEER, claims, &together.collect::<Vec<_>>()));
+        for (index, sidecar) in Sidecar::ALL.iter().enumerate() {
+            let samples: Vec<Sample> = self.peer.iter().map(|of_round| of_round[index]).collect();
+            rows.extend(rows_of(sidecar.name(), claims, &samples));
+        }
+        rows
+    }
+}
+
+/// Returns the rows of one contender, whose names begin with `contender`.
+fn rows_of(contender: &str, claims: u64, samples: &[Sample]) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut row = |name: &str, unit: &str, value: fn(&Sample) -> f64| {
         let name = row_name(contender, name);
@@ -177,8 +247,8 @@ fn rows_of(contender: Contender, claims: u64, samples: &[Sample]) -> Vec<Row> {
     rows
 }
 
-fn row_name(contender: Contender, name: &str) -> String {
-    format!("{}_{name}", contender.name())
+fn row_name(contender: &str, name: &str) -> String {
+    format!("{contender}_{name}")
 }
 
 fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
@@ -187,13 +257,13 @@ fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
         let text = format!(
             "{what} with claim labels, beside {most} claims of another node: at most {MAX_GROWTH} times those without such claims"
         );
-        let name = row_name(Contender::Labels, name);
+        let name = row_name(Contender::Labels.name(), name);
         threshold::at_most(all, &text, (&name, most), MAX_GROWTH, (&name, 0))
     };
     let text = format!(
         "bytes that a node with claim labels receives for the life of a claim of another node: at most {MAX_FOREIGN_CLAIM_BYTES}"
     );
-    let foreign_claim = row_name(Contender::Labels, FOREIGN_CLAIM);
+    let foreign_claim = row_name(Contender::Labels.name(), FOREIGN_CLAIM);
     vec![
         independent(START, "bytes that a node receives at its start"),
         independent(RSS, "bytes of a provisioner's memory"),
@@ -217,7 +287,7 @@ mod tests {
 
     fn verdicts(most: Sample) -> Vec<Option<bool>> {
         let rows = [(0, sample(100.0, 0.0, 0.0)), (1000, most)];
-        let rows = rows.map(|(count, sample)| rows_of(Contender::Labels, count, &[sample]));
+        let rows = rows.map(|(count, sample)| rows_of(Contender::Labels.name(), count, &[sample]));
         let all = Measurements::of(rows.concat());
         thresholds(&all, QUICK).into_iter().map(|threshold| threshold.is_met).collect()
     }
@@ -230,19 +300,31 @@ mod tests {
 
     #[test]
     fn each_contender_has_rows_of_its_own() {
-        let names = Contender::BOTH.map(|contender| {
-            let rows = rows_of(contender, 0, &[sample(1.0, 2.0, 3.0); 2]);
-            rows.into_iter().map(|row| row.name).collect::<Vec<_>>()
-        });
+        let samples =
+            Samples { ours: Default::default(), peer: vec![[sample(1.0, 2.0, 3.0), sample(10.0, 0.0, 4.0)]] };
+        let rows = samples.rows(7).into_iter().map(|row| (row.name, row.median));
+        let expected = [
+            ("peer_start_bytes", 11.0),
+            ("peer_rss_bytes", 11.0),
+            ("peer_idle_requests_per_minute", 2.0),
+            ("peer_foreign_claim_bytes", 7.0),
+            ("peer_csi_provisioner_start_bytes", 1.0),
+            ("peer_csi_provisioner_rss_bytes", 1.0),
+            ("peer_csi_provisioner_idle_requests_per_minute", 2.0),
+            ("peer_csi_provisioner_foreign_claim_bytes", 3.0),
+            ("peer_csi_resizer_start_bytes", 10.0),
+            ("peer_csi_resizer_rss_bytes", 10.0),
+            ("peer_csi_resizer_idle_requests_per_minute", 0.0),
+            ("peer_csi_resizer_foreign_claim_bytes", 4.0),
+        ];
+        assert_eq!(rows.collect::<Vec<_>>(), expected.map(|(name, value)| (name.to_owned(), value)));
+
+        let samples =
+            Samples { ours: [vec![sample(1.0, 0.0, 0.0)], vec![sample(2.0, 0.0, 0.0); 2]], peer: Vec::new() };
+        let rows = samples.rows(7);
         assert_eq!(
-            names[0],
-            [
-                "labels_start_bytes",
-                "labels_rss_bytes",
-                "labels_idle_requests_per_minute",
-                "labels_foreign_claim_bytes"
-            ]
+            (rows.len(), &*rows[0].name, &*rows[4].name),
+            (8, "labels_start_bytes", "all_start_bytes")
         );
-        assert!(names[1].iter().all(|name| name.starts_with("all_")) && names[1].len() == 4);
     }
 }

@@ -15,7 +15,8 @@ use super::super::super::in_memory;
 use super::super::super::measurement::{Environment, Measurements, Row};
 use super::super::super::threshold::{self, Threshold};
 use super::super::claims;
-use super::super::measured_process::{Idle, Installation, MeasuredProcess};
+use super::super::idle::{Idle, Observed};
+use super::super::measured_process::{Installation, MeasuredProcess};
 use super::classes::{self, Topology};
 use super::controller;
 use super::declared_nodes::DeclaredNodes;
@@ -133,9 +134,9 @@ async fn measure(
 
 /// Measures a controller that has just started.
 async fn sample(controller: &MeasuredProcess, claims: &Api<PersistentVolumeClaim>) -> Result<Sample> {
-    let start_bytes = controller.received() as f64;
-    let rss_bytes = controller.rss()? as f64;
-    let idle = controller.observe_idle(IDLE_TIME).await?;
+    let start_bytes = controller.process().received() as f64;
+    let rss_bytes = controller.process().rss()? as f64;
+    let idle = Idle::observe(controller, IDLE_TIME).await?;
     let mut placements = Vec::new();
     for topology in Topology::ALL {
         placements.push(place(controller, claims, topology, &idle).await?);
@@ -152,7 +153,7 @@ async fn place(
 ) -> Result<Placement> {
     let names: Vec<String> = (0..CLAIMS).map(|number| format!("{}-{number}", topology.class())).collect();
     let (requests, received, since) =
-        (controller.requests(Some(LEASES)).await?, controller.received(), Instant::now());
+        (controller.requests_except(LEASES).await?, controller.process().received(), Instant::now());
     for name in &names {
         claims::create(api, &claims::claim(name, topology.class())?).await?;
         claims::annotate_with_driver(api, name).await?;
@@ -162,7 +163,7 @@ async fn place(
     }
     let received = controller.until_idle().await? - received;
     let bytes = idle.without(received, since.elapsed());
-    let requests = controller.requests(Some(LEASES)).await? - requests;
+    let requests = controller.requests_except(LEASES).await? - requests;
     for name in &names {
         claims::delete(api, name).await?;
     }
