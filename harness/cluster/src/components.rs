@@ -68,6 +68,10 @@ impl ClusterProfile {
 /// The rate limit of kube-controller-manager's requests, per second and in a burst. It never sends that many.
 const UNTHROTTLED: u32 = 10_000;
 
+/// The size at which the API server starts a new audit log, larger than that of any run. With the default of 100 MiB, benchmarks that read
+/// the log from an offset would miss the requests before.
+const AUDIT_LOG_MEBIBYTES: u32 = 10_240;
+
 /// Returns the audit policy: metadata of all requests, without their content. A watch is logged when it starts, and each other request
 /// when it ends.
 pub(crate) fn audit_policy() -> serde_json::Value {
@@ -144,6 +148,7 @@ pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterPr
     if profile == ClusterProfile::Benchmark {
         args.push(flag("--audit-policy-file", &layout.audit_policy()));
         args.push(flag("--audit-log-path", &layout.log("audit")));
+        args.push(format!("--audit-log-maxsize={AUDIT_LOG_MEBIBYTES}").into());
     }
     args
 }

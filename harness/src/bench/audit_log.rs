@@ -63,6 +63,8 @@ impl AuditLog {
 
     /// Counts a user's requests after the offset `from`.
     pub(super) fn requests(&self, from: u64, user: &str) -> Result<Requests> {
+        let end = self.end()?;
+        anyhow::ensure!(end >= from, "{} ends at {end}, before the offset {from}", self.0.display());
         let read = || {
             let mut file = File::open(&self.0)?;
             file.seek(SeekFrom::Start(from))?;
@@ -116,6 +118,17 @@ mod tests {
         assert_eq!(requests.all(), 6);
         assert_eq!(count(LOG, "b").unwrap(), Requests { writes: 1, ..Requests::default() });
         assert_eq!(count(LOG, "c").unwrap(), Requests::default());
+    }
+
+    #[test]
+    fn an_offset_after_the_end_of_the_log_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), LOG).unwrap();
+        let log = AuditLog(file.path().to_owned());
+        let end = log.end().unwrap();
+        assert_eq!(log.requests(end, "a").unwrap(), Requests::default());
+        std::fs::write(file.path(), "").unwrap();
+        assert!(log.requests(end, "a").unwrap_err().to_string().contains("before the offset"));
     }
 
     #[test]
