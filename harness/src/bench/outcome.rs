@@ -41,24 +41,30 @@ pub struct Args {
     /// cargo's target directory.
     #[arg(long, value_name = "DIR")]
     pub(super) dir: Option<PathBuf>,
-    /// Only for node: measure this part alone.
+    /// Only for node and scale: measure this part of the benchmark alone.
     #[arg(long, value_enum, value_name = "PART")]
-    pub(super) part: Option<NodePart>,
+    pub(super) part: Option<Part>,
     /// Only for node: the number of block volumes on each node, to which pods are added. The default is 500, and 20 with
     /// --quick.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=5000))]
     pub(super) volumes: Option<u64>,
 }
 
-/// A part of the benchmark node.
+/// A part of a benchmark.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
-pub(super) enum NodePart {
-    /// `losetup -j` of util-linux and of this project, without a cluster.
+pub(super) enum Part {
+    /// Of node: `losetup -j` of util-linux and of this project, without a cluster.
     Losetup,
-    /// The start of pods with a block volume, on one cluster for each kind of node.
+    /// Of node: the start of pods with a block volume, on one cluster for each kind of node.
     Pods,
-    /// The measuring of emptyDirs with many files by the kubelet, on one cluster for each kubelet.
+    /// Of node: the measuring of emptyDirs with many files by the kubelet, on one cluster for each kubelet.
     Stats,
+    /// Of scale: the provisioner and its peer on one node, beside claims of another node.
+    Claims,
+    /// Of scale: the placement of one claim by the controller, beside many nodes.
+    Placement,
+    /// Of scale: many provisioners beside one API server.
+    Fleet,
 }
 
 /// A benchmark. The order is that of a run of all: first those without a cluster.
@@ -98,14 +104,21 @@ impl Args {
     /// # Errors
     /// The message names the option and the remedy.
     pub(super) fn check(&self) -> Result<()> {
-        let of_node = [("--part", self.part.is_some()), ("--volumes", self.volumes.is_some())];
-        for (option, is_given) in of_node {
+        let of_part = self.part.map(|part| ("--part", part.bench()));
+        let of_volumes = self.volumes.map(|_| ("--volumes", Bench::Node));
+        for (option, owner) in of_part.into_iter().chain(of_volumes) {
             anyhow::ensure!(
-                !is_given || self.bench == Some(Bench::Node),
-                "{option}: only the benchmark node has it; name that benchmark, or leave {option} out"
+                self.bench == Some(owner),
+                "{option}: only the benchmark {} has it; name that benchmark, or leave {option} out",
+                owner.name()
             );
         }
         Ok(())
+    }
+
+    /// Returns `true` if this part is measured.
+    pub(super) fn runs(&self, part: Part) -> bool {
+        self.part.is_none_or(|only| only == part)
     }
 
     /// Returns the benchmarks of the run, in its order.
@@ -116,6 +129,15 @@ impl Args {
     /// Returns the arguments of a measuring program: these, and `--quick` for a short run.
     pub(super) fn of_program(&self, args: &[&str]) -> Vec<String> {
         args.iter().copied().chain(self.quick.then_some("--quick")).map(str::to_owned).collect()
+    }
+}
+
+impl Part {
+    fn bench(self) -> Bench {
+        match self {
+            Part::Losetup | Part::Pods | Part::Stats => Bench::Node,
+            Part::Claims | Part::Placement | Part::Fleet => Bench::Scale,
+        }
     }
 }
 
@@ -188,9 +210,15 @@ mod tests {
     #[test]
     fn options_of_a_benchmark_need_its_name() {
         assert!(parse("node --part losetup --volumes 5").is_ok());
-        for line in ["--part losetup", "loop --volumes 5"] {
+        assert!(parse("scale --part fleet").is_ok());
+        for (line, owner) in [
+            ("--part losetup", "node"),
+            ("scale --part pods", "node"),
+            ("loop --volumes 5", "node"),
+            ("node --part claims", "scale"),
+        ] {
             let error = parse(line).unwrap_err().to_string();
-            assert!(error.contains("only the benchmark node"), "{error}");
+            assert!(error.contains(&format!("only the benchmark {owner}")), "{error}");
         }
     }
 

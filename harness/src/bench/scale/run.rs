@@ -11,7 +11,7 @@ use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 use super::super::cluster::NAMESPACE;
 use super::super::in_memory;
 use super::super::measurement::{Environment, Measurements, Row};
-use super::super::outcome::{Args, Outcome};
+use super::super::outcome::{Args, Outcome, Part};
 use super::super::threshold::{self, Threshold};
 use super::claims::Claims;
 use super::fleet::{self, FleetScale};
@@ -75,18 +75,26 @@ pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outc
     let scale = if args.quick { QUICK } else { FULL };
     let fleets = FleetScale::of(args.quick);
     let logs = session.workspace.reports("bench").join("scale");
+    let runs = |part| args.runs(part);
     let parts = async {
-        let one_node = Box::pin(prepare_and_run(session, scale, logs.join("one-node"))).await?;
-        let placement = Box::pin(placement::run(session, args.quick)).await?;
-        let fleets = Box::pin(fleet::run(session, fleets, &logs)).await?;
-        Ok(vec![one_node, placement, fleets])
+        let mut parts = Vec::new();
+        if runs(Part::Claims) {
+            parts.push(Box::pin(prepare_and_run(session, scale, logs.join("one-node"))).await?);
+        }
+        if runs(Part::Placement) {
+            parts.push(Box::pin(placement::run(session, args.quick)).await?);
+        }
+        if runs(Part::Fleet) {
+            parts.push(Box::pin(fleet::run(session, fleets, &logs)).await?);
+        }
+        Ok(parts)
     };
     let parts = session.until_cancelled(parts).await?;
     let all_thresholds = |all: &Measurements| {
-        let mut thresholds = thresholds(all, scale);
-        thresholds.extend(placement::thresholds(all, args.quick));
-        thresholds.extend(fleet::thresholds(all, fleets));
-        thresholds
+        let of_claims = runs(Part::Claims).then(|| thresholds(all, scale));
+        let of_placement = runs(Part::Placement).then(|| placement::thresholds(all, args.quick));
+        let of_fleet = runs(Part::Fleet).then(|| fleet::thresholds(all, fleets));
+        of_claims.into_iter().chain(of_placement).chain(of_fleet).flatten().collect()
     };
     Ok(Outcome::new(parts, all_thresholds, &[]))
 }
