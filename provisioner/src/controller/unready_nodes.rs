@@ -35,6 +35,10 @@ impl Timing {
         Timing { interval: Duration::from_secs(300), grace: Duration::from_secs(300) };
 }
 
+/// The number of events after which a check leaves the remaining nodes to the next one. If a whole zone fails, events about all claims at once
+/// would keep events about other objects waiting for hours.
+const MAX_EVENTS: usize = 1000;
+
 /// Checks until shutdown. Sends the number of volumes whose node is not ready.
 pub(crate) async fn run(
     cluster: &Cluster,
@@ -80,7 +84,7 @@ impl UnreadyNodes<'_> {
         let unready: BTreeSet<_> = unready.iter().map(|node| node.name_any()).collect();
         self.since.retain(|node, _| unready.contains(node));
         self.reported.retain(|node| unready.contains(node));
-        let mut count = 0;
+        let (mut count, mut events) = (0, 0);
         for node in unready {
             let since = *self.since.entry(node.clone()).or_insert(now);
             if now < since + self.grace {
@@ -88,8 +92,11 @@ impl UnreadyNodes<'_> {
             }
             let volumes = self.volumes_of(&node).await?;
             count += volumes.len();
-            if self.reported.insert(node.clone()) {
-                volumes.iter().filter_map(claim_of).for_each(|claim| self.report(claim, &node));
+            if events < MAX_EVENTS && self.reported.insert(node.clone()) {
+                for claim in volumes.iter().filter_map(claim_of) {
+                    self.report(claim, &node);
+                    events += 1;
+                }
             }
         }
         Ok(count)
@@ -228,6 +235,16 @@ mod tests {
             vec![unready(), unready(), volumes(&on_it), ready(), unready(), unready(), volumes(&on_it)];
         let counted = counted_at(&[0, 300, 600, 900, 1200], requests).await;
         assert_eq!(counted, (vec![0, 1, 0, 0, 1], vec!["NodeNotReady", "NodeNotReady"]));
+    }
+
+    #[tokio::test]
+    async fn many_claims_are_reported_node_by_node() {
+        let unready = || nodes(&[node("node-a", "Unknown"), node("node-b", "Unknown")]);
+        let many = vec![volume("node-a", json!({})); MAX_EVENTS];
+        let (on_a, on_b) = (|| volumes(&many), || volumes(&[volume("node-b", json!({}))]));
+        let requests = vec![unready(), unready(), on_a(), on_b(), unready(), on_a(), on_b()];
+        let (counts, reasons) = counted_at(&[0, 300, 600], requests).await;
+        assert_eq!((counts, reasons.len()), (vec![0, MAX_EVENTS + 1, MAX_EVENTS + 1], MAX_EVENTS + 1));
     }
 
     #[tokio::test]
