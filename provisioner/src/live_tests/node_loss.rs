@@ -330,9 +330,11 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
 #[tokio::test]
 async fn a_controller_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
     let cluster = Cluster::connect().await;
-    let (_, theirs) = cluster.claim_on(THERE, "theirs", "retain", json!({})).await;
+    let (taken_over, its_node) = cluster.controller_client(&ApiTraffic::default()).await;
+    // The scheduler chooses the nodes of the replicas.
+    let there = if its_node == THERE { HERE } else { THERE };
+    let (_, theirs) = cluster.claim_on(there, "theirs", "retain", json!({})).await;
     let name = theirs.name_any();
-    let (taken_over, _node) = cluster.controller_client(&ApiTraffic::default()).await;
     let volumes: Api<PersistentVolume> = Api::all(taken_over.clone());
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over, &cluster.namespace);
     let delete = async || volumes.delete(&name, &DeleteParams::default()).await.map(drop);
@@ -347,7 +349,7 @@ async fn a_controller_deletes_persistent_volumes_of_other_nodes_only_if_permitte
         async |patch: Patch<Value>| volumes.patch(&name, &PatchParams::default(), &patch).await.map(drop);
     for change in [
         json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}),
-        json!({"metadata": {"labels": {"csi.loopfs.dev/node": HERE}}}),
+        json!({"metadata": {"labels": {"csi.loopfs.dev/node": its_node}}}),
         json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteClaim"}}}),
         json!({"metadata": {"finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"]}}),
     ] {
