@@ -1,4 +1,4 @@
-//! Plots as SVG: time against count, both logarithmic, so that a constant time is a horizontal line and a
+//! Plots as SVG: times or bytes against a count, both logarithmic, so that a constant value is a horizontal line and a
 //! factor is a distance.
 
 use std::ops::Range;
@@ -59,9 +59,10 @@ pub(super) fn svg(all: &Measurements, plots: &[Plot]) -> Result<Option<String>> 
     Ok(Some(text))
 }
 
-/// Returns the rows with these names in ascending order of the count.
+/// Returns the rows with these names in ascending order of the count. Those without a logarithm are left out.
 fn rows<'a>(all: &'a Measurements, names: &[&str]) -> Vec<&'a Row> {
-    let mut rows: Vec<&Row> = all.rows().filter(|row| names.contains(&row.name.as_str())).collect();
+    let is_drawn = |row: &&Row| names.contains(&row.name.as_str()) && row.n > 0 && row.median > 0.0;
+    let mut rows: Vec<&Row> = all.rows().filter(is_drawn).collect();
     rows.sort_by_key(|row| row.n);
     rows
 }
@@ -70,13 +71,15 @@ fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) 
     let (curves, legend) = area.split_horizontally(CURVES_WIDTH);
     let shown = rows(all, plot.names);
     let counts = decades(shown.iter().map(|row| row.n as f64)).context("no count is positive")?;
-    let times = decades(shown.iter().map(|row| row.median)).context("no time is positive")?;
+    let values = decades(shown.iter().map(|row| row.median)).context("no value is positive")?;
+    let in_bytes = shown.iter().all(|row| row.unit == BYTES);
+    let value = |value: f64| if in_bytes { bytes(value) } else { duration(value) };
     let mut chart = ChartBuilder::on(&curves)
         .caption(plot.title, ("sans-serif", 18))
         .margin(10)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(counts.log_scale(), times.log_scale())?;
+        .build_cartesian_2d(counts.log_scale(), values.log_scale())?;
     chart
         .configure_mesh()
         .label_style(("sans-serif", 15))
@@ -85,7 +88,7 @@ fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) 
         .x_labels(MAX_LINES)
         .x_label_formatter(&|count| labelled(*count, label))
         .y_labels(MAX_LINES)
-        .y_label_formatter(&|time| labelled(*time, duration))
+        .y_label_formatter(&|height| labelled(*height, value))
         .max_light_lines(1)
         .draw()?;
     for (place, (name, colour)) in plot.names.iter().zip(COLOURS.iter().cycle()).enumerate() {
@@ -95,7 +98,7 @@ fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) 
         chart.draw_series(LineSeries::new(points, colour.filled()).point_size(3))?;
         let style = ("sans-serif", 15).into_font().color(colour);
         legend.draw_text(
-            &format!("{name} {}", duration(last.median)),
+            &format!("{name} {}", value(last.median)),
             &style,
             (12, 40 + 20 * i32::try_from(place)?),
         )?;
@@ -123,11 +126,26 @@ fn label(count: f64) -> String {
 
 /// Returns the text of a duration in microseconds.
 fn duration(microseconds: f64) -> String {
-    let (value, unit) = match microseconds {
+    amount(match microseconds {
         us if us >= 1e6 => (us / 1e6, "s"),
         us if us >= 1e3 => (us / 1e3, "ms"),
         us => (us, "us"),
-    };
+    })
+}
+
+/// The unit of rows that are bytes. All other rows that are drawn are times.
+const BYTES: &str = "B";
+
+fn bytes(bytes: f64) -> String {
+    amount(match bytes {
+        bytes if bytes >= 1e9 => (bytes / 1e9, "GB"),
+        bytes if bytes >= 1e6 => (bytes / 1e6, "MB"),
+        bytes if bytes >= 1e3 => (bytes / 1e3, "kB"),
+        bytes => (bytes, "B"),
+    })
+}
+
+fn amount((value, unit): (f64, &str)) -> String {
     let digits = if value < 10.0 && value.fract() > 0.01 { 1 } else { 0 };
     format!("{value:.digits$} {unit}")
 }
@@ -161,8 +179,18 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shown_in_a_unit_that_fits() {
+    fn values_are_shown_in_a_unit_that_fits() {
         let shown: Vec<String> = [0.5, 10.0, 2500.0, 3e6].map(duration).to_vec();
         assert_eq!(shown, ["0.5 us", "10 us", "2.5 ms", "3 s"]);
+        let shown: Vec<String> = [10.0, 10_668.0, 7.5e6, 1.8e9].map(bytes).to_vec();
+        assert_eq!(shown, ["10 B", "11 kB", "7.5 MB", "1.8 GB"]);
+    }
+
+    #[test]
+    fn bytes_are_drawn_without_the_row_of_the_count_0() {
+        let row = |n, bytes| Row::of("received", n, BYTES, [bytes]).unwrap();
+        let all = Measurements::of([row(0, 10_000.0), row(1000, 80_000.0), row(100_000, 7.5e6)].to_vec());
+        let text = svg(&all, &[Plot::new("drawn", "claims", &["received"])]).unwrap().unwrap();
+        assert!(text.contains("\nreceived 7.5 MB\n") && text.contains("\n1 MB\n"), "{text}");
     }
 }

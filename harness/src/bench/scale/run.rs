@@ -12,6 +12,7 @@ use super::super::cluster::NAMESPACE;
 use super::super::in_memory;
 use super::super::measurement::{Environment, Measurements, Row};
 use super::super::outcome::{Args, Outcome, Part};
+use super::super::plot::Plot;
 use super::super::threshold::{self, Threshold};
 use super::claims::Claims;
 use super::fleet::{self, FleetScale};
@@ -62,6 +63,15 @@ const QUICK: Scale = Scale { fewer_claims: &[0], most_claims: 1000, lives: 20, r
 /// The beginning of the names of the rows with the sum of the peer's programs.
 const PEER: &str = "peer";
 
+const PLOTS: [Plot; 2] = [
+    Plot::new(
+        "Received at the start",
+        "claims of another node",
+        &["labels_start_bytes", "all_start_bytes", "peer_start_bytes"],
+    ),
+    Plot::new("Memory", "claims of another node", &["labels_rss_bytes", "all_rss_bytes", "peer_rss_bytes"]),
+];
+
 /// The measurements of one process, or of the processes of a node together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
@@ -96,7 +106,7 @@ pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outc
         let of_fleet = runs(Part::Fleet).then(|| fleet::thresholds(all, fleets));
         of_claims.into_iter().chain(of_placement).chain(of_fleet).flatten().collect()
     };
-    Ok(Outcome::new(parts, all_thresholds, &[]))
+    Ok(Outcome::new(parts, all_thresholds, &PLOTS))
 }
 
 /// The samples beside one number of claims, round by round.
@@ -282,7 +292,19 @@ fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    #[test]
+    fn the_plots_name_rows_of_all_contenders() {
+        let of_run = [Contender::Labels.name(), Contender::All.name(), PEER];
+        let rows = of_run.map(|contender| rows_of(contender, 1, &[sample(1.0, 1.0, 1.0)])).concat();
+        let rows: BTreeSet<_> = rows.iter().map(|row| row.name.as_str()).collect();
+        for plot in &PLOTS {
+            assert!(plot.names.iter().all(|name| rows.contains(name)), "{:?}", plot.names);
+        }
+    }
 
     fn sample(bytes: f64, requests: f64, foreign: f64) -> Sample {
         Sample {
