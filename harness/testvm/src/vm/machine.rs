@@ -259,10 +259,7 @@ impl Vm {
     /// Cuts the power of a machine that hangs in its boot, and keeps its console with the state of its kernel.
     async fn end_hung_boot(mut self, spec: &VmSpec, boot: usize) -> Result<()> {
         let shown = sysrq::show_state(&mut self.monitor, &mut self.console_input, &self.console).await;
-        self.process.signal(Signal::SIGKILL);
-        self.process.wait().await?;
-        let read = tokio::time::timeout(POWER_OFF_TIMEOUT, self.console.closed()).await;
-        read.with_context(|| format!("the console of {} was not closed", self.name))?;
+        self.kill().await?;
         let (log, kept) =
             (spec.logs.join(CONSOLE_LOG), spec.logs.join(format!("console.hung-boot-{boot}.log")));
         std::fs::rename(&log, &kept).with_context(|| format!("rename {}", log.display()))?;
@@ -314,12 +311,18 @@ impl Vm {
     /// # Errors
     /// The state of the QEMU process is unknown, or the kernel has logged a fault.
     pub async fn power_cut(mut self) -> Result<()> {
+        self.kill().await?;
+        let faults = self.console.lock().faults();
+        faults.map_or(Ok(()), |faults| Err(anyhow::Error::msg(faults)))
+    }
+
+    /// Kills QEMU, and waits until all of the console has been read.
+    async fn kill(&mut self) -> Result<()> {
         self.process.signal(Signal::SIGKILL);
         self.process.wait().await?;
         let read = tokio::time::timeout(POWER_OFF_TIMEOUT, self.console.closed()).await;
         read.with_context(|| format!("the console of {} was not closed", self.name))?;
-        let faults = self.console.lock().faults();
-        faults.map_or(Ok(()), |faults| Err(anyhow::Error::msg(faults)))
+        Ok(())
     }
 }
 
