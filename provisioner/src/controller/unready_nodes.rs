@@ -170,18 +170,6 @@ mod tests {
         expect(Method::GET, "/api/v1/nodes", None).respond(list)
     }
 
-    /// Returns a PersistentVolume on this node.
-    fn volume(node: &str, change: Value) -> PersistentVolume {
-        let key = "topology.csi.loopfs.dev/node";
-        let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]);
-        let mut whole = json!({
-            "metadata": {"labels": {"csi.loopfs.dev/node": node}},
-            "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
-        });
-        fixtures::merge_keeping_nulls(&mut whole, change);
-        fixtures::volume(whole)
-    }
-
     fn volumes(items: &[PersistentVolume]) -> ExpectedRequest {
         let list =
             json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": items});
@@ -222,7 +210,7 @@ mod tests {
     #[tokio::test]
     async fn volumes_of_a_node_that_is_not_ready_are_counted_and_reported_once(#[case] ready: &str) {
         let unready = || nodes(&[node("node-a", "True"), node("node-b", ready)]);
-        let on_it = [volume("node-b", json!({}))];
+        let on_it = [fixtures::volume_on("node-b", json!({}))];
         let requests = vec![unready(), unready(), volumes(&on_it), unready(), volumes(&on_it)];
         assert_eq!(counted_at(&[0, 300, 600], requests).await, (vec![0, 1, 1], vec!["NodeNotReady"]));
     }
@@ -230,7 +218,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_came_back_has_its_grace_time_again() {
         let (unready, ready) = (|| nodes(&[node("node-b", "Unknown")]), || nodes(&[node("node-b", "True")]));
-        let on_it = [volume("node-b", json!({}))];
+        let on_it = [fixtures::volume_on("node-b", json!({}))];
         let requests =
             vec![unready(), unready(), volumes(&on_it), ready(), unready(), unready(), volumes(&on_it)];
         let counted = counted_at(&[0, 300, 600, 900, 1200], requests).await;
@@ -240,8 +228,8 @@ mod tests {
     #[tokio::test]
     async fn many_claims_are_reported_node_by_node() {
         let unready = || nodes(&[node("node-a", "Unknown"), node("node-b", "Unknown")]);
-        let many = vec![volume("node-a", json!({})); MAX_EVENTS];
-        let (on_a, on_b) = (|| volumes(&many), || volumes(&[volume("node-b", json!({}))]));
+        let many = vec![fixtures::volume_on("node-a", json!({})); MAX_EVENTS];
+        let (on_a, on_b) = (|| volumes(&many), || volumes(&[fixtures::volume_on("node-b", json!({}))]));
         let requests = vec![unready(), unready(), on_a(), on_b(), unready(), on_a(), on_b()];
         let (counts, reasons) = counted_at(&[0, 300, 600], requests).await;
         assert_eq!((counts, reasons.len()), (vec![0, MAX_EVENTS + 1, MAX_EVENTS + 1], MAX_EVENTS + 1));
@@ -262,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn no_claim_is_told_about_such_a_volume(#[case] change: Value, #[case] count: usize) {
         let unready = || nodes(&[node("node-b", "Unknown")]);
-        let requests = vec![unready(), unready(), volumes(&[volume("node-b", change)])];
+        let requests = vec![unready(), unready(), volumes(&[fixtures::volume_on("node-b", change)])];
         assert_eq!(counted_at(&[0, 300], requests).await, (vec![0, count], vec![]));
     }
 
@@ -270,7 +258,7 @@ mod tests {
     async fn volumes_are_reported_after_an_error_of_the_api_server() {
         let unready = || nodes(&[node("node-b", "Unknown")]);
         let refused = expect(Method::GET, "/api/v1/persistentvolumes", None).refuse(500, "InternalError");
-        let on_it = [volume("node-b", json!({}))];
+        let on_it = [fixtures::volume_on("node-b", json!({}))];
         let requests = vec![unready(), unready(), refused, unready(), volumes(&on_it)];
         let (results, reasons) = checked_at(&[0, 300, 600], requests).await;
         assert!(matches!(results[..], [Ok(0), Err(_), Ok(1)]), "{results:?}");

@@ -70,6 +70,18 @@ pub(crate) fn class(change: Value) -> StorageClass {
     )
 }
 
+/// Returns a PersistentVolume that can be only on this node.
+pub(crate) fn volume_on(node: &str, change: Value) -> PersistentVolume {
+    let key = "topology.csi.loopfs.dev/node";
+    let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]);
+    let mut whole = json!({
+        "metadata": {"labels": {"csi.loopfs.dev/node": node}},
+        "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+    });
+    merge_keeping_nulls(&mut whole, change);
+    volume(whole)
+}
+
 /// Returns the PersistentVolume of [`claim`].
 pub(crate) fn volume(change: Value) -> PersistentVolume {
     object(

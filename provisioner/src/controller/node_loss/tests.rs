@@ -18,16 +18,11 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// Returns a PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
-    let key = "topology.csi.loopfs.dev/node";
-    let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["node-b"]}]}]);
-    let mut whole = json!({
-        "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}, "annotations": {
-            "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
-        }},
-        "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
-    });
+    let mut whole = json!({"metadata": {"annotations": {
+        "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+    }}});
     fixtures::merge_keeping_nulls(&mut whole, change);
-    fixtures::volume(whole)
+    fixtures::volume_on("node-b", whole)
 }
 
 fn list(items: &[PersistentVolume]) -> Value {
