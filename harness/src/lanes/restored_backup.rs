@@ -122,10 +122,7 @@ impl Part<'_> {
     }
 
     async fn case<T>(&mut self, name: &str, check: impl Future<Output = Result<T>>) -> Option<T> {
-        let started = Instant::now();
-        let result = check.await;
-        self.report.record(SUITE, name, started.elapsed(), &result);
-        result.ok()
+        self.report.run(SUITE, name, check).await
     }
 }
 

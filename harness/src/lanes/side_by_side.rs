@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::future::{try_join, try_join_all};
@@ -151,10 +151,7 @@ impl Part {
     }
 
     async fn case<T>(&mut self, name: &str, check: impl Future<Output = Result<T>>) -> Option<T> {
-        let started = Instant::now();
-        let result = check.await;
-        self.report.record(SUITE, name, started.elapsed(), &result);
-        result.ok()
+        self.report.run(SUITE, name, check).await
     }
 }
 

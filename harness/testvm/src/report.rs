@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
@@ -70,6 +70,20 @@ impl Report {
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
         self.push(suite, name, outcome, time);
+    }
+
+    /// Runs `check`, and records it as a case. Returns its value, or `None` if it failed.
+    pub async fn run<T>(
+        &mut self,
+        suite: &str,
+        name: &str,
+        check: impl Future<Output = Result<T>>,
+    ) -> Option<T> {
+        let started = Instant::now();
+        // Boxed, because callers have several large checks.
+        let result = Box::pin(check).await;
+        self.record(suite, name, started.elapsed(), &result);
+        result.ok()
     }
 
     /// Adds all cases of another report.
