@@ -176,12 +176,19 @@ impl ProjectIds {
     ) -> Result<Release> {
         self.require_own(id)?;
         let released = finished.and_then(|()| self.free_if_drained(id, cleared));
-        let mut draining = self.lock_draining();
-        draining.retain(|other| *other != id);
+        self.lock_draining().retain(|other| *other != id);
         if !matches!(released, Ok(Release::Freed)) {
-            draining.push(id);
+            self.defer_release(id);
         }
         released
+    }
+
+    /// Adds an id to those that [`retry_draining`](Self::retry_draining) tries to free.
+    pub(crate) fn defer_release(&self, id: ProjectId) {
+        let mut draining = self.lock_draining();
+        if !draining.contains(&id) {
+            draining.push(id);
+        }
     }
 
     fn require_own(&self, id: ProjectId) -> Result<()> {

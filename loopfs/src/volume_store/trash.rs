@@ -21,6 +21,7 @@ use super::source::ContentSource;
 use super::space::{Released, recorded};
 use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::project_quota::ProjectId;
 use crate::sys::file_lease;
 
 impl VolumeStore {
@@ -85,6 +86,7 @@ impl VolumeStore {
         let mut first_error = self.space_book().retry_deferred_releases().err();
         // Entries that failed. Another attempt in the same call would fail again.
         let mut failed = HashSet::new();
+        let mut removed_by_others = false;
         loop {
             let mut progress = false;
             for name in layout::names(&self.layout.trash, "trash")? {
@@ -97,6 +99,10 @@ impl VolumeStore {
                         removed += usize::from(volume);
                     }
                     Ok(Removal::Postponed) => {}
+                    Ok(Removal::ByAnother(project)) => {
+                        self.ids.defer_release(project);
+                        removed_by_others = true;
+                    }
                     Err(error) => {
                         first_error.get_or_insert(error);
                         failed.insert(name);
@@ -104,9 +110,14 @@ impl VolumeStore {
                 }
             }
             if !progress {
-                return first_error.map_or(Ok(removed), Err);
+                break;
             }
         }
+        if removed_by_others {
+            // The other process could not free the project id while this call had the directory open, and may never try again.
+            first_error = first_error.or(self.space_book().retry_deferred_releases().err());
+        }
+        first_error.map_or(Ok(removed), Err)
     }
 
     /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if it created new entries.
@@ -131,14 +142,34 @@ impl VolumeStore {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Removal::Postponed),
             directory => directory?,
         };
-        let attributes = Attributes::read(&directory)?;
-        if self.empty_directory(&directory, name, yield_now, progress)? {
-            return Ok(Removal::Postponed);
-        }
-        let Some(Attributes { project, .. }) = attributes else {
+        let Some(Attributes { project, .. }) = Attributes::read(&directory)? else {
+            if self.empty_directory(&directory, name, yield_now, progress)? {
+                return Ok(Removal::Postponed);
+            }
             let removed = self.unlink(name, UnlinkatFlags::RemoveDir)?;
             return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
         };
+        let removal = self.remove_volume_directory(directory, name, project, yield_now, progress);
+        // The directory is closed now. If another process removes it from here on, that process can free the project id.
+        match removal {
+            Ok(Removal::Done { .. }) => removal,
+            _ if self.is_in_trash(name)? => removal,
+            _ => Ok(Removal::ByAnother(project)),
+        }
+    }
+
+    /// Removes the directory of a volume or snapshot, and frees its project id.
+    fn remove_volume_directory(
+        &self,
+        directory: OwnedFd,
+        name: &str,
+        project: ProjectId,
+        yield_now: &mut impl FnMut(),
+        progress: &mut bool,
+    ) -> Result<Removal> {
+        if self.empty_directory(&directory, name, yield_now, progress)? {
+            return Ok(Removal::Postponed);
+        }
         let quota = self.filesystem.quota();
         quota.finish_inactivation(project)?;
         // The directory itself is the last inode. As long as it exists, the id is in use.
@@ -154,6 +185,15 @@ impl VolumeStore {
         }
         self.space_book().release_project(project)?;
         Ok(Removal::Done { volume: true })
+    }
+
+    /// No two entries ever have the same name.
+    fn is_in_trash(&self, name: &str) -> Result<bool> {
+        match fstatat(&self.layout.trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(Error::sys("stat in the trash", name, errno)),
+        }
     }
 
     /// Removes an image that no process and no loop device has open. An image that is open keeps its entry and its reservation,
@@ -280,4 +320,6 @@ enum Removal {
     /// The entry is left for later: directories were lifted out of it, or some of it is open. Or another process
     /// has removed it.
     Postponed,
+    /// Another process removed the directory of this project while this call had it open.
+    ByAnother(ProjectId),
 }

@@ -90,6 +90,35 @@ fn a_draining_id_s_space_is_released_once_when_recovery_in_another_process_frees
     leaks.check();
 }
 
+/// The process that removes the directory cannot free its project id, because another process that empties the trash has it open,
+/// and does not try again.
+#[test]
+fn a_process_that_had_an_entry_open_frees_the_id_that_the_process_that_removed_it_could_not_free() {
+    let leaks = Leaks::watch();
+    let (store, other, volume) = (store(), open(), id("both"));
+    store.create(&volume, &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
+    File::create(entry(&volume).join("file")).unwrap();
+    assert!(store.delete(&volume).unwrap());
+
+    let (mut turns, mut removed_by_other) = (0, 0);
+    let removed = store.empty_trash_yielding(|| {
+        turns += 1;
+        // In the second turn the directory is open: the file in it is about to be removed.
+        if turns == 2 {
+            removed_by_other = other.empty_trash().unwrap();
+            assert_eq!(reserved(), SIZE, "the directory is not open");
+        }
+    });
+    assert_eq!((removed_by_other, removed.unwrap()), (1, 0));
+    assert_eq!(reserved(), Bytes(0));
+    // The other process still lists the id, which has a new volume by now.
+    store.create(&volume, &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
+    assert_eq!(other.empty_trash().unwrap(), 0);
+    assert_eq!(reserved(), SIZE, "the space of a volume that exists was released");
+    remove(&store, &volume);
+    leaks.check();
+}
+
 /// Creates nested directories with a file in each.
 fn deep_tree(root: &Path, depth: usize) {
     let mut directory = root.to_owned();

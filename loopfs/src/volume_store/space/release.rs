@@ -46,7 +46,8 @@ impl<'s> SpaceBook<'s> {
 
     /// Frees the project id of a removed directory and releases the reservation of its limit. While the directory is still
     /// open or mounted somewhere, its inode is charged to the id, and the id keeps its limit. The release is then deferred:
-    /// the next emptying of the trash tries again, or recovery finds the id.
+    /// the next emptying of the trash tries again, or recovery finds the id. A process that had the directory open while it
+    /// emptied the trash tries again itself, after it has closed the directory.
     ///
     /// Other processes may free the same id concurrently. Only the process that removes the limit releases the reservation,
     /// and it does so while the record is locked.
