@@ -22,8 +22,9 @@ pub(crate) mod http;
 pub(crate) const DRIVER: &str = "csi.loopfs.dev";
 pub(crate) const NODE: &str = "node-1";
 
-/// The timeout of waits in tests, longer than any operation takes even under emulation.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+/// The timeout of waits in tests. It is longer than any operation takes even under emulation, and than the minute after which the
+/// driver empties the trash again.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The directories of a driver, as in the DaemonSet.
 pub(crate) struct Directories {

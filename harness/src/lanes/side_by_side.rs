@@ -64,7 +64,7 @@ const LARGER_THAN_STORE: Size = Size::mebibytes(2 * STORE_MEBIBYTES);
 const STORE_MEBIBYTES: u64 = 1 << 30;
 
 /// The timeout of the work on claims. A provisioner retries after some seconds if it was not permitted to place a claim.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// Limits the shutdown of a process that completes operations in progress.
 const STOP_GRACE: Duration = Duration::from_secs(20);
 

@@ -91,7 +91,7 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
                 panic!("still open")
             };
             drop(user);
-            assert_eq!(pending.wait(Duration::from_secs(1)).unwrap(), Detach::Detached);
+            assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
             assert_eq!(attached_index(image.as_fd()), None);
         },
     );
@@ -390,12 +390,12 @@ fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
     let busy = |model: &mut Model| drop(model.failures.insert("configure", [Errno::EBUSY; 10_000].into()));
     old_and_new(busy, || {
         let (control, image) = (LoopControl::open().unwrap(), image());
-        let any = options().index(IndexPolicy::Any).deadline(Duration::from_millis(200));
+        let any = options().index(IndexPolicy::Any).deadline(Duration::from_secs(1));
         let error = control.attach(image.as_fd(), &any).unwrap_err();
         assert_eq!((error.kind(), error.errno()), (ErrorKind::Busy, Some(libc::EBUSY)), "{error}");
         // The pauses are 1, 2, 4, 8, 16, 32 and then 50 ms.
         let tries = with(|model| model.calls["get_free"]);
-        assert!((2..=11).contains(&tries), "{tries} tries");
+        assert!((2..=27).contains(&tries), "{tries} tries");
     });
 }
 

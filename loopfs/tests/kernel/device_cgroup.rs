@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount, umount};
 use crate::environment::scratch;
 
 /// The time within which a group has no more tasks after they have ended.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A group of the devices controller of cgroup v1, which is mounted for a test. The group and the mount are removed at the end, even
 /// if the test fails. Otherwise the rules would apply to later tests.

@@ -215,7 +215,7 @@ fn a_device_that_is_open_elsewhere_is_detached_at_its_last_close() {
         panic!("the device is open")
     };
     drop(holder);
-    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
+    assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 }
 
@@ -455,7 +455,7 @@ fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
                     "another thread or program detached the device"
                 );
                 if let Detach::Deferred(pending) = others.detach_all(foreign.as_fd()).unwrap() {
-                    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
+                    assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
                 }
             }
         });
@@ -471,7 +471,7 @@ fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
                     write_at(&device.path(), 0, &[(thread + round) as u8; 512]).unwrap();
                     drop(device);
                     if let Detach::Deferred(pending) = control.detach_all(image.as_fd()).unwrap() {
-                        assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
+                        assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
                     }
                     let content = read_at(&directory.join(format!("image-{thread}")), 0, 512);
                     assert_eq!(content, [(thread + round) as u8; 512]);

@@ -254,7 +254,7 @@ fn a_deferred_detach_can_be_cancelled() {
         if exclusively && linux_at_least(6, 19) && !linux_at_least(7, 3) {
             assert_refused(pending.clone().cancel(), ErrorKind::Busy, Some(Errno::EBUSY));
             drop(holder);
-            assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
+            assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
             continue;
         }
         let kept = pending.clone().cancel().unwrap();

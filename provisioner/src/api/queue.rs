@@ -339,7 +339,7 @@ mod tests {
         let running = tokio::spawn(run(workers, queue, cache, reconcile, ctx, stopped));
         let mut started = Vec::new();
         while started.len() < 3 {
-            let next = timeout(Duration::from_secs(5), beginnings.recv()).await;
+            let next = timeout(Duration::from_secs(60), beginnings.recv()).await;
             started.push(next.expect("three reconciliations start").unwrap());
         }
         started.sort();

@@ -79,6 +79,6 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(waiting.try_join_next().is_none());
         signal.set();
-        timeout(Duration::from_secs(5), waiting.join_all()).await.expect("all tasks are woken");
+        timeout(Duration::from_secs(60), waiting.join_all()).await.expect("all tasks are woken");
     }
 }

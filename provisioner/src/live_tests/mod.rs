@@ -80,7 +80,7 @@ const SYSTEM: &str = "loopfs-system";
 const PODS_OF_DRIVER: &str = "app.kubernetes.io/name=loopfs";
 
 /// Timeout of every wait. It is longer than every back-off in these tests.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serialises the tests: all use the same node, and a provisioner serves every claim of its node.
 static TEST_LOCK: Mutex<()> = Mutex::const_new(());

@@ -256,7 +256,7 @@ mod tests {
     };
 
     async fn next(event_requests: &mut mpsc::Receiver<crate::api::events::EventRequest>) -> &'static str {
-        let request = timeout(Duration::from_secs(10), event_requests.recv()).await;
+        let request = timeout(Duration::from_secs(60), event_requests.recv()).await;
         request.expect("an event in time").expect("the recorder exists").reason().as_str()
     }
 

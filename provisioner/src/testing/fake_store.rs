@@ -41,7 +41,7 @@ impl CopyBarrier {
         *arrived += 1;
         self.arrival.notify_all();
         let wanted = self.wanted.load(Ordering::Relaxed);
-        drop(self.arrival.wait_timeout_while(arrived, Duration::from_secs(5), |arrived| *arrived < wanted));
+        drop(self.arrival.wait_timeout_while(arrived, Duration::from_secs(60), |arrived| *arrived < wanted));
     }
 }
 

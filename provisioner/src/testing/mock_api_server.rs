@@ -143,7 +143,7 @@ pub(crate) struct Caches {
 }
 
 /// Time to wait for the next request. A missing request fails a test, as an unexpected one does.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl TestContext {
     pub(crate) fn new(volumes: FakeStore, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {

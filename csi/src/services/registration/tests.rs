@@ -74,7 +74,7 @@ impl Running {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), appears)
+        tokio::time::timeout(Duration::from_secs(60), appears)
             .await
             .expect("the expected socket appears in time")
     }
