@@ -10,7 +10,7 @@ use testvm_cluster::{Cluster, Node, TOOLS_DIR};
 use super::super::batch::Batch;
 use super::super::cluster::{CLASS, SharedCluster};
 use super::super::measurement::{Environment, Measurements, Row};
-use super::super::memory::{self, Memory};
+use super::super::memory;
 use super::super::outcome::{Args, Outcome};
 use super::super::provision::peer::{self, DRIVER, Limits, PROVISIONER, Peer, RESIZER};
 use super::super::threshold::{self, Threshold};
@@ -19,7 +19,7 @@ use crate::{builds, nodes};
 
 /// The programs of our driver's pod, by the names of their rows.
 const OURS: [(&str, &str); 2] =
-    [("loopfs_csi", "/loopfs-csi"), ("loopfs_provisioner", "/loopfs-provisioner")];
+    [("loopfs_csi", "/loopfs-csi"), ("loopfs_provisioner", "/loopfs-provisioner node")];
 /// The programs of the peer, by the names of their rows and in the node's directory of tools.
 const PEER: [(&str, &str); 3] =
     [("peer_csi_provisioner", PROVISIONER), ("peer_csi_resizer", RESIZER), ("peer_driver", DRIVER)];
@@ -27,7 +27,6 @@ const OURS_TOTAL: &str = "driver";
 const PEER_TOTAL: &str = "peer";
 
 const RSS: &str = "rss";
-const PSS: &str = "pss";
 const IMAGE: &str = "image_bytes";
 const PEER_IMAGE: &str = "peer_image_bytes";
 const START: &str = "start_to_registered";
@@ -122,8 +121,8 @@ async fn measure(session: &Session, cluster: &Cluster, node: &Node, scale: Scale
         .collect())
 }
 
-/// The memory of each program, in the order of [`OURS`] and [`PEER`].
-type Reading = ([Memory; OURS.len()], [Memory; PEER.len()]);
+/// The resident memory of each program, in the order of [`OURS`] and [`PEER`].
+type Reading = ([u64; OURS.len()], [u64; PEER.len()]);
 
 async fn read_memory(node: &Node) -> Result<Vec<Reading>> {
     tokio::time::sleep(SETTLING_TIME).await;
@@ -138,24 +137,19 @@ async fn read_memory(node: &Node) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-type BytesOf = fn(&Memory) -> u64;
-
 fn memory_rows(volumes: u64, readings: &[Reading]) -> Vec<Row> {
     let mut rows = Vec::new();
-    let kinds: [(&str, BytesOf); 2] = [(RSS, |memory| memory.rss), (PSS, |memory| memory.pss)];
-    for (kind, bytes) in kinds {
-        let mut row = |name: &str, values: &dyn Fn(&Reading) -> u64| {
-            let values = readings.iter().map(|reading| values(reading) as f64);
-            rows.extend(Row::of(&format!("{kind}_{name}"), volumes, "B", values));
-        };
-        row(OURS_TOTAL, &|(ours, _)| ours.iter().map(bytes).sum());
-        row(PEER_TOTAL, &|(_, peer)| peer.iter().map(bytes).sum());
-        for (index, (name, _)) in OURS.iter().enumerate() {
-            row(name, &|(ours, _)| bytes(&ours[index]));
-        }
-        for (index, (name, _)) in PEER.iter().enumerate() {
-            row(name, &|(_, peer)| bytes(&peer[index]));
-        }
+    let mut row = |name: &str, values: &dyn Fn(&Reading) -> u64| {
+        let values = readings.iter().map(|reading| values(reading) as f64);
+        rows.extend(Row::of(&format!("{RSS}_{name}"), volumes, "B", values));
+    };
+    row(OURS_TOTAL, &|(ours, _)| ours.iter().sum());
+    row(PEER_TOTAL, &|(_, peer)| peer.iter().sum());
+    for (index, (name, _)) in OURS.iter().enumerate() {
+        row(name, &|(ours, _)| ours[index]);
+    }
+    for (index, (name, _)) in PEER.iter().enumerate() {
+        row(name, &|(_, peer)| peer[index]);
     }
     rows
 }
@@ -164,9 +158,9 @@ fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
     let mut thresholds = Vec::new();
     for volumes in [0, scale.claims] {
         let text = format!(
-            "memory of the driver (PSS) with {volumes} volumes: at most that of the sidecars and a driver"
+            "memory of the driver's containers with {volumes} volumes: at most that of the sidecars and a driver"
         );
-        let (ours, peer) = (format!("{PSS}_{OURS_TOTAL}"), format!("{PSS}_{PEER_TOTAL}"));
+        let (ours, peer) = (format!("{RSS}_{OURS_TOTAL}"), format!("{RSS}_{PEER_TOTAL}"));
         thresholds.push(threshold::at_most(all, &text, (&ours, volumes), 1.0, (&peer, volumes)));
     }
     let text = "size of the programs in the driver's image: at most that of the programs of the sidecars and a driver";
@@ -180,30 +174,26 @@ mod tests {
 
     const SCALE: Scale = Scale { claims: 1000, starts: 1 };
 
-    fn memory(pss: u64) -> Memory {
-        Memory { rss: 2 * pss, pss }
-    }
-
-    fn rows(pss: u64) -> Vec<Row> {
-        let reading = ([memory(pss), memory(30)], [memory(10), memory(20), memory(20)]);
+    fn rows(of_csi: u64) -> Vec<Row> {
+        let reading = ([of_csi, 30], [10, 20, 20]);
         [0, SCALE.claims].into_iter().flat_map(|volumes| memory_rows(volumes, &[reading; 2])).collect()
     }
 
     #[test]
-    fn each_program_and_both_totals_have_rows_of_both_kinds() {
+    fn each_program_and_both_totals_have_rows() {
         let all = Measurements::of(rows(20));
-        assert_eq!(all.rows().count(), 2 * 2 * (2 + OURS.len() + PEER.len()));
-        assert_eq!((all.median("pss_driver", 0), all.median("pss_peer", 1000)), (Some(50.0), Some(50.0)));
-        assert_eq!(all.median("rss_peer_csi_resizer", 0), Some(40.0));
-        assert_eq!(all.median("rss_loopfs_provisioner", 1000), Some(60.0));
+        assert_eq!(all.rows().count(), 2 * (2 + OURS.len() + PEER.len()));
+        assert_eq!((all.median("rss_driver", 0), all.median("rss_peer", 1000)), (Some(50.0), Some(50.0)));
+        assert_eq!(all.median("rss_peer_csi_resizer", 0), Some(20.0));
+        assert_eq!(all.median("rss_loopfs_provisioner", 1000), Some(30.0));
     }
 
     #[test]
     fn thresholds_are_met_if_the_driver_costs_as_much_as_its_peer() {
-        let verdicts = |pss, image: f64| -> Vec<Option<bool>> {
+        let verdicts = |of_csi, image: f64| -> Vec<Option<bool>> {
             let sizes =
                 [(IMAGE, image), (PEER_IMAGE, 100.0)].map(|(name, bytes)| Row::of(name, 1, "B", [bytes]));
-            let rows = rows(pss).into_iter().chain(sizes.into_iter().flatten());
+            let rows = rows(of_csi).into_iter().chain(sizes.into_iter().flatten());
             let all = Measurements::of(rows.collect());
             thresholds(&all, SCALE).into_iter().map(|threshold| threshold.is_met).collect()
         };

@@ -19,7 +19,7 @@ use super::contender::{Contender, DRIVER_USER};
 use super::peer::{self, Limits, Peer};
 
 /// The programs of the driver's pod.
-const PROGRAMS: [&str; 2] = ["/loopfs-provisioner", "/loopfs-csi"];
+const PROGRAMS: [&str; 2] = ["/loopfs-provisioner node", "/loopfs-csi"];
 
 /// The timeout for one claim and the start of a provisioner.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(120);
