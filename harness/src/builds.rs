@@ -28,7 +28,8 @@ pub(crate) struct DriverPrograms {
 /// # Errors
 /// The programs do not compile.
 pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
-    let args = ["build", "--release", "--package", "testvm-guest", "--package", "volume-check", "--bins"];
+    let profile = "--profile=guest-tests";
+    let args = ["build", profile, "--package", "testvm-guest", "--package", "volume-check", "--bins"];
     let built = programs(session, "build the guest's programs", &args).await?;
     Ok(GuestPrograms {
         init: built.program("guest-init")?,

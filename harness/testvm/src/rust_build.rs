@@ -133,7 +133,7 @@ async fn build_tests(
 /// # Errors
 /// The benchmark does not compile.
 pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
-    let args = ["build", "--release", "--package", package, "--bench", name, "--features", "bench"];
+    let args = ["build", "--profile=bench", "--package", package, "--bench", name, "--features", "bench"];
     let title = format!("build the benchmark {name} of {package}");
     programs(session, &title, &args).await?.program(name)
 }
