@@ -17,6 +17,9 @@ const TAIL: usize = 60;
 /// The number of faults that an error message has.
 const MAX_FAULTS: usize = 8;
 
+/// Follows `Oops: ` since Linux 6.10, and begins the line before.
+const BREAKPOINT: &str = "int3: 0000 [#1]";
+
 /// A console that a task reads. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Console {
@@ -100,6 +103,7 @@ pub(super) struct Watcher {
     faults: Vec<String>,
     more_faults: usize,
     complete: bool,
+    ran_breakpoint: bool,
 }
 
 impl Watcher {
@@ -112,6 +116,7 @@ impl Watcher {
             faults: Vec::new(),
             more_faults: 0,
             complete: false,
+            ran_breakpoint: false,
         }
     }
 
@@ -129,6 +134,7 @@ impl Watcher {
             _ => {}
         }
         self.complete |= text.contains(END_OF_CONSOLE);
+        self.ran_breakpoint |= text.contains(BREAKPOINT);
         if self.tail.len() == TAIL {
             self.tail.pop_front();
         }
@@ -138,6 +144,11 @@ impl Watcher {
     /// Returns the first line that reports a crash.
     pub(super) fn fatal(&self) -> Option<&str> {
         self.fatal.as_deref()
+    }
+
+    /// Returns `true` if the kernel died of a breakpoint of its own.
+    pub(super) fn ran_breakpoint(&self) -> bool {
+        self.ran_breakpoint
     }
 
     /// Returns the faults of a machine that ended in order. A console without the last line of PID 1 is one, because lines about
@@ -239,6 +250,18 @@ mod tests {
         assert_eq!(watcher.end_faults().len(), 1);
         watcher.line(&format!("[    2.1] {END_OF_CONSOLE}"));
         assert_eq!(watcher.end_faults(), Vec::<String>::new());
+    }
+
+    #[rstest::rstest]
+    #[case::linux_6_1("[    3.093098] int3: 0000 [#1] PREEMPT SMP NOPTI", true)]
+    #[case::linux_6_12("[    3.428101] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI", true)]
+    #[case::another_fault("[    2.0] Oops: general protection fault: 0000 [#1] SMP", false)]
+    fn a_breakpoint_of_the_kernel_is_recognised(#[case] line: &str, #[case] ran_breakpoint: bool) {
+        let mut watcher = watcher();
+        watcher.line(line);
+        watcher.line("[    3.454089] Kernel panic - not syncing: Fatal exception in interrupt");
+        assert_eq!(watcher.ran_breakpoint(), ran_breakpoint);
+        assert!(watcher.fatal().is_some());
     }
 
     #[test]

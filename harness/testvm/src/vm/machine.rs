@@ -56,28 +56,30 @@ impl Vm {
     ///
     /// An emulating QEMU 10.0 occasionally aborts if one processor of a guest maps devices, as it does while
     /// it boots, and another processor accesses some (`iotlb_to_section: Assertion ... failed`). Rarely, an
-    /// emulated guest hangs while it loads its drivers. The guest has not done any work yet in either case, so this
-    /// function boots it again. It does not retry after a crash of the guest. `console.hung-boot-N.log` has the console of a boot
-    /// that hung, with the stacks of the guest's kernel.
+    /// emulated guest hangs while it loads its drivers, or dies of a breakpoint with which its kernel has patched its own code and
+    /// which it has removed since (`int3: 0000`). The guest has not done any work yet in these cases, so this function boots it again. It
+    /// does not retry after another crash of the guest. `console.failed-boot-N.log` has the console of such a boot, and of one that
+    /// hung also the stacks of the guest's kernel.
     ///
     /// # Errors
     /// As [`start`](Vm::start), or the machine ends first, or `timeout` passes.
     pub async fn boot(spec: &VmSpec, timeout: Duration) -> Result<Vm> {
-        let mut boots = 1;
+        let is_emulated = spec.hypervisor.accelerator == Accelerator::Tcg;
+        let mut boot = 1;
         loop {
             let mut vm = Vm::start(spec).await?;
             match vm.wait_started(timeout).await {
-                Err(_) if boots < MAX_BOOTS && vm.has_aborted().await => {}
-                Err(_)
-                    if boots < MAX_BOOTS
-                        && vm.is_booting()
-                        && spec.hypervisor.accelerator == Accelerator::Tcg =>
-                {
-                    vm.end_hung_boot(spec, boots).await?;
+                Err(_) if boot < MAX_BOOTS && vm.has_aborted().await => {}
+                Err(_) if boot < MAX_BOOTS && is_emulated && vm.is_booting() => {
+                    let state = vm.show_state().await;
+                    vm.end_failed_boot(spec, boot, &format!("did not boot: {state}")).await?;
+                }
+                Err(_) if boot < MAX_BOOTS && is_emulated && vm.console.lock().ran_breakpoint() => {
+                    vm.end_failed_boot(spec, boot, "died of a breakpoint of its kernel").await?;
                 }
                 started => return started.map(|()| vm),
             }
-            boots += 1;
+            boot += 1;
         }
     }
 
@@ -256,16 +258,19 @@ impl Vm {
         *self.phase.borrow() == Phase::Booting
     }
 
-    /// Cuts the power of a machine that hangs in its boot, and keeps its console with the state of its kernel.
-    async fn end_hung_boot(mut self, spec: &VmSpec, boot: usize) -> Result<()> {
+    /// Makes the kernel print its state to the console. Returns whether it did.
+    async fn show_state(&mut self) -> String {
         let shown = sysrq::show_state(&mut self.monitor, &mut self.console_input, &self.console).await;
+        shown.map_or_else(|error| format!("{error:#}"), |()| "its kernel responds to SysRq".to_owned())
+    }
+
+    /// Cuts the power of a machine that is booted again, and keeps its console.
+    async fn end_failed_boot(mut self, spec: &VmSpec, boot: usize, why: &str) -> Result<()> {
         self.kill().await?;
         let (log, kept) =
-            (spec.logs.join(CONSOLE_LOG), spec.logs.join(format!("console.hung-boot-{boot}.log")));
+            (spec.logs.join(CONSOLE_LOG), spec.logs.join(format!("console.failed-boot-{boot}.log")));
         std::fs::rename(&log, &kept).with_context(|| format!("rename {}", log.display()))?;
-        let state =
-            shown.map_or_else(|error| format!("{error:#}"), |()| "its kernel responds to SysRq".to_owned());
-        eprintln!("{} did not boot, and is booted again: {state}; see {}", self.name, kept.display());
+        eprintln!("{} {why}; it is booted again; see {}", self.name, kept.display());
         Ok(())
     }
 
