@@ -176,8 +176,9 @@ impl ProjectIds {
     ) -> Result<Release> {
         self.require_own(id)?;
         let released = finished.and_then(|()| self.free_if_drained(id, cleared));
-        self.lock_draining().retain(|other| *other != id);
-        if !matches!(released, Ok(Release::Freed)) {
+        if matches!(released, Ok(Release::Freed)) {
+            self.lock_draining().retain(|other| *other != id);
+        } else {
             self.defer_release(id);
         }
         released

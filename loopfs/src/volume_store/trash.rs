@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
-use nix::sys::stat::fstatat;
+use nix::sys::stat::{FileStat, fstatat};
 use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
 
 use super::id::{SnapshotId, VolumeId};
@@ -124,11 +124,7 @@ impl VolumeStore {
     fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
         yield_now();
         let trash = &self.layout.trash;
-        let status = match fstatat(trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
-            Ok(status) => status,
-            Err(Errno::ENOENT) => return Ok(Removal::Postponed),
-            Err(errno) => return Err(Error::sys("stat in the trash", name, errno)),
-        };
+        let Some(status) = self.stat_in_trash(name)? else { return Ok(Removal::Postponed) };
         match status.st_mode & libc::S_IFMT {
             libc::S_IFDIR => {}
             libc::S_IFREG => return self.remove_image(name),
@@ -153,7 +149,8 @@ impl VolumeStore {
         // The directory is closed now. If another process removes it from here on, that process can free the project id.
         match removal {
             Ok(Removal::Done { .. }) => removal,
-            _ if self.is_in_trash(name)? => removal,
+            // No two entries ever have the same name.
+            _ if self.stat_in_trash(name)?.is_some() => removal,
             _ => Ok(Removal::ByAnother(project)),
         }
     }
@@ -187,11 +184,11 @@ impl VolumeStore {
         Ok(Removal::Done { volume: true })
     }
 
-    /// No two entries ever have the same name.
-    fn is_in_trash(&self, name: &str) -> Result<bool> {
+    /// Returns `None` if there is no such entry.
+    fn stat_in_trash(&self, name: &str) -> Result<Option<FileStat>> {
         match fstatat(&self.layout.trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
-            Ok(_) => Ok(true),
-            Err(Errno::ENOENT) => Ok(false),
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::sys("stat in the trash", name, errno)),
         }
     }
