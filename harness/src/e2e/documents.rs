@@ -98,7 +98,7 @@ pub(super) async fn run(session: &Session, report: &mut Report, machine: &KindMa
     let mut scenario = Scenario::begin(session, report, NAME);
     let prepared = format!(
         "install {TOOL} /usr/local/bin/loopfs
-docker cp target/images/loopfs.tar {NODE}:/root/loopfs.tar
+docker exec -i {NODE} sh -c 'cat > ~root/loopfs.tar' < target/images/loopfs.tar
 mkdir -p /dev/disk/by-id
 ln -s \"/dev/$(basename $(dirname $(grep -lx {SPARE_DISK} /sys/block/*/serial)))\" {DISK}
 kubectl apply -k csi/deploy

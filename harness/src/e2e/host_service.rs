@@ -45,7 +45,7 @@ const INSTALLATION: [Block; 5] = [
     },
     Block {
         place: Place::Node,
-        before: "for file in token kubeconfig; do docker cp /root/$file kind-control-plane:/etc/loopfs/; done",
+        before: "for file in token kubeconfig; do docker cp ~root/$file kind-control-plane:/etc/loopfs/; done",
         shows: &["loopfs-csi.service", "loopfs-provisioner.service"],
         ..Block::new(PAGE, "# chmod 600 /etc/loopfs/token /etc/loopfs/kubeconfig")
     },

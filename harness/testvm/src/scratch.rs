@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_mount_below_a_directory_is_seen() {
-        let table = "36 35 98:0 / /tmp/testvm-run-a/root/proc rw - proc proc rw\n";
+        let table = "36 35 98:0 / /tmp/testvm-run-a/tree/proc rw - proc proc rw\n";
         assert!(has_mounts(table, Path::new("/tmp/testvm-run-a")));
         assert!(!has_mounts(table, Path::new("/tmp/testvm-run-ab")));
     }
