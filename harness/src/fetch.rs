@@ -1,7 +1,6 @@
 //! `cargo harness fetch`: fills the cache with what the lanes of CI download, or build once from downloads.
 
 use anyhow::Result;
-use testvm::images::debian_program::{LOSETUP, MKFS_XFS};
 use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
 use testvm::packages;
@@ -33,9 +32,6 @@ pub async fn fetch(session: &Session, args: &FetchArgs) -> Result<()> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     for name in Kernel::names(&session.workspace)? {
         Kernel::prepare(session, Some(&name)).await?;
-    }
-    for program in [LOSETUP, MKFS_XFS] {
-        program.files(session).await?;
     }
     let kernel = Kernel::prepare(session, None).await?;
     Description::read(session)?.machine_root(session, &kernel).await?;

@@ -240,11 +240,9 @@ pub(crate) fn device_number(path: &Path) -> u64 {
     fs::metadata(path).unwrap().rdev()
 }
 
-/// Writes and flushes to the image.
+/// Writes, and does not call fsync(2), as most programs do.
 pub(crate) fn write_to(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let mut device = File::options().write(true).open(path)?;
-    device.write_all(content)?;
-    device.sync_all()
+    File::options().write(true).open(path)?.write_all(content)
 }
 
 pub(crate) fn read_from(path: &Path, length: usize) -> Vec<u8> {

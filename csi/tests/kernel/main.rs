@@ -6,6 +6,7 @@
 
 mod block;
 mod block_access;
+mod block_writes;
 mod calls_in_progress;
 mod controller;
 mod driver_process;

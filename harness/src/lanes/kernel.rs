@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::StreamExt;
 use testvm::cache;
-use testvm::images::debian_program::{LOSETUP, MKFS_XFS};
+use testvm::images::debian_program::{DebianProgram, LOSETUP, MKE2FS, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::packages;
@@ -35,6 +35,9 @@ const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
 /// The directory in the guest of the example programs of loopfs, which its tests run.
 const EXAMPLES: &str = "/tests/examples";
+
+/// The programs that the tests run.
+pub(super) const DEBIAN_PROGRAMS: [DebianProgram; 3] = [LOSETUP, MKFS_XFS, MKE2FS];
 
 /// The tests of the Go code that becomes part of the kubelet.
 const GO_TESTS: &str = "/tests/kubelet-quota";
@@ -127,11 +130,12 @@ impl Programs {
         files.extend(
             examples.programs().map(|(name, host)| file(format!("{EXAMPLES}/{name}"), host.to_owned())),
         );
-        let debian = [LOSETUP.files(session).await?, MKFS_XFS.files(session).await?].concat();
-        // Both programs bring the C library of the same suite.
-        files.extend(
-            debian.into_iter().collect::<BTreeMap<_, _>>().into_iter().map(|(path, host)| file(path, host)),
-        );
+        // Each program brings the C library of the same suite.
+        let mut debian = BTreeMap::new();
+        for program in DEBIAN_PROGRAMS {
+            debian.extend(program.files(session).await?);
+        }
+        files.extend(debian.into_iter().map(|(path, host)| file(path, host)));
         Ok(Programs { init: builds::guest_programs(session).await?.init, files, power_cut })
     }
 }
@@ -223,6 +227,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         ("LOOPFS_TEST_EXAMPLES", EXAMPLES),
         ("LOOPFS_TEST_LOSETUP", LOSETUP.path()),
         ("LOOPFS_TEST_MKFS_XFS", MKFS_XFS.path()),
+        ("LOOPFS_TEST_MKE2FS", MKE2FS.path()),
     ];
     TestsSpec {
         mounts: vec![

@@ -97,6 +97,9 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
 /// Fetches and builds what only some lanes need.
 pub(crate) async fn fetch(session: &Session) -> Result<()> {
     dependencies::CARGO_DENY.prepare(session).await?;
+    for program in kernel::DEBIAN_PROGRAMS {
+        program.files(session).await?;
+    }
     go_build::build(session, &sanity::CSI_TEST).await.map(drop)
 }
 

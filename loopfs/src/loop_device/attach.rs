@@ -8,7 +8,7 @@ use nix::fcntl::{Flock, OFlag};
 use nix::sys::stat::fstat;
 
 use super::binding::{Access, Binding};
-use super::detach::{Detach, PendingDetach};
+use super::detach::{Detach, PendingDetach, request_detach};
 use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, check_node, node_name, read_status};
 use super::discard::{self, Outcome};
 use super::exclusion::Exclusion;
@@ -115,9 +115,9 @@ pub(super) fn attach(
                 };
                 // This call made the binding, so clearing it affects no other user. If that fails too, the device stays bound, and
                 // its index lock leads the next call to it.
-                loop_dev::clear(&fd).context("detach", node_name(index))?;
+                request_detach(&fd, &node_name(index))?;
                 drop(fd);
-                release();
+                pool.release_on_close(index);
                 return Err(error);
             }
             Err(Errno::ENOENT) if loop_dev::exists(index) => {
@@ -194,7 +194,7 @@ fn lock_control(timeout: Duration) -> Result<Flock<OwnedFd>> {
 /// and a second device of the file would corrupt it.
 fn detach_for_retry(fd: OwnedFd, binding: Binding, limit: Duration, reason: &str) -> Result<()> {
     let name = node_name(binding.index);
-    loop_dev::clear(&fd).context("detach", &name)?;
+    request_detach(&fd, &name)?;
     drop(fd);
     match PendingDetach::new(vec![binding]).wait(limit)? {
         Detach::Detached => Ok(()),

@@ -1,5 +1,6 @@
 //! Detaching a device, immediately or at its last close.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -91,26 +92,53 @@ pub(super) fn is_bound(binding: &Binding) -> Result<bool> {
     }
 }
 
+/// The consequence of a failed write, and the remedy. The kernel returns EIO also if the file system is full.
+const NOT_WRITTEN: &str = "data that programs wrote to the device did not reach its file, so the device stays attached; check the \
+                           free space and the disk of the file system, write the data again, and repeat the call";
+
+/// Requests that the kernel detaches the device at its last close. The caller closes `fd`.
+///
+/// The last close first writes the page cache of the device to the file, whichever process closes it, and no process can open the
+/// device in between. So no write is lost, also one that a process makes during this call. `LOOP_CLR_FD` has this effect only if it
+/// finds two openers: then it sets `LO_FLAGS_AUTOCLEAR`. If it finds one, the device refuses writes immediately, those of the page
+/// cache included. `LOOP_SET_STATUS64` sets the flag too, but it freezes the queue and enables discards before Linux 6.9.
+///
+/// # Errors
+/// EIO: the kernel could not write the page cache to the file. In this case, and if the second descriptor cannot be opened (EMFILE,
+/// ENFILE), the device stays attached. ENXIO: the device is bound to no file.
+pub(super) fn request_detach(fd: impl AsFd, name: &str) -> Result<()> {
+    // The last close returns no error, so what was written until now is written first.
+    loop_dev::write_back(&fd)
+        .map_err(|errno| Error::sys("write the page cache of", name, errno).explain(NOT_WRITTEN))?;
+    loop_dev::open_again(&fd).and_then(|second| loop_dev::clear(&second)).context("detach", name)
+}
+
 impl LoopDevice {
-    /// Detaches the device if it is still the attachment that this was opened as. Takes the descriptor, because from Linux 6.11 on
-    /// the kernel always waits for the last close.
+    /// Detaches the device if it is still the attachment that this was opened as. Takes the descriptor, because the kernel detaches
+    /// the device at its last close.
+    ///
+    /// No write is lost, also without fsync(2): the kernel writes the page cache of the device to the file before it detaches the
+    /// device, also what other processes write while they have the device open. The data is then in the file, but not necessarily on
+    /// its disk: sync the file if the data must survive a loss of power.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: the attachment no longer exists.
+    /// [`ErrorKind::NotFound`]: the attachment no longer exists. EIO: the kernel could not write the page cache to the file, for
+    /// example because the file system of a thin image is full. The device stays attached. The kernel reports this once and does not
+    /// repeat the write: a repeated call succeeds, without the data. If a later write fails, only the fsync(2) of the process that
+    /// wrote reports that.
     #[doc(alias = "LOOP_CLR_FD")]
+    #[doc(alias = "sync_file_range")]
     pub fn detach(self) -> Result<Detach> {
         self.check_bound()?;
         let Self { fd, binding } = self;
-        match loop_dev::clear(&fd) {
-            // ENXIO: another process detached it after the check.
-            Ok(()) | Err(Errno::ENXIO) => {}
-            Err(errno) => return Err(Error::sys("detach", node_name(binding.index), errno)),
+        match request_detach(&fd, &node_name(binding.index)) {
+            // Another process detached it after the check.
+            Err(error) if error.errno() == Some(Errno::ENXIO as i32) => {}
+            requested => requested?,
         }
-        // Detached already, or (from Linux 6.11 on) detached when this descriptor is closed.
-        let alone = loop_dev::status(&fd).err() == Some(Errno::ENXIO);
         drop(fd);
-        // The last user may have closed it in the meantime.
-        Ok(if alone || !is_bound(&binding)? {
+        // Opens the device only if it is bound, and perhaps to another file by now.
+        Ok(if loop_dev::is_bound(binding.index) == Some(false) || !is_bound(&binding)? {
             Detach::Detached
         } else {
             Detach::Deferred(PendingDetach::new(vec![binding]))

@@ -11,7 +11,7 @@ use rstest::rstest;
 
 use super::*;
 use crate::descriptor::reopen;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
 
@@ -95,6 +95,117 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             assert_eq!(attached_index(image.as_fd()), None);
         },
     );
+}
+
+/// A call that detaches the device of an image.
+type Call = fn(&LoopControl, &File, LoopDevice) -> Result<()>;
+
+/// Each call that detaches a device.
+const DETACHES: [Call; 5] = [
+    |control, _, device| control.detach(device).map(drop),
+    |control, image, device| {
+        drop(device);
+        control.detach_all(image.as_fd()).map(drop)
+    },
+    |_, _, device| device.detach().map(drop),
+    |_, _, device| unmanaged::Device::open_index(device.index(), Access::ReadOnly)?.detach(),
+    // Attaching again cancels the detach.
+    |control, image, device| {
+        device.detach()?;
+        drop(control.ensure_attached(image.as_fd(), &options())?);
+        control.detach_all(image.as_fd()).map(drop)
+    },
+];
+
+/// The model reports a violation if written blocks are lost.
+#[test]
+fn no_detach_loses_a_write() {
+    for detach in DETACHES {
+        old_and_new(
+            |_| {},
+            || {
+                let (control, image) = (LoopControl::open().unwrap(), image());
+                let device = control.ensure_attached(image.as_fd(), &options()).unwrap();
+                // The program closes the device while the library has it open, so its close does not write the page cache.
+                with(|model| model.write(device.index()));
+                detach(&control, &image, device).unwrap();
+                with(|model| assert!(model.bound().is_empty()));
+            },
+        );
+    }
+}
+
+#[test]
+fn a_write_at_any_call_is_kept() {
+    for (after, detach) in (0..CALLS).flat_map(|after| DETACHES.map(|detach| (after, detach))) {
+        old_and_new(
+            |_| {},
+            || {
+                let (control, image) = (LoopControl::open().unwrap(), image());
+                let device = control.ensure_attached(image.as_fd(), &options()).unwrap();
+                with(|model| model.foreign_writes_after = Some(after));
+                detach(&control, &image, device).unwrap();
+                with(|model| assert!(model.bound().is_empty()));
+            },
+        );
+    }
+}
+
+#[test]
+fn the_last_close_keeps_later_writes() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let index = device.index();
+            let user = LoopDevice::open_index(index).unwrap();
+            assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
+            with(|model| model.write(index));
+            drop(user);
+            with(|model| assert!(model.bound().is_empty()));
+        },
+    );
+}
+
+/// An attachment that fails, or is repeated, detaches its device. Another program may have written to it.
+#[test]
+fn a_failed_attachment_keeps_writes() {
+    let changes: [fn(&mut Model); 2] =
+        [|model| model.lacks_direct_io = true, |model| model.keeps_discards_disabled = true];
+    for (after, change) in (0..CALLS).flat_map(|after| changes.map(|change| (after, change))) {
+        old_and_new(change, || {
+            let (control, image, other) = (LoopControl::open().unwrap(), image(), image());
+            // Leaves an idle device whose discards stay disabled.
+            drop(control.attach(other.as_fd(), &options().discard(Discard::Disabled)).unwrap());
+            control.detach_all(other.as_fd()).unwrap();
+            with(|model| model.foreign_writes_after = Some(after));
+            let attached = control.attach(image.as_fd(), &options().direct_io(DirectIo::Require));
+            drop(attached.map(|device| control.detach(device).unwrap()));
+            with(|model| assert!(model.bound().is_empty()));
+        });
+    }
+}
+
+#[rstest]
+#[case::not_written("write_back", Errno::EIO)]
+#[case::too_many_files("open_again", Errno::EMFILE)]
+fn a_failed_detach_leaves_the_device_attached(#[case] call: &'static str, #[case] errno: Errno) {
+    for detach in &DETACHES[..4] {
+        old_and_new(
+            |model| drop(model.failures.insert(call, [errno].into())),
+            || {
+                let (control, image) = (LoopControl::open().unwrap(), image());
+                let device = control.attach(image.as_fd(), &options()).unwrap();
+                let (binding, path) = (device.binding().clone(), device.path());
+                let error = detach(&control, &image, device).unwrap_err();
+                assert_eq!(error.errno(), Some(errno as i32), "{error}");
+                assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+                let status = LoopDevice::open_binding(&binding).unwrap().status().unwrap();
+                assert!(!status.auto_clear, "the detach is pending");
+            },
+        );
+    }
 }
 
 #[rstest]

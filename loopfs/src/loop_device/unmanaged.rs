@@ -17,6 +17,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
+use super::detach::request_detach;
 use super::device::{CONTROL, check_node, node_name};
 use crate::error::{Context, Error, Result};
 use crate::sys::loop_abi as abi;
@@ -224,14 +225,16 @@ impl Device {
         self.call("LOOP_CONFIGURE", |fd| loop_dev::configure(fd, &config))
     }
 
-    /// Detaches the file. If another process has the device open, or has it mounted, the kernel detaches it at its last close.
-    /// From Linux 6.11 on, the kernel always does that, so drop the `Device` to complete the detach.
+    /// Requests that the kernel detaches the file at the last close of the device, so drop the `Device` to complete the detach. No write is lost, as with [`LoopDevice::detach`](super::LoopDevice::detach).
     ///
     /// # Errors
-    /// ENXIO: the device is bound to no file.
+    /// ENXIO: the device is bound to no file. EIO: the kernel could not write the page cache of the device to the file; the device
+    /// stays attached.
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(&self) -> Result<()> {
-        self.call("LOOP_CLR_FD", |fd| loop_dev::clear(fd))
+        // Fails with ENOTTY if this is no loop device.
+        self.call("LOOP_GET_STATUS64", |fd| loop_dev::status(fd).map(drop))?;
+        request_detach(&self.fd, &self.name)
     }
 
     /// Cancels a detach that the kernel has deferred to the last close.
@@ -347,11 +350,11 @@ mod tests {
         add(7).unwrap();
         let device = Device::open_index(7, Access::ReadOnly).unwrap();
         let errors = [
-            device.detach(),
             device.refresh_capacity(),
             device.set_direct_io(true),
             device.set_block_size(512),
             device.cancel_detach(),
+            device.detach(),
         ];
         for error in errors {
             assert_eq!(error.unwrap_err().errno(), Some(libc::ENXIO));

@@ -16,6 +16,7 @@ use rustix::fs::ioctl_blksszget;
 use super::devtmpfs::is_devtmpfs;
 use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
 use super::result::{Result, errno};
+use crate::descriptor::reopen;
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
@@ -252,6 +253,13 @@ pub(crate) fn direct_io(index: u32) -> Option<bool> {
     read_attribute(index, "loop/dio").ok().map(|flag| flag == "1")
 }
 
+/// Returns `true` if a device is bound, according to sysfs, and `None` if sysfs is not mounted.
+pub(crate) fn is_bound(index: u32) -> Option<bool> {
+    // The path through /sys/block has a symbolic link and takes three times as long.
+    let bound = std::fs::symlink_metadata(format!("/sys/devices/virtual/block/loop{index}/loop")).is_ok();
+    (bound || std::path::Path::new("/sys/block").exists()).then_some(bound)
+}
+
 /// Returns `true` if a device is bound and stays bound at its last close, according to sysfs. If sysfs is not mounted, it
 /// returns `true`, because the device may stay bound.
 pub(crate) fn stays_bound(index: u32) -> bool {
@@ -319,6 +327,22 @@ pub(crate) fn clear(device: impl AsFd) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: LOOP_CLR_FD takes no argument.
     let result = unsafe { loop_clr_fd(fd) };
+    Errno::result(result).map(drop)
+}
+
+/// Opens the device of a descriptor a second time, for reading, so that the kernel counts one opener more. Returns ENXIO while the
+/// kernel unbinds or removes the device.
+pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
+    reopen(device.as_fd(), OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+}
+
+/// Writes the dirty pages of the device's page cache to its file, and waits for that (sync_file_range(2)). Returns EIO if a write
+/// failed, also in the past if the kernel has reported that to no process. Does not flush the file, unlike fsync(2).
+pub(crate) fn write_back(device: impl AsFd) -> Result<()> {
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: sync_file_range takes integers and no pointer.
+    let result = unsafe { libc::sync_file_range(device.as_fd().as_raw_fd(), 0, 0, flags) };
     Errno::result(result).map(drop)
 }
 

@@ -1,6 +1,9 @@
 //! A model of the loop driver that replaces `loop_dev.rs` in unit tests. It shows how the library reacts to a schedule of calls,
 //! a lost race, an errno or a crash at any point. It proves nothing about the kernel; the tests in `tests/kernel` do.
 //!
+//! A device has a page cache: [`Model::write`] makes it dirty, and the last close of a bound device writes it to the file. Data that the
+//! kernel would lose instead is a violation.
+//!
 //! Each thread has its own model. An open device is a descriptor of a memory file, whose inode number no other descriptor has, so
 //! that the model can detect its close.
 
@@ -48,6 +51,8 @@ pub(crate) struct Model {
     pub(crate) crash_after: Option<usize>,
     /// Number of calls until another program binds the index of this process's next call.
     pub(crate) foreign_binds_after: Option<usize>,
+    /// Number of calls until another program opens the device of this process's next call, writes a block to it, and closes it.
+    pub(crate) foreign_writes_after: Option<usize>,
     /// Forbidden calls that were made, as messages.
     pub(crate) violations: Vec<String>,
     /// Number of calls by name.
@@ -68,6 +73,8 @@ struct Device {
     sequence: u64,
     /// The discard limit set in sysfs, `None` if it was never set.
     discard_limit: Option<u64>,
+    /// Written blocks in the page cache of the device that are not in the file.
+    dirty: usize,
 }
 
 /// The largest discard that the driver supports, in bytes.
@@ -204,9 +211,43 @@ impl Model {
 
     fn unbind(&mut self, index: u32) {
         self.last_sequence += 1;
+        self.lose_dirty(index);
         if let Some(device) = self.devices.get_mut(&index) {
             (device.bound, device.rundown, device.sequence) = (None, false, self.last_sequence);
         }
+    }
+
+    /// Writes a block through the page cache of a device, as a program does that has it open and does not call fsync(2).
+    pub(crate) fn write(&mut self, index: u32) {
+        if let Some(device) = self.devices.get_mut(&index).filter(|device| device.bound.is_some()) {
+            device.dirty += 1;
+        }
+    }
+
+    /// The device refuses writes from now on, so its page cache cannot be written.
+    fn lose_dirty(&mut self, index: u32) {
+        let lost = self.devices.get_mut(&index).map_or(0, |device| std::mem::take(&mut device.dirty));
+        if lost > 0 {
+            self.violations.push(format!("{lost} written blocks of loop{index} were lost"));
+        }
+    }
+
+    /// The last close of a device: writes its page cache, and unbinds it if that was requested.
+    fn close_last(&mut self, index: u32) {
+        let Some(device) = self.devices.get_mut(&index) else { return };
+        if device.bound.is_some() {
+            device.dirty = 0;
+        }
+        if device.rundown || device.bound.as_ref().is_some_and(|bound| bound.info.lo_flags & AUTOCLEAR != 0) {
+            self.unbind(index);
+        }
+    }
+
+    fn open(&mut self, index: u32, writable: bool) -> Result<OwnedFd> {
+        let file = memfd_create("loop device", MFdFlags::MFD_CLOEXEC)?;
+        let inode = inode_of(file.as_raw_fd()).ok_or(Errno::EBADF)?;
+        self.handles.push(Handle { index, writable, raw: file.as_raw_fd(), inode });
+        Ok(file)
     }
 
     fn openers(&self, index: u32) -> usize {
@@ -218,10 +259,8 @@ impl Model {
         let gone: Vec<u32> =
             self.handles.extract_if(.., |handle| handle.is_closed()).map(|handle| handle.index).collect();
         for index in gone {
-            let Some(device) = self.devices.get(&index) else { continue };
-            let going = device.bound.as_ref().is_some_and(|bound| bound.info.lo_flags & AUTOCLEAR != 0);
-            if self.openers(index) == 0 && (going || device.rundown) {
-                self.unbind(index);
+            if self.openers(index) == 0 {
+                self.close_last(index);
             }
         }
     }
@@ -242,6 +281,17 @@ impl Model {
                 self.foreign_binds_after = None;
                 if self.devices.contains_key(&index) {
                     self.bind_foreign(index);
+                }
+            } else {
+                *left -= 1;
+            }
+        }
+        if let (Some(left), Some(index)) = (&mut self.foreign_writes_after, index) {
+            if *left == 0 {
+                self.foreign_writes_after = None;
+                self.write(index);
+                if self.openers(index) == 0 {
+                    self.close_last(index);
                 }
             } else {
                 *left -= 1;
@@ -308,10 +358,30 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
         if device.rundown {
             return Err(Errno::ENXIO);
         }
-        let file = memfd_create("loop device", MFdFlags::MFD_CLOEXEC)?;
-        let inode = inode_of(file.as_raw_fd()).ok_or(Errno::EBADF)?;
-        model.handles.push(Handle { index, writable, raw: file.as_raw_fd(), inode });
-        Ok(file)
+        model.open(index, writable)
+    })
+}
+
+pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
+    with(|model| {
+        let index = model.index_of(device)?;
+        model.enter("open_again", Some(index))?;
+        if model.devices.get(&index).is_none_or(|device| device.rundown) {
+            return Err(Errno::ENXIO);
+        }
+        model.open(index, false)
+    })
+}
+
+/// A failed write is not repeated: the kernel keeps the page, which is no longer dirty.
+pub(crate) fn write_back(device: impl AsFd) -> Result<()> {
+    with(|model| {
+        let index = model.index_of(device)?;
+        let written = model.enter("write_back", Some(index));
+        if let Some(device) = model.devices.get_mut(&index).filter(|device| device.bound.is_some()) {
+            device.dirty = 0;
+        }
+        written
     })
 }
 
@@ -417,6 +487,12 @@ pub(crate) fn direct_io(index: u32) -> Option<bool> {
     with(|model| model.devices.get(&index)?.bound.as_ref().map(|bound| bound.info.lo_flags & DIRECT_IO != 0))
 }
 
+pub(crate) fn is_bound(index: u32) -> Option<bool> {
+    with(|model| {
+        Some(model.devices.get(&index).is_some_and(|device| device.bound.is_some() || device.rundown))
+    })
+}
+
 pub(crate) fn stays_bound(index: u32) -> bool {
     let stays = |model: &mut Model| {
         let bound = model.devices.get(&index)?.bound.as_ref()?;
@@ -501,6 +577,7 @@ pub(crate) fn clear(device: impl AsFd) -> Result<()> {
         match (alone, model.unbinds_at_last_close) {
             (true, false) => model.unbind(index),
             (true, true) => {
+                model.lose_dirty(index);
                 let device = model.devices.get_mut(&index).ok_or(Errno::ENXIO)?;
                 (device.bound, device.rundown) = (None, true);
             }

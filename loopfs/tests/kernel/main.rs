@@ -12,6 +12,7 @@ mod command_line;
 mod conditions;
 mod cookbook;
 mod data_disk;
+mod detach;
 mod device_cgroup;
 mod directory_copies;
 mod doctor;

@@ -47,6 +47,14 @@ pub const MKFS_XFS: DebianProgram = DebianProgram {
     libraries: &["libblkid.so.1", "libuuid.so.1", "libinih.so.1", "liburcu.so.8"],
     extensions: None,
 };
+/// mke2fs of e2fsprogs. The kernel tests format devices with it.
+pub const MKE2FS: DebianProgram = DebianProgram {
+    package: "e2fsprogs",
+    path: "/usr/sbin/mke2fs",
+    links: &[],
+    libraries: &["libext2fs.so.2", "libcom_err.so.2", "libblkid.so.1", "libuuid.so.1", "libe2p.so.2"],
+    extensions: None,
+};
 /// iptables with all its extensions, for IPv4 and IPv6. kube-proxy runs it.
 pub const IPTABLES: DebianProgram = DebianProgram {
     package: "iptables",
