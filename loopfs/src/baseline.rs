@@ -64,9 +64,10 @@ pub fn attach(index: u32, configuration: &Configuration) -> Result<OwnedFd> {
     Ok(device)
 }
 
-/// `LOOP_CLR_FD` and close(2).
+/// A second open(2), `LOOP_CLR_FD` and close(2) of both: the fewest calls that detach a device and lose no write.
 pub fn detach(device: OwnedFd) -> Result<()> {
-    Ok(loop_dev::clear(&device)?)
+    let second = loop_dev::open_again(&device)?;
+    Ok(loop_dev::clear(&second)?)
 }
 
 /// `Q_XGETNEXTQUOTA`: returns the first used id that is at least `id`, or `None` if there is none.

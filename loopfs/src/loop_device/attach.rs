@@ -124,16 +124,18 @@ pub(super) fn attach(
                 release();
                 return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), NO_NODE));
             }
-            // Another program has bound it, or it is being detached or removed: try the next index.
-            Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT)
-                if !retries.left().is_zero() && !matches!(options.index, IndexPolicy::Exact(_)) =>
+            // Another program has bound it, or it is being detached or removed: try the next index, or the requested one again once it
+            // is free.
+            Err(errno @ (Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT))
+                if !retries.left().is_zero()
+                    && !(errno == Errno::EBUSY && matches!(options.index, IndexPolicy::Exact(_))) =>
             {
                 retries.lost += 1;
                 // The lock of the next index has another offset.
                 index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                 // The pool returns another index. LOOP_CTL_GET_FREE may return the same one for as long as a program has it open
                 // exclusively, and other callers wait for the lock.
-                if options.index == IndexPolicy::Any {
+                if options.index != IndexPolicy::Pool {
                     drop(control_lock);
                     retries.pause();
                 }

@@ -292,6 +292,22 @@ fn an_index_that_was_asked_for_is_that_one_or_an_error() {
     );
 }
 
+/// Another process removes the idle device at the moment.
+#[rstest]
+fn a_requested_index_being_removed_is_awaited(
+    #[values(Errno::ENXIO, Errno::ENODEV)] errno: Errno,
+    #[values("open", "configure")] call: &'static str,
+) {
+    old_and_new(
+        |model| drop(model.failures.insert(call, [errno; 3].into())),
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(7))).unwrap();
+            assert_eq!(device.index(), 7);
+        },
+    );
+}
+
 /// The process dies at each call of an operation in turn. The next process recovers.
 #[test]
 fn a_crash_at_any_call_is_recovered_from() {
