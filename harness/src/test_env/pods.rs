@@ -4,6 +4,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until_logged};
 use testvm_cluster::workload;
 
 use super::environment::TestEnv;
@@ -14,6 +15,26 @@ use super::workload::{Held, VolumeMode, enforced_flags, holder, holder_of};
 pub(crate) async fn start(env: &TestEnv<'_>, pod: &str, claim: &str, mode: VolumeMode) -> Result<()> {
     create(env, &holder(pod, claim, mode)?).await
 }
+
+/// Starts a pod that writes to the whole device of the claim without fsync(2), and keeps the device open. Waits until it has written.
+pub(crate) async fn start_writing(env: &TestEnv<'_>, pod: &str, claim: &str) -> Result<()> {
+    let mut object = holder(pod, claim, VolumeMode::Block)?;
+    for container in object.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+        container.command.get_or_insert_default().push(WRITTEN_DEVICE.to_owned());
+    }
+    create(env, &object).await?;
+    until_logged(&env.pods(), pod, None, env.timeouts.start, |line| {
+        State::ready_if(line.starts_with("[HOLDING] 1"), format!("its last line is {line:?}"))
+    })
+    .await
+}
+
+/// Checks that the device of a pod's claim has what the pod of [`start_writing`] wrote.
+pub(crate) async fn check_written(env: &TestEnv<'_>, pod: &str) -> Result<()> {
+    exec_ok(&env.pods(), pod, &["/volume-check", "verify-pattern", WRITTEN_DEVICE]).await.map(drop)
+}
+
+const WRITTEN_DEVICE: &str = "block:/vol";
 
 /// Starts a pod like [`start`], whose claim is read-only.
 pub(crate) async fn start_read_only(

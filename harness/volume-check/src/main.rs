@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         ["check-kept", rest @ ..] => {
             Watch::parse(rest).and_then(|watch| check_all(&watch, watch.grown_size, Some(watch.size)))
         }
-        ["hold"] => ended_by_signal(|| ()),
+        ["hold", rest @ ..] => hold(rest),
         ["plant", directory, deep, outside] => plant([directory, deep, outside].map(Path::new)),
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
@@ -127,6 +127,13 @@ fn ended_by_signal(work: impl FnOnce() + Send + 'static) -> Checked {
     thread::spawn(work);
     signals.wait()?;
     Ok(())
+}
+
+/// Writes to volumes and keeps them open until a signal. Prints a line when it has written.
+fn hold(volumes: &[&str]) -> Checked {
+    let files = pattern_files::write_and_keep_open(volumes)?;
+    println!("[HOLDING] {} volumes", files.len());
+    ended_by_signal(|| ())
 }
 
 fn watch(watch: Watch) -> Checked {

@@ -23,6 +23,11 @@ pub(crate) fn write_all(words: &[&str]) -> Checked {
     Ok(())
 }
 
+/// Writes the pattern of each volume without fsync(2), and returns the open files.
+pub(crate) fn write_and_keep_open(words: &[&str]) -> Checked<Vec<File>> {
+    words.iter().map(|word| write(&parse_volume(word)?, false)).collect()
+}
+
 /// Checks all volumes, and returns one error that names each volume with other data.
 pub(crate) fn verify_all(words: &[&str]) -> Checked {
     let complaints: Vec<String> = volumes(words)?
@@ -42,7 +47,7 @@ fn volumes(words: &[&str]) -> Checked<Vec<Volume>> {
     words.iter().map(|word| parse_volume(word)).collect()
 }
 
-fn write(volume: &Volume, synced: bool) -> Checked {
+fn write(volume: &Volume, synced: bool) -> Checked<File> {
     let pattern = pattern(volume);
     let (mut file, size) = match volume {
         Volume::Block(device) => {
@@ -68,7 +73,7 @@ fn write(volume: &Volume, synced: bool) -> Checked {
             }
         }
     }
-    Ok(())
+    Ok(file)
 }
 
 fn compare(volume: &Volume) -> Checked {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const USAGE: &str = "\
 usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
        volume-check check-new | check-kept --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] VOLUME..
-       volume-check hold | show PATH | write FILE TEXT | read FILE | write-at DEVICE TEXT | read-at DEVICE BYTES
+       volume-check hold [VOLUME..] | show PATH | write FILE TEXT | read FILE | write-at DEVICE TEXT | read-at DEVICE BYTES
        volume-check write-pattern [--unsynced] VOLUME.. | verify-pattern VOLUME.. | watch-size VOLUME
        volume-check execute-copy DIRECTORY | check-limit DIRECTORY BYTES | plant DIRECTORY DIRECTORY TARGET
 VOLUME is writable:PATH, readonly:PATH or block:PATH";

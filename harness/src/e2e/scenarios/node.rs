@@ -18,7 +18,7 @@ use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, start};
+use crate::test_env::pods::{check_written, end, start, start_writing};
 use crate::test_env::sizes::Size;
 use crate::test_env::volume_work::{KUBELET, VOLUME_PROGRAMS, by_kubelet_for_volumes, loop_devices};
 use crate::test_env::workload::{VolumeMode, claim};
@@ -61,6 +61,8 @@ pub(in crate::e2e) async fn run(
         .await?;
     node_debug::run(scenario, env, node, POD).await?;
     scenario.step("the pod ends", end(env, POD)).await?;
+    let title = "what a pod wrote without fsync until it was deleted is in the volume of the next pod";
+    scenario.step(title, unsynced_writes_are_kept(env)).await?;
     let title = match (kubelet, options.losetup()) {
         (Kubelet::Patched, _) => {
             "since its start, the kubelet has started no program to mount, to bind or to measure"
@@ -78,6 +80,14 @@ pub(in crate::e2e) async fn run(
             check_started(&started, kubelet, options.losetup())
         })
         .await
+}
+
+async fn unsynced_writes_are_kept(env: &TestEnv<'_>) -> Result<()> {
+    start_writing(env, "writer", POD).await?;
+    end(env, "writer").await?;
+    start(env, "reader", POD, VolumeMode::Block).await?;
+    check_written(env, "reader").await?;
+    end(env, "reader").await
 }
 
 async fn reports(env: &TestEnv<'_>, node: &Node, kubelet: Kubelet) -> Result<()> {
