@@ -11,14 +11,19 @@ use super::plot::Plot;
 use super::threshold::{self, Threshold};
 use super::{guest, here};
 
-const PLOTS: [Plot; 4] = [
+const PLOTS: [Plot; 5] = [
     Plot::new(
         "Attach",
         "devices attached",
         &["floor_attach", "attach_pool", "attach_get_free", "losetup_attach"],
     ),
     Plot::new("Find the device of a file", "devices attached", &["find_device", "losetup_j"]),
-    Plot::new("Detach", "devices attached", &["floor_detach", "detach"]),
+    Plot::new("Detach", "devices attached", &["floor_detach", "detach", "losetup_detach"]),
+    Plot::new(
+        "Write 8 MiB without fsync, and detach",
+        "devices attached",
+        &["write_and_detach", "write_and_losetup_detach"],
+    ),
     Plot::new("Allocate a project id", "ids in use", &["id_alloc", "id_gap_scan"]),
 ];
 
@@ -65,6 +70,11 @@ fn thresholds(all: &Measurements) -> Vec<Threshold> {
     for n in all.counts("detach") {
         let text = format!("detach, {n} attached: under twice the bare calls");
         thresholds.push(threshold::at_most(all, &text, ("detach", n), 2.0, ("floor_detach", n)));
+    }
+    for n in all.counts("write_and_losetup_detach") {
+        let text = format!("write 8 MiB and detach, {n} attached: within 1.1 times losetup");
+        let (ours, peer) = (("write_and_detach", n), ("write_and_losetup_detach", n));
+        thresholds.push(threshold::at_most(all, &text, ours, 1.1, peer));
     }
     let text =
         format!("{most} devices detached and removed in the background: 20 times as fast as one by one");

@@ -1,6 +1,7 @@
 //! Attaching, finding, detaching and removing devices, with an increasing number of devices attached.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -8,7 +9,6 @@ use std::process::Command;
 use std::time::Instant;
 
 use loopfs::baseline;
-use loopfs::loop_device::LoopDevice;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
@@ -81,6 +81,9 @@ struct Series {
     losetup_j: Samples,
     floor_detach: Samples,
     detach: Samples,
+    losetup_detach: Samples,
+    write_and_detach: Samples,
+    write_and_losetup_detach: Samples,
 }
 
 impl Series {
@@ -95,13 +98,18 @@ impl Series {
             losetup_j: Samples::new("losetup_j", n),
             floor_detach: Samples::new("floor_detach", n),
             detach: Samples::new("detach", n),
+            losetup_detach: Samples::new("losetup_detach", n),
+            write_and_detach: Samples::new("write_and_detach", n),
+            write_and_losetup_detach: Samples::new("write_and_losetup_detach", n),
         }
     }
 
     fn print(self) {
         let attach = [self.floor_attach, self.attach_pool, self.attach_get_free, self.losetup_attach];
-        let others = [self.find_device, self.losetup_j, self.floor_detach, self.detach];
-        attach.into_iter().chain(others).for_each(Samples::print);
+        let find = [self.find_device, self.losetup_j];
+        let detach = [self.floor_detach, self.detach, self.losetup_detach];
+        let written = [self.write_and_detach, self.write_and_losetup_detach];
+        attach.into_iter().chain(find).chain(detach).chain(written).for_each(Samples::print);
     }
 }
 
@@ -109,6 +117,7 @@ impl Series {
 struct Scene {
     configuration: baseline::Configuration,
     image: File,
+    large_image: File,
     port_configuration: baseline::Configuration,
     has_losetup: bool,
     _configured: [File; 2],
@@ -126,6 +135,10 @@ impl Scene {
         population.image(LOSETUP_IMAGE)?.sync_all()?;
         let image = population.image("library.img")?;
         image.sync_all()?;
+        let large_image = population.image(LARGE_IMAGE)?;
+        // With all its blocks, so that each run writes to the same ones.
+        std::fs::write(population.path(LARGE_IMAGE), vec![0; LARGE])?;
+        large_image.sync_all()?;
         let has_losetup = Command::new("losetup").arg("--version").output().is_ok_and(|o| o.status.success());
         if !has_losetup {
             eprintln!("losetup is not installed: its rows will be missing");
@@ -134,6 +147,7 @@ impl Scene {
             configuration: baseline::Configuration::new(floor_image.as_fd(), LABEL),
             port_configuration: baseline::Configuration::new(port_image.as_fd(), LABEL),
             image,
+            large_image,
             has_losetup,
             _configured: [floor_image, port_image],
         })
@@ -178,8 +192,9 @@ impl Scene {
                     let path = population.path(LOSETUP_IMAGE);
                     let index = series.losetup_attach.time(|| losetup_attach_file(&path))?;
                     series.losetup_j.time(|| losetup_find(&path))?;
-                    LoopDevice::open_index(index)?.detach()?;
+                    series.losetup_detach.time(|| losetup_detach(index))?;
                     population.raw.remove(index)?;
+                    self.write_and_detach(population, series)?;
                 }
                 let (device, index) = port;
                 baseline::detach(device)?;
@@ -198,6 +213,23 @@ impl Scene {
         Ok(())
     }
 
+    /// Writes 8 MiB to a device without fsync(2), and detaches it. The library has the device open, so it writes the page cache of
+    /// the device; without it, the close of the program that wrote does that.
+    fn write_and_detach(&self, population: &Population, series: &mut Series) -> Result<()> {
+        let device = population.control.attach(self.large_image.as_fd(), &options())?;
+        let path = device.path();
+        series.write_and_detach.time(|| -> Result<()> {
+            write(&path)?;
+            Ok(population.control.detach(device).map(drop)?)
+        })?;
+        let index = losetup_attach_file(&population.path(LARGE_IMAGE))?;
+        series.write_and_losetup_detach.time(|| -> Result<()> {
+            write(&format!("/dev/loop{index}"))?;
+            losetup_detach(index)
+        })?;
+        Ok(population.raw.remove(index)?)
+    }
+
     /// Attaches with `LOOP_CTL_GET_FREE`, open and `LOOP_CONFIGURE`, and tries again if another program was faster. Programs
     /// that use this method remove a device when they detach it, so the kernel has to create a device each time.
     fn attach_by_get_free(&self, population: &Population) -> Result<(OwnedFd, u32)> {
@@ -213,12 +245,23 @@ impl Scene {
 }
 
 const LOSETUP_IMAGE: &str = "losetup.img";
+const LARGE_IMAGE: &str = "large.img";
+const LARGE: usize = 8 << 20;
+
+fn write(device: impl AsRef<Path>) -> Result<()> {
+    Ok(File::options().write(true).open(device)?.write_all(&[1; LARGE])?)
+}
 
 fn losetup_attach_file(path: &Path) -> Result<u32> {
     let output = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(path).output()?;
     let name = String::from_utf8(output.stdout)?;
     let index = name.trim().strip_prefix("/dev/loop").and_then(|index| index.parse().ok());
     index.ok_or_else(|| format!("losetup: {}", String::from_utf8_lossy(&output.stderr)).into())
+}
+
+fn losetup_detach(index: u32) -> Result<()> {
+    let status = Command::new("losetup").arg("--detach").arg(format!("/dev/loop{index}")).status()?;
+    if status.success() { Ok(()) } else { Err(format!("losetup --detach: {status}").into()) }
 }
 
 fn losetup_find(path: &Path) -> Result<()> {
