@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use testvm::rust_build::{Built, programs};
 use testvm::session::Session;
+use testvm_cluster::ClusterProfile;
 
 /// Programs that run inside guests and pods.
 #[derive(Clone, Debug)]
@@ -21,6 +22,34 @@ pub(crate) struct DriverPrograms {
     pub(crate) provisioner: PathBuf,
     pub(crate) node_debug: PathBuf,
     pub(crate) dbg: PathBuf,
+}
+
+/// The profile of cargo with which the programs of a release are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProgramProfile {
+    /// For tests of behaviour, without link-time optimisation.
+    Test,
+    /// As users install them: for measurements, and for the conformance tests.
+    Release,
+}
+
+impl ProgramProfile {
+    /// Returns the argument of `cargo build`.
+    fn argument(self) -> &'static str {
+        match self {
+            ProgramProfile::Test => "--profile=programs",
+            ProgramProfile::Release => "--profile=release",
+        }
+    }
+}
+
+impl From<ClusterProfile> for ProgramProfile {
+    fn from(cluster: ClusterProfile) -> ProgramProfile {
+        match cluster {
+            ClusterProfile::Default => ProgramProfile::Test,
+            ClusterProfile::Benchmark | ClusterProfile::Conformance => ProgramProfile::Release,
+        }
+    }
 }
 
 /// Builds the programs of the guest side.
@@ -42,11 +71,11 @@ pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
 ///
 /// # Errors
 /// The driver does not compile.
-pub(crate) async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
+pub(crate) async fn driver_programs(session: &Session, profile: ProgramProfile) -> Result<DriverPrograms> {
     // One build for all, so that what they share is compiled once.
     let packages = ["csi", "provisioner", "node-debug"];
     let packages = packages.iter().flat_map(|package| ["--package", package]);
-    let args: Vec<&str> = ["build", "--release", "--bins"].into_iter().chain(packages).collect();
+    let args: Vec<&str> = ["build", profile.argument(), "--bins"].into_iter().chain(packages).collect();
     let built = programs(session, "build the driver", &args).await?;
     Ok(DriverPrograms {
         csi: built.program("loopfs-csi")?,
@@ -60,8 +89,9 @@ pub(crate) async fn driver_programs(session: &Session) -> Result<DriverPrograms>
 ///
 /// # Errors
 /// The tool does not compile.
-pub(crate) async fn loopfs_tool(session: &Session) -> Result<PathBuf> {
-    let args = ["build", "--release", "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
+pub(crate) async fn loopfs_tool(session: &Session, profile: ProgramProfile) -> Result<PathBuf> {
+    let args =
+        ["build", profile.argument(), "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
     let built = programs(session, "build the tool loopfs", &args).await?;
     built.program("loopfs")
 }

@@ -7,8 +7,8 @@ use testvm::images::shell;
 use testvm::session::Session;
 use testvm_cluster::conformance::Suite;
 use testvm_cluster::{
-    ContainerImage, DataMount, KubernetesSource, Link, NodePlan, NodeService, Parts, TOOLS_DIR, log_file,
-    snapshotter,
+    ClusterProfile, ContainerImage, DataMount, KubernetesSource, Link, NodePlan, NodeService, Parts,
+    TOOLS_DIR, log_file, snapshotter,
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
@@ -41,14 +41,6 @@ const DBG_ACCOUNT: &str = "viewer=kube-system/node-debug-viewer";
 /// The name of the driver, as in the manifests.
 const DRIVER_NAME: &str = "csi.loopfs.dev";
 
-/// The presence of node-debug on nodes, where it follows the logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Debugging {
-    On,
-    /// For measurements.
-    Off,
-}
-
 /// The mount point of the driver's file system, as in the manifests.
 pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
 /// The directory of that file system that is mounted at the kubelet's directory, in a variant of the nodes.
@@ -73,12 +65,12 @@ pub(crate) async fn parts(
     session: &Session,
     kubernetes: &KubernetesSource,
     options: &NodeOptions,
-    debugging: Debugging,
+    profile: ClusterProfile,
     Additions { tools, images }: Additions,
 ) -> Result<Parts> {
     options.check()?;
     let plan = async {
-        let mut plan = plan(session, options, debugging, &tools).await?;
+        let mut plan = plan(session, options, profile, &tools).await?;
         plan.images.extend(images);
         Ok(plan)
     };
@@ -94,10 +86,11 @@ pub(crate) async fn conformance_parts(
     session: &Session,
     kubernetes: &KubernetesSource,
     suite: &Suite,
+    profile: ClusterProfile,
 ) -> Result<Parts> {
     let options = NodeOptions::default();
     let plan = async {
-        let mut plan = plan(session, &options, Debugging::On, &[]).await?;
+        let mut plan = plan(session, &options, profile, &[]).await?;
         plan.archives = suite.image_archives(session, &plan.pause).await?;
         plan.images.extend(snapshotter::images(session).await?);
         Ok(plan)
@@ -105,20 +98,20 @@ pub(crate) async fn conformance_parts(
     Parts::build(session, &options.variant(), plan, kubernetes).await
 }
 
-/// Builds the programs and images of the nodes.
+/// Builds the programs and images of the nodes. Nodes for measurements have no node-debug, which follows the logs.
 ///
 /// # Errors
 /// A program cannot be fetched or built.
 pub(crate) async fn plan(
     session: &Session,
     options: &NodeOptions,
-    debugging: Debugging,
+    profile: ClusterProfile,
     tools: &[(String, PathBuf)],
 ) -> Result<NodePlan> {
     let programs = async {
         let guest = builds::guest_programs(session).await?;
-        let driver = builds::driver_programs(session).await?;
-        anyhow::Ok((guest, driver, builds::loopfs_tool(session).await?))
+        let driver = builds::driver_programs(session, profile.into()).await?;
+        anyhow::Ok((guest, driver, builds::loopfs_tool(session, profile.into()).await?))
     };
     let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
     let mut tools = tools.to_vec();
@@ -128,7 +121,7 @@ pub(crate) async fn plan(
     }
     tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
     let mut services = Vec::new();
-    if debugging == Debugging::On {
+    if profile != ClusterProfile::Benchmark {
         tools.extend([
             (NODE_DEBUG.to_owned(), driver.node_debug.clone()),
             (DBG.to_owned(), driver.dbg.clone()),

@@ -9,7 +9,7 @@ use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrou
 
 use crate::e2e;
 use crate::node_options::{KubernetesOptions, NodeOptions};
-use crate::nodes::{self, Additions, Debugging};
+use crate::nodes::{self, Additions};
 use crate::test_env::node_debug;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -83,7 +83,7 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
             session,
             &args.kubernetes.source(),
             &args.nodes,
-            Debugging::On,
+            ClusterProfile::Default,
             Additions::default(),
         ))
         .await?;

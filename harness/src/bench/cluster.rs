@@ -24,7 +24,7 @@ use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
 use crate::e2e;
 use crate::node_options::NodeOptions;
-use crate::nodes::{self, Additions, Debugging};
+use crate::nodes::{self, Additions};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::workload::create_namespace;
 
@@ -152,18 +152,15 @@ impl BenchCluster {
         let options = options.with_kernel(args.kernel.clone());
         let kubernetes = KubernetesSource::default();
         let additions = Additions { tools: tools.to_vec(), ..Additions::default() };
-        let parts = Box::pin(nodes::parts(session, &kubernetes, &options, Debugging::Off, additions)).await?;
+        let profile = ClusterProfile::Benchmark;
+        let parts = Box::pin(nodes::parts(session, &kubernetes, &options, profile, additions)).await?;
         let place = format!("node in a virtual machine ({})", parts.accelerator());
         let directory = tempfile::tempdir().context("create a temporary directory")?;
         let logs = session.workspace.reports("bench").join(name);
         // The logs of an earlier run must not be read as those of this run.
         cache::remove_dir(&logs)?;
-        let spec = ClusterSpec {
-            dir: directory.path().to_owned(),
-            logs,
-            durability: Durability::Unsafe,
-            profile: ClusterProfile::Benchmark,
-        };
+        let spec =
+            ClusterSpec { dir: directory.path().to_owned(), logs, durability: Durability::Unsafe, profile };
         let cluster = Cluster::start(session, spec, parts).await?;
         let kubernetes = kubernetes.minor.name();
         let started = BenchCluster { cluster, place, kubernetes, _directory: directory };

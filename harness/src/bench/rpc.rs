@@ -10,7 +10,7 @@ use super::measurement::Measurements;
 use super::outcome::{Args, Outcome};
 use super::plot::Plot;
 use super::threshold::{self, Threshold};
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 
 /// The path of the driver's program in the guest.
 const DRIVER: &str = "/tests/programs/loopfs-csi";
@@ -42,7 +42,8 @@ const PLOTS: [Plot; 2] = [
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "csi", "rpc")).await?;
-    let driver = session.until_cancelled(builds::driver_programs(session)).await?.csi;
+    let driver =
+        session.until_cancelled(builds::driver_programs(session, ProgramProfile::Release)).await?.csi;
     let beside = vec![GuestFile { path: DRIVER.to_owned(), mode: 0o755, host: driver }];
     let runs = [args.of_program(&[guest::XFS, DRIVER])];
     let parts = guest::run(session, args.kernel.as_deref(), &program, beside, &runs, guest::DISK_MIB).await?;

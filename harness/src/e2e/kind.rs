@@ -16,11 +16,12 @@ use testvm_cluster::{ContainerImage, KubernetesSource, client};
 use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{Scenario, StepResult};
 use super::{console, documents, host_service, state_dump};
+use crate::builds::{self, ProgramProfile};
 use crate::image::{self, TARGETS};
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{TestEnv, Timeouts};
 use crate::test_env::manifests::Manifests;
-use crate::{builds, deb, nodes};
+use crate::{deb, nodes};
 
 /// The name of the suite in the report.
 const SUITE: &str = "kind";
@@ -221,8 +222,8 @@ fn added_since<'a>(before: &str, now: &'a str) -> Vec<&'a str> {
 async fn plan(session: &Session, documents: bool) -> Result<KindPlan> {
     let programs = async {
         let guest = builds::guest_programs(session).await?;
-        let driver = builds::driver_programs(session).await?;
-        anyhow::Ok((guest, driver, builds::loopfs_tool(session).await?))
+        let driver = builds::driver_programs(session, ProgramProfile::Test).await?;
+        anyhow::Ok((guest, driver, builds::loopfs_tool(session, ProgramProfile::Test).await?))
     };
     let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
     let (init, pause) = (guest.init.clone(), guest.pause.clone());

@@ -11,7 +11,7 @@ use kube::config::Kubeconfig;
 use nix::fcntl::Flock;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, KubeletRoot, background, client, gvisor, snapshotter};
+use testvm_cluster::{Cluster, ClusterProfile, KubeletRoot, background, client, gvisor, snapshotter};
 
 use super::catalogue;
 use super::faults::Fault;
@@ -20,7 +20,7 @@ use super::runner::{self, AfterFailure, Plan, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{kind, scenarios, self_check, state_dump, upgrade};
 use crate::node_options::{KubernetesOptions, NodeOptions};
-use crate::nodes::{self, Additions, Debugging};
+use crate::nodes::{self, Additions};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::manifests::{self, Manifests};
@@ -363,7 +363,8 @@ async fn start(
     let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = async {
         let additions = additions(session, args.selection()).await?;
-        nodes::parts(session, &args.kubernetes.source(), &args.nodes, Debugging::On, additions).await
+        nodes::parts(session, &args.kubernetes.source(), &args.nodes, ClusterProfile::Default, additions)
+            .await
     };
     own_cluster::start(session, &mut scenario, parts, places).await
 }

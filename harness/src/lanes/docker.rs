@@ -20,7 +20,7 @@ use testvm_cluster::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use testvm_guest::spec::{Mount, Source};
 
 use super::libtest::Run;
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 use crate::nodes;
 
 const SUITE: &str = "docker: csi";
@@ -66,8 +66,8 @@ pub(super) async fn run(session: &Session, only: &[String]) -> Result<Report> {
 async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let tests = rust_build::test_binary(session, "csi", TEST, FEATURE).await?;
-    let image =
-        nodes::driver_image(builds::driver_programs(session).await?, builds::loopfs_tool(session).await?);
+    let driver = builds::driver_programs(session, ProgramProfile::Test).await?;
+    let image = nodes::driver_image(driver, builds::loopfs_tool(session, ProgramProfile::Test).await?);
     let init = builds::guest_programs(session).await?.init;
     let kernel = Kernel::prepare(session, None).await?;
     let root = Description::read(session)?.machine_root(session, &kernel).await?;

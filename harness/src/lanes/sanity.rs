@@ -22,7 +22,7 @@ use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, Test
 use super::ginkgo::{self, ExpectedSkip, SWITCHED_OFF};
 use super::kernel::{FEATURE, TEST};
 use super::libtest::Run;
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 
 pub(super) const CSI_TEST: GoModule = GoModule {
     name: "csi-test",
@@ -98,7 +98,7 @@ pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Repor
 async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let sanity = go_build::build(session, &CSI_TEST).await?.join("csi-sanity");
-    let driver = builds::driver_programs(session).await?.csi;
+    let driver = builds::driver_programs(session, ProgramProfile::Test).await?.csi;
     let left = rust_build::test_binary(session, "csi", TEST, FEATURE).await?;
     let init = builds::guest_programs(session).await?.init;
     let kernel = Kernel::prepare(session, kernel).await?;

@@ -15,7 +15,8 @@ use super::super::outcome::{Args, Outcome};
 use super::super::provision::peer::{self, DRIVER, Limits, PROVISIONER, Peer, RESIZER};
 use super::super::threshold::{self, Threshold};
 use super::{registration, sizes};
-use crate::{builds, nodes};
+use crate::builds::{self, ProgramProfile};
+use crate::nodes;
 
 /// The programs of our driver's pod, by the names of their rows.
 const OURS: [(&str, &str); 2] =
@@ -74,8 +75,8 @@ async fn prepare_and_run(
 /// Returns the size of the programs in the driver's image, uncompressed, and of those in the images of the peer. Those images also have files of their
 /// base image, which are not counted.
 async fn image_rows(session: &Session, tools: &[(String, PathBuf)]) -> Result<Vec<Row>> {
-    let driver = builds::driver_programs(session).await?;
-    let image = nodes::driver_image(driver, builds::loopfs_tool(session).await?);
+    let driver = builds::driver_programs(session, ProgramProfile::Release).await?;
+    let image = nodes::driver_image(driver, builds::loopfs_tool(session, ProgramProfile::Release).await?);
     let ours = sizes::sum(image.files.iter().map(|(_, file)| file))?;
     let peer = sizes::sum(tools.iter().map(|(_, file)| file))?;
     let row = |name, bytes: u64| Row::of(name, 1, "B", [bytes as f64]);

@@ -13,7 +13,7 @@ use super::super::outcome::Args;
 use super::super::plot::Plot;
 use super::super::threshold::{self, Threshold};
 use super::super::{guest, here};
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 
 /// The rows of `loopfs/benches/loop/losetup.rs`.
 const UTIL_LINUX: &str = "losetup_j_util_linux";
@@ -30,7 +30,7 @@ const DROP_IN: (&str, &str) = ("LOOPFS_BENCH_DROP_IN", "/tests/programs/losetup"
 /// Measures on this machine, or in a virtual machine if this one has no loop devices or a kernel is given.
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let program = session.until_cancelled(rust_build::bench(session, "loopfs", "loop")).await?;
-    let tool = session.until_cancelled(builds::loopfs_tool(session)).await?;
+    let tool = session.until_cancelled(builds::loopfs_tool(session, ProgramProfile::Release)).await?;
     if here::has_loop_devices() && args.kernel.is_none() {
         // The tool is losetup if it is called by that name.
         let directory = tempfile::tempdir().context("create a temporary directory")?;

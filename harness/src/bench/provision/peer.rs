@@ -17,7 +17,7 @@ use testvm_cluster::{Cluster, ControlPlane, Identity, Node, Subject};
 
 use super::super::node_process::NodeProcess;
 use super::contender::Contender;
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 use crate::nodes::DATA_DIR;
 
 const SIDECARS: GoModule = GoModule {
@@ -85,7 +85,7 @@ pub(in crate::bench) async fn build_sidecars(session: &Session) -> Result<PathBu
 pub(in crate::bench) async fn tools(session: &Session) -> Result<Vec<(String, PathBuf)>> {
     let directory = build_sidecars(session).await?;
     let sidecars = [PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name)));
-    let driver = builds::driver_programs(session).await?.csi;
+    let driver = builds::driver_programs(session, ProgramProfile::Release).await?.csi;
     Ok(sidecars.into_iter().chain([(DRIVER.to_owned(), driver)]).collect())
 }
 

@@ -22,7 +22,7 @@ use super::measured_process::Installation;
 use super::peer::{self, Peer, Programs, Sidecar};
 use super::placement;
 use super::provisioner::{self, Contender};
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 use crate::fake_nodes::{self, NODES};
 use crate::test_env::manifests;
 use crate::test_env::workload::create_namespace;
@@ -127,7 +127,7 @@ struct Bench<'a> {
 }
 
 async fn prepare_and_run(session: &Session, scale: Scale, logs: PathBuf) -> Result<Environment> {
-    let program = builds::driver_programs(session).await?.provisioner;
+    let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
     let programs = Programs::build(session).await?;
     let kubernetes = KubernetesSource::default();
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {

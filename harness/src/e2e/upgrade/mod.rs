@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::{Cluster, DataDisk, KubernetesSource, Node, Parts};
+use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, Parts};
 
 use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;
@@ -26,7 +26,7 @@ use super::scenarios::{install, removal};
 use super::state_dump;
 use crate::earlier::{EarlierVersion, earlier_version};
 use crate::node_options::NodeOptions;
-use crate::nodes::{DRIVER, Debugging, EARLIER_DRIVER, earlier_image, plan};
+use crate::nodes::{DRIVER, EARLIER_DRIVER, earlier_image, plan};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::in_use::{InUse, running};
 use crate::test_env::inventory::Inventory;
@@ -140,7 +140,7 @@ async fn start(
     session.progress.line(format!("the earlier version is commit {}", earlier.name));
     let options = NodeOptions::default();
     let plan = async {
-        let mut plan = plan(session, &options, Debugging::On, &[]).await?;
+        let mut plan = plan(session, &options, ClusterProfile::Default, &[]).await?;
         plan.images.push(earlier_image(&earlier));
         anyhow::Ok(plan)
     };

@@ -37,6 +37,7 @@ const DEFINITION: &str = "testdriver.yaml";
 const LIST: &str = "specs.yaml";
 
 const LANE: &str = "conformance";
+const PROFILE: ClusterProfile = ClusterProfile::Conformance;
 /// The namespace of the environment. The specs create namespaces of their own.
 const NAMESPACE: &str = "loopfs-conformance";
 
@@ -90,7 +91,7 @@ async fn prepare(session: &Session, kubernetes: &KubernetesSource) -> Result<Pre
     let suite = Suite::build(session, kubernetes.minor).await?;
     let definition =
         definition::read(&session.workspace.root().join(DIRECTORY).join(DEFINITION), suite.sources())?;
-    let parts = nodes::conformance_parts(session, kubernetes, &suite).await?;
+    let parts = nodes::conformance_parts(session, kubernetes, &suite, PROFILE).await?;
     let reports = session.workspace.reports(LANE);
     // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&reports)?;
@@ -98,7 +99,7 @@ async fn prepare(session: &Session, kubernetes: &KubernetesSource) -> Result<Pre
         dir: session.workspace.target().join("conformance-cluster"),
         logs: reports.join("logs"),
         durability: Durability::Unsafe,
-        profile: ClusterProfile::Conformance,
+        profile: PROFILE,
     };
     let cluster = Cluster::start(session, spec, parts).await?;
     Ok(Prepared { suite, definition, cluster, reports })

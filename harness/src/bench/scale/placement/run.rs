@@ -20,7 +20,7 @@ use super::super::measured_process::{Installation, MeasuredProcess};
 use super::classes::{self, Topology};
 use super::controller;
 use super::declared_nodes::DeclaredNodes;
-use crate::builds;
+use crate::builds::{self, ProgramProfile};
 use crate::fake_nodes::{self, NODES};
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::workload::create_namespace;
@@ -85,7 +85,7 @@ struct Placement {
 }
 
 pub(in super::super) async fn run(session: &Session, quick: bool) -> Result<Environment> {
-    let program = builds::driver_programs(session).await?.provisioner;
+    let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
     let logs = session.workspace.reports("bench").join("scale").join("placement");
     let kubernetes = KubernetesSource::default();
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
