@@ -29,8 +29,9 @@ Examples:
   cargo harness test --lane kernel    loopfs as root on a real kernel with XFS project quotas
   cargo harness test --lane sanity    the conformance suite of the Container Storage Interface, on a real kernel
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
-  cargo harness e2e flow clones       two of its stories; `cargo harness list` prints all
-  cargo harness e2e --keep            the same, and leaves the cluster up to look around in
+  cargo harness e2e --all             the same, and all other stories that need no programs of other projects
+  cargo harness e2e flow clones       two stories; `cargo harness list` prints all
+  cargo harness e2e --keep            claims on a node as above, and leaves the cluster up to look around in
   cargo harness bench --list          what each benchmark measures, what it needs and how long it takes
   cargo harness bench --quick         short runs of all benchmarks, and one report in target/bench/report.html
   cargo harness bench loop            loop devices and project ids beside what other programs do
@@ -136,7 +137,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
 /// Returns the lanes and stories, with one line each.
 fn list() -> String {
     let lanes = lines("lanes (cargo harness test --lane LANE):", lanes::descriptions());
-    let stories = lines("stories (cargo harness e2e STORY...):", e2e::descriptions());
+    let stories = lines("stories (cargo harness e2e STORY..., or --all):", e2e::descriptions());
     format!("{lanes}\n{stories}")
 }
 

@@ -47,8 +47,8 @@ pub(super) enum Run {
 }
 
 impl Entry {
-    /// Returns `true` if the scenario is part of a run without named scenarios on these nodes.
-    pub(super) fn is_default(&self, kubelet_root: KubeletRoot) -> bool {
+    /// Returns `true` if the scenario is part of a run of all scenarios on these nodes.
+    pub(super) fn is_of_all(&self, kubelet_root: KubeletRoot) -> bool {
         self.suits(kubelet_root) && !WITH_OTHER_PROJECTS.contains(&self.name)
     }
 
@@ -236,6 +236,9 @@ pub(super) const SCENARIOS: [Entry; 24] = [
     },
 ];
 
+/// The scenarios of a run of the command `e2e` that names none, besides the first and the last: what the driver is for.
+pub(super) const MAIN: [&str; 2] = [flow::NAME, read_only_claims::NAME];
+
 /// The scenarios that depend on the kubelet and the programs of the node, besides the first and the last.
 pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
@@ -259,6 +262,7 @@ pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
     SCENARIOS.iter().map(|entry| {
         let needs = match entry.run {
             _ if entry.always => " (in every run)",
+            _ if MAIN.contains(&entry.name) => " (also if no story is named)",
             _ if WITH_OTHER_PROJECTS.contains(&entry.name) => " (only if it is named, not with --kubeconfig)",
             Run::AnyCluster(_) => "",
             Run::OwnNode { .. } => " (not with --kubeconfig)",

@@ -33,19 +33,29 @@ const NAMESPACE: &str = "loopfs-e2e";
 /// The arguments of the command `e2e`.
 #[derive(Debug, clap::Args)]
 pub struct CommandArgs {
-    /// Run only these stories, and those that install and remove the driver; `cargo harness list` prints them.
+    /// Run these stories, and those that install and remove the driver; `cargo harness list` prints them. Without a STORY, the
+    /// main ones run: flow and read-only claims.
     #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
     stories: Vec<String>,
+
+    /// Run all stories that need no programs of other projects.
+    #[arg(long, conflicts_with_all = ["stories", "scenarios", "broken", "cluster"])]
+    all: bool,
 
     #[command(flatten)]
     args: Args,
 }
 
 impl CommandArgs {
-    /// Returns the arguments with the stories of both forms.
+    /// Returns the arguments with the stories of both forms, or the main ones.
     #[must_use]
     pub fn into_args(mut self) -> Args {
-        self.args.scenarios.append(&mut self.stories);
+        let Args { scenarios, broken, cluster, .. } = &mut self.args;
+        scenarios.append(&mut self.stories);
+        // A fault is noticed by the story that it is for, whichever that is.
+        if scenarios.is_empty() && !self.all && broken.is_none() && cluster.is_none() {
+            scenarios.extend(catalogue::MAIN.map(str::to_owned));
+        }
         self.args
     }
 }
@@ -164,7 +174,7 @@ impl Args {
         let on_node = [
             self.self_check.then_some("--self-check"),
             self.broken.map(|_| "--break"),
-            self.scenarios.is_empty().then_some("no --story"),
+            self.scenarios.is_empty().then_some("all stories"),
         ];
         if let Some(option) = on_node.into_iter().flatten().next().filter(|_| !self.nodes.has_tools()) {
             anyhow::bail!(
@@ -180,6 +190,7 @@ impl Args {
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
+        line.extend((self.scenarios.is_empty() && self.broken.is_none()).then(|| "--all".into()));
         line.extend(self.nodes.words().map(OsString::from));
         line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
@@ -488,6 +499,7 @@ async fn against_any_cluster(
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use rstest::rstest;
 
     use super::*;
 
@@ -507,6 +519,8 @@ mod tests {
         let again = parse(words).again();
         assert_eq!(again, words);
         assert_eq!(Line::parse_from(again).args.into_args().broken, Some(Fault::NoDisk));
+        let words = ["e2e", "--keep", "--all"];
+        assert_eq!(parse(words).again(), words);
         let words = [
             "e2e",
             "--keep",
@@ -527,6 +541,34 @@ mod tests {
         let args = parse(["e2e", "clones", "--story", "flow", "second node"]);
         assert_eq!(args.scenarios, ["flow", "clones", "second node"]);
         assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second node"]);
+    }
+
+    #[rstest]
+    #[case(&["e2e"], &catalogue::MAIN)]
+    #[case(&["e2e", "--keep", "--self-check"], &catalogue::MAIN)]
+    #[case(&["e2e", "clones"], &["clones"])]
+    #[case(&["e2e", "--all"], &[])]
+    #[case(&["e2e", "--break", "unsynced"], &[])]
+    #[case::the_run_on_kind_selects_its_own(&["e2e", "--cluster", "kind"], &[])]
+    fn a_run_without_stories_has_the_main_ones(#[case] line: &[&str], #[case] scenarios: &[&str]) {
+        assert_eq!(parse(line.iter().copied()).scenarios, scenarios);
+    }
+
+    #[test]
+    fn the_main_stories_install_and_remove_the_driver() {
+        let args = parse(["e2e"]);
+        let selection = args.selection();
+        let names = catalogue::names().filter(|name| selection.contains_name(name));
+        let [flow, read_only] = catalogue::MAIN;
+        let (first, last) = (scenarios::install::NAME, scenarios::removal::NAME);
+        assert_eq!(names.collect::<Vec<_>>(), [first, flow, read_only, last]);
+    }
+
+    #[test]
+    fn all_stories_and_a_named_one_are_refused() {
+        for word in ["clones", "--story=clones", "--break=leak", "--cluster=kind"] {
+            assert!(Line::try_parse_from(["e2e", "--all", word]).is_err(), "{word}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) enum Lane {
     Docker,
     /// End-to-end tests with a real control plane and a real kubelet, without the stories of the lane long-stories.
     E2e,
-    /// The stories that take longest: power cut, and helm. `cargo harness e2e` runs them, too. Runs only if --lane selects it.
+    /// The stories that take longest: power cut, helm and claim labels. Runs only if --lane selects it.
     LongStories,
     /// The stories with programs of other projects: gVisor, snapshot-controller and csi-snapshotter. Runs only if --lane selects
     /// it.
