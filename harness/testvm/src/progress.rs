@@ -3,6 +3,8 @@
 //! Both distinguish a slow step from a hung one: a spinner counts its seconds, and without a terminal a long
 //! step prints a line every `HEARTBEAT`.
 
+mod step_times;
+
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,12 +12,15 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+pub(crate) use self::step_times::StepTimes;
+
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// The display of all steps in progress. Clones share one display.
 #[derive(Clone, Debug)]
 pub struct Progress {
     display: Display,
+    times: Option<StepTimes>,
 }
 
 #[derive(Clone, Debug)]
@@ -35,13 +40,12 @@ impl Progress {
     /// Creates a display on standard error.
     #[must_use]
     pub fn new() -> Progress {
-        if std::io::stderr().is_terminal() {
-            return Progress { display: Display::Terminal(MultiProgress::new()) };
-        }
-        let steps = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::downgrade(&steps);
-        std::thread::spawn(move || heartbeat(&heard));
-        Progress { display: Display::Plain(steps) }
+        Progress { display: Display::new(), times: None }
+    }
+
+    /// Creates a display on standard error that says how long each step took the last time.
+    pub(crate) fn with_times(times: StepTimes) -> Progress {
+        Progress { display: Display::new(), times: Some(times) }
     }
 
     /// Begins a step. It is displayed until [`done`](Step::done). A step that is dropped before is displayed
@@ -49,15 +53,16 @@ impl Progress {
     #[must_use]
     pub fn step(&self, title: impl Into<String>) -> Step {
         let title = title.into();
+        let last = self.times.as_ref().and_then(|times| times.last(&title));
         let shown = match &self.display {
             Display::Terminal(multi) => {
                 let bar = multi.add(ProgressBar::new_spinner().with_style(running_style()));
-                bar.set_prefix(title.clone());
+                bar.set_prefix(first_text(&title, last));
                 bar.enable_steady_tick(Duration::from_millis(120));
                 Shown::Bar(bar)
             }
             Display::Plain(steps) => {
-                print_line(&format!("{title} ..."));
+                print_line(&first_text(&format!("{title} ..."), last));
                 let step = Arc::new(PlainStep {
                     title: title.clone(),
                     started: Instant::now(),
@@ -84,6 +89,18 @@ impl Progress {
         if let Display::Terminal(multi) = &self.display {
             drop(multi.clear());
         }
+    }
+}
+
+impl Display {
+    fn new() -> Display {
+        if std::io::stderr().is_terminal() {
+            return Display::Terminal(MultiProgress::new());
+        }
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::downgrade(&steps);
+        std::thread::spawn(move || heartbeat(&heard));
+        Display::Plain(steps)
     }
 }
 
@@ -136,6 +153,10 @@ impl Step {
 
     /// Ends the step as succeeded. `summary` may be empty.
     pub fn done(mut self, summary: impl AsRef<str>) {
+        if let Some(times) = &self.progress.times {
+            // The time is for information. A full disk must not fail the run here.
+            times.record(&self.title, self.elapsed()).ok();
+        }
         self.end("ok", summary.as_ref());
     }
 
@@ -186,6 +207,14 @@ pub fn seconds(duration: Duration) -> String {
     format!("{} min {:02} s", duration.as_secs() / 60, duration.as_secs() % 60)
 }
 
+/// Returns the text of a step that begins, with the time that it took the last time.
+fn first_text(title: &str, last: Option<Duration>) -> String {
+    match last {
+        None => title.to_owned(),
+        Some(time) => format!("{title} (took {} last time)", seconds(time)),
+    }
+}
+
 fn running_style() -> ProgressStyle {
     ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg}")
         .unwrap_or_else(|_| ProgressStyle::default_spinner())
@@ -216,4 +245,38 @@ fn print_line(text: &str) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_begins_names_its_last_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let times = StepTimes::at(directory.path().join("times"));
+        let progress = Progress::with_times(times.clone());
+        let mut step = progress.step("build it");
+        step.started = Instant::now().checked_sub(Duration::from_secs(12)).unwrap();
+        step.done("");
+        assert_eq!(
+            first_text("build it ...", times.last("build it")),
+            "build it ... (took 12.0 s last time)"
+        );
+        assert_eq!(first_text("build it", times.last("build")), "build it");
+    }
+
+    #[test]
+    fn a_step_that_fails_has_no_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let times = StepTimes::at(directory.path().join("times"));
+        let progress = Progress::with_times(times.clone());
+        let began = Instant::now().checked_sub(Duration::from_secs(12)).unwrap();
+        for end in [|step: Step| step.failed(""), drop] {
+            let mut step = progress.step("build it");
+            step.started = began;
+            end(step);
+        }
+        assert_eq!(times.last("build it"), None);
+    }
 }

@@ -9,9 +9,12 @@ use nix::fcntl::Flock;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache};
-use crate::progress::Progress;
+use crate::progress::{Progress, StepTimes};
 use crate::scratch::ScratchDir;
 use crate::versions::Versions;
+
+/// The file of the cache with the times of steps.
+const STEP_TIMES: &str = "step-times";
 
 /// The project whose programs run in the virtual machines.
 #[derive(Clone, Copy, Debug)]
@@ -70,11 +73,12 @@ impl Session {
         cache: Cache,
         scratch: ScratchDir,
     ) -> Session {
+        let progress = Progress::with_times(StepTimes::at(cache.root().join(STEP_TIMES)));
         Session {
             project,
             workspace,
             cache,
-            progress: Progress::new(),
+            progress,
             cancel: CancellationToken::new(),
             versions: Versions::default(),
             _scratch: scratch,
