@@ -1,6 +1,6 @@
 //! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server or the processes.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use futures::{StreamExt, future, stream};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
@@ -13,8 +13,16 @@ use super::{
     kubeconfigs, owner_reference,
 };
 use crate::{
-    api::traffic::ApiTraffic, controller::process::Duties, loss::NodeLoss, node::process::Options,
-    store::intents::Intents, testing::fake_store::FakeStore,
+    api::{
+        client,
+        connection::{self, Timeouts},
+        traffic::ApiTraffic,
+    },
+    controller::process::Duties,
+    loss::NodeLoss,
+    node::process::Options,
+    store::intents::Intents,
+    testing::fake_store::FakeStore,
 };
 
 /// More than all claims of a benchmark request.
@@ -27,16 +35,22 @@ const BLOCKING_THREADS_OF_NODE: usize = 16;
 /// The variable with the role of [`role_until_sigterm`]: the name of a node, whose provisioner runs, or [`CONTROLLER`].
 const ROLE: &str = "PROVISIONER_ROLE";
 const CONTROLLER: &str = "controller";
+/// The variable of [`until_sigterm`] with the seconds after which a silent watch ends.
+const WATCH_SILENCE: &str = "PROVISIONER_WATCH_SILENCE";
 /// The line on standard error after all provisioners are ready. The benchmark waits for it.
 const ALL_READY: &str = "all provisioners are ready";
 
+/// Runs the provisioner of one node, with the deadlines of the driver unless [`WATCH_SILENCE`] is set.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "no test: it runs a provisioner until SIGTERM"]
 async fn until_sigterm() {
     let terminate = terminate();
     let cluster = Cluster::connect().await;
     let store = Arc::new(FakeStore::of_size(SIZE));
-    let provisioner = cluster.provisioner_on(HERE, &store).await;
+    let traffic = ApiTraffic::default();
+    let config = client::config(Some(Cluster::kubeconfig_of(HERE))).await.unwrap();
+    let client = connection::client(config, timeouts(), &traffic).unwrap();
+    let provisioner = cluster.start(HERE, &store, Options::default(), client, traffic).await;
     serve(cluster, provisioner, &store, terminate).await;
 }
 
@@ -73,6 +87,12 @@ async fn serve(cluster: Cluster, mut process: Provisioner, store: &FakeStore, mu
     for id in store.state().volumes.keys() {
         println!("volume {id}");
     }
+}
+
+fn timeouts() -> Timeouts {
+    let defaults = Timeouts::default();
+    let seconds = std::env::var(WATCH_SILENCE).ok().map(|text| text.parse().expect(WATCH_SILENCE));
+    Timeouts { silence: seconds.map_or(defaults.silence, Duration::from_secs), ..defaults }
 }
 
 /// Returns the signal SIGTERM, which ends this process no longer.
