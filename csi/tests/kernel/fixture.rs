@@ -18,6 +18,7 @@ use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
+use crate::difference::assert_same;
 use crate::scratch_disk::ScratchDisk;
 use crate::support::{Client, Directories, Driver, TIMEOUT};
 
@@ -157,7 +158,7 @@ impl Fixture {
         while holdings(&self.data) != self.before && start.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(holdings(&self.data), self.before, "the test has left something behind");
+        assert_same(&holdings(&self.data), &self.before, "loop devices, mounts, project ids and open files");
     }
 }
 

@@ -9,6 +9,8 @@ mod block_access;
 mod block_writes;
 mod calls_in_progress;
 mod controller;
+#[path = "../../../loopfs/tests/kernel/difference.rs"]
+mod difference;
 mod driver_process;
 mod fixture;
 mod health;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::excerpt::list;
 
 use super::mount_table::{Mounted, mounts};
 use super::node::Node;
@@ -69,7 +70,7 @@ impl Entries {
     /// There is one; the message has all of them.
     pub fn require_none_added_since(&self, before: &Entries) -> Result<()> {
         let added = self.added_since(before);
-        anyhow::ensure!(added.is_empty(), "left on the node: {}", added.join(", "));
+        anyhow::ensure!(added.is_empty(), "left on the node: {}", list(&added));
         Ok(())
     }
 }
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(entries(&["a", "a"]).added_since(&entries(&["a", "b"])), ["a, 2 times rather than 1"]);
         entries(&["a"]).require_none_added_since(&entries(&["a", "a"])).unwrap();
         let error = entries(&["a", "b"]).require_none_added_since(&entries(&[])).unwrap_err().to_string();
-        assert_eq!(error, "left on the node: a, b");
+        assert_eq!(error, "left on the node: 2:\n  a\n  b");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use kube::runtime::watcher::{self, Event as Change};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use testvm::excerpt::list;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::node_vm::unless_node_ends;
@@ -132,7 +133,7 @@ where
             .iter()
             .filter_map(|object| Some(format!("{kind} {} {}", object.name_any(), complaint(object)?)))
             .collect();
-        State::ready_if(complaints.is_empty(), complaints.join("; "))
+        State::ready_if(complaints.is_empty(), list(&complaints))
     })
     .await?;
     Ok(all.into_values().filter(named).collect())

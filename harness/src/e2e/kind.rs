@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kube::Client;
 use testvm::cache;
+use testvm::excerpt::list;
 use testvm::images::shell;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -207,7 +208,7 @@ async fn nothing_left(machine: &KindMachine, before: &str) -> Result<()> {
         if more.is_empty() {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "leaked: {}", more.join("; "));
+        anyhow::ensure!(Instant::now() < deadline, "leaked {}", list(&more));
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Deserialize;
+use testvm::excerpt::excerpt;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 
@@ -62,7 +63,7 @@ impl<'a> Scenario<'a> {
                 }
                 Err(error) => {
                     if let Some(step) = shown {
-                        step.failed(format!("{error:#}"));
+                        step.failed(excerpt(&format!("{error:#}")));
                     }
                     self.report.push(self.name, "remaining steps", Outcome::NotRun, Duration::ZERO);
                     Err(ScenarioFailed)
@@ -85,7 +86,7 @@ pub(super) struct HandedOver {
     outcome: String,
     #[serde(default)]
     message: String,
-    seconds: f64,
+    seconds: Option<f64>,
 }
 
 /// Builds the report from the cases of the background process.
@@ -101,7 +102,7 @@ pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
             // An unknown outcome must not count as passed.
             _ => Outcome::Failed(case.message),
         };
-        report.push(&case.suite, &case.name, outcome, Duration::from_secs_f64(case.seconds));
+        report.push(&case.suite, &case.name, outcome, case.seconds.map(Duration::from_secs_f64));
     }
     report
 }
@@ -128,6 +129,6 @@ mod tests {
         let outcomes =
             |report: &Report| report.cases.iter().map(|case| case.outcome.clone()).collect::<Vec<_>>();
         assert_eq!(outcomes(&again), outcomes(&report));
-        assert_eq!(again.cases[0].time, Duration::from_millis(1500));
+        assert_eq!(again.cases[0].time, Some(Duration::from_millis(1500)));
     }
 }

@@ -7,7 +7,7 @@
 //! installed.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::process::Program;
@@ -85,7 +85,6 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
     let all = [fake_nodes::ALL.to_owned()];
     let selected = if only.is_empty() { &all } else { only };
     let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVING]).args(selected).log(&log);
-    let started = Instant::now();
     let ended = match program.timeout(TESTS_TIMEOUT).finish().await {
         Ok(finished) if finished.status.success() => Ok(()),
         Ok(finished) => Err(finished.failure()),
@@ -96,7 +95,7 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
         session.progress.line(line);
     }
     let mut report = Report::new();
-    Run::parse(&output).report_selected(&mut report, SUITE, ended, started.elapsed(), only);
+    Run::parse(&output).report_selected(&mut report, SUITE, ended, only);
     if report.succeeded() {
         step.done(report.summary());
     } else {

@@ -132,7 +132,6 @@ async fn devices(
 
 async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path) -> Result<Report> {
     bash(vm.control(), &format!("docker load --quiet --input {PAYLOAD}/{ARCHIVE}"), LOAD_TIMEOUT).await?;
-    let started = Instant::now();
     let program = command_line();
     let output = vm.control().exec(program.iter().chain(only), TESTS_TIMEOUT + KILL_AFTER).await?;
     store(&logs.join("tests.log"), &format!("{}{}", output.stdout, output.stderr))?;
@@ -141,7 +140,7 @@ async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path) -> Resul
     }
     let mut report = Report::new();
     let run = Run::parse(&output.stdout);
-    run.report_selected(&mut report, SUITE, result(output.code), started.elapsed(), only);
+    run.report_selected(&mut report, SUITE, result(output.code), only);
     if !report.succeeded() {
         // A test removes its container, unless it was killed.
         let printed = bash(vm.control(), CONTAINER_LOGS, LOGS_TIMEOUT).await;
@@ -192,7 +191,7 @@ mod tests {
     fn tests_that_reach_the_limit_name_the_test_that_hangs() {
         let mut report = Report::new();
         let output = "running 2 tests\ntest refusals::a ... ok\ntest service::b ... ";
-        Run::parse(output).report(&mut report, SUITE, result(124), Duration::ZERO);
+        Run::parse(output).report(&mut report, SUITE, result(124));
         let failures = report.failures();
         assert!(failures.contains("service::b") && failures.contains("within 600s"), "{failures}");
         assert_eq!(report.passed(), 1, "{report:?}");

@@ -396,7 +396,7 @@ mod tests {
         let found = read(&good(), true, Ok(()));
         assert_eq!(found.summary(), "1 passed, 0 failed, 3 skipped");
         assert_eq!(found.cases[0].name, "Service: Call: works");
-        assert_eq!(found.cases[0].time, Duration::from_millis(1500));
+        assert_eq!(found.cases[0].time, Some(Duration::from_millis(1500)));
         assert_eq!(found.cases[1].outcome, Outcome::Skipped("X not supported: there is no X".to_owned()));
     }
 

@@ -19,7 +19,12 @@ pub(super) struct Case {
     pub(super) outcome: Outcome,
     /// The time since the end of the test before it, if the line times are known.
     time: Option<Duration>,
+    /// The reason why the test checked nothing, if it printed one.
+    skipped: Option<String>,
 }
+
+/// The beginning of the line in which a test prints why it cannot check anything: `report_skip` of the kernel tests.
+const SKIPPED: &str = "this test is skipped: ";
 
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Totals {
@@ -42,12 +47,13 @@ impl Run {
         // With one thread, the harness prints a test's name when it starts and its result when it ends.
         // Output that the test writes directly to the descriptors is in between.
         let mut started: Option<String> = None;
+        let mut skipped: Option<String> = None;
         for (number, line) in output.lines().enumerate() {
             let mut case = |name, outcome| {
                 let now = times.get(number).copied();
                 let time = now.zip(last_end).map(|(now, last)| now.saturating_duration_since(last));
                 last_end = now;
-                Case { name, outcome, time }
+                Case { name, outcome, time, skipped: None }
             };
             if let Some(totals) = totals(line) {
                 let sum = run.totals.get_or_insert_default();
@@ -63,9 +69,11 @@ impl Run {
                     Some(outcome) => run.cases.push(case(name, outcome)),
                     None => started = Some(name),
                 }
+            } else if let (Some(_), Some(reason)) = (&started, line.strip_prefix(SKIPPED)) {
+                skipped = Some(reason.to_owned());
             } else if let Some(name) = started.take_if(|_| outcome(line.trim()).is_some()) {
                 let outcome = outcome(line.trim()).unwrap_or(Outcome::NotRun);
-                run.cases.push(case(name, outcome));
+                run.cases.push(Case { skipped: skipped.take(), ..case(name, outcome) });
             } else if let Some((_, text)) = details.last_mut() {
                 text.push_str(line);
                 text.push('\n');
@@ -73,7 +81,7 @@ impl Run {
         }
         if let Some(name) = started {
             let outcome = Outcome::Failed("it did not end: the test binary died in it".to_owned());
-            run.cases.push(Case { name, outcome, time: None });
+            run.cases.push(Case { name, outcome, time: None, skipped: None });
         }
         for case in &mut run.cases {
             let detail = details.iter().find(|(name, _)| *name == case.name);
@@ -95,23 +103,16 @@ impl Run {
         report: &mut Report,
         suite: &str,
         ended_well: Result<(), String>,
-        time: Duration,
         only: &[String],
     ) {
         if only.is_empty() || ended_well.is_err() || !self.selected_nothing() {
-            self.report(report, suite, ended_well, time);
+            self.report(report, suite, ended_well);
         }
     }
 
     /// Adds the cases to `report`. Adds one more if the binary's own result contradicts them: no tests at
     /// all, a different count, or an exit code that does not match its tests.
-    pub(super) fn report(
-        self,
-        report: &mut Report,
-        suite: &str,
-        ended_well: Result<(), String>,
-        time: Duration,
-    ) {
+    pub(super) fn report(self, report: &mut Report, suite: &str, ended_well: Result<(), String>) {
         let count =
             |matches: fn(&Outcome) -> bool| self.cases.iter().filter(|case| matches(&case.outcome)).count();
         let counted = Totals {
@@ -129,18 +130,19 @@ impl Run {
             (_, Some(_)) if self.cases.is_empty() => Some("it holds no test".to_owned()),
             _ => None,
         };
-        // Tests without times get an equal share of the suite's time in the table.
-        let each = time.checked_div(u32::try_from(self.cases.len()).unwrap_or(u32::MAX)).unwrap_or(time);
         let passed: BTreeSet<String> = self.cases.iter().filter_map(Case::name_of_passed).collect();
         for case in self.cases {
             let outcome = match case.outcome {
+                Outcome::Passed if case.skipped.is_some() => {
+                    Outcome::Unavailable(case.skipped.unwrap_or_default())
+                }
                 Outcome::Unavailable(reason) if is_run_by(&reason, &passed) => Outcome::Skipped(reason),
                 outcome => outcome,
             };
-            report.push(suite, &case.name, outcome, case.time.unwrap_or(each));
+            report.push(suite, &case.name, outcome, case.time);
         }
         if let Some(problem) = problem {
-            report.push(suite, "the test binary", Outcome::Failed(problem), Duration::ZERO);
+            report.push(suite, "the test binary", Outcome::Failed(problem), None);
         }
     }
 }
@@ -149,7 +151,7 @@ impl Case {
     /// Returns the name of the test without its module, if it passed.
     fn name_of_passed(&self) -> Option<String> {
         let name = self.name.rsplit("::").next().unwrap_or(&self.name);
-        (self.outcome == Outcome::Passed).then(|| name.to_owned())
+        (self.outcome == Outcome::Passed && self.skipped.is_none()).then(|| name.to_owned())
     }
 }
 
@@ -202,7 +204,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
 
     fn report(output: &str, ended: Result<(), String>) -> Report {
         let mut report = Report::new();
-        Run::parse(output).report(&mut report, "kernel", ended, Duration::from_secs(3));
+        Run::parse(output).report(&mut report, "kernel", ended);
         report
     }
 
@@ -213,7 +215,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
                 "running 2 tests\ntest a::outer ... {outer}\ntest a::inner ... ignored, the test outer runs it twice\n"
             );
             let mut report = Report::new();
-            Run::parse(&output).report(&mut report, "suite", Ok(()), Duration::ZERO);
+            Run::parse(&output).report(&mut report, "suite", Ok(()));
             assert_eq!(report.skipped(), expected, "{report:?}");
         }
     }
@@ -277,6 +279,20 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
             report("running 2 tests\ntest a ... ok\ntest b ... ", Err("killed by SIGSEGV".to_owned()));
         assert_eq!(report.summary(), "1 passed, 2 failed, 0 skipped");
         assert!(!report.succeeded());
+    }
+
+    #[test]
+    fn unmeasured_times_are_omitted() {
+        assert_eq!(report(GOOD, Ok(())).cases[0].time, None);
+    }
+
+    #[test]
+    fn self_skipped_tests_are_unavailable() {
+        let output = "running 2 tests\ntest a ... \nthis test is skipped: Linux 6.1\nok\ntest b ... ok\n\n\
+            test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
+        let report = report(output, Ok(()));
+        assert_eq!(report.cases[0].outcome, Outcome::Unavailable("Linux 6.1".to_owned()));
+        assert_eq!((report.cases.len(), report.passed()), (2, 1), "{report:?}");
     }
 
     #[test]

@@ -136,8 +136,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         let text = read(&TestBinary::reported_as(&name));
         ginkgo::report(&text, EXPECTED_SKIPS, heard.ended_well(&name).0, &mut report, &suite);
         let name = left_name(access_type);
-        let (ended_well, time) = heard.ended_well(&name);
-        Run::parse(&read(&name)).report(&mut report, &suite, ended_well, time);
+        Run::parse(&read(&name)).report(&mut report, &suite, heard.ended_well(&name).0);
     }
     heard.verdict(&mut report, "sanity");
     if report.succeeded() {

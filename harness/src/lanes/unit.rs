@@ -116,7 +116,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
     match result {
         Ok(finished) => {
             let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
-            Run::parse(&finished.stdout).report(&mut report, "unit tests", ended, time);
+            Run::parse(&finished.stdout).report(&mut report, "unit tests", ended);
         }
         Err(error) => {
             report.push("unit tests", "run cargo test", Outcome::Failed(format!("{error:#}")), time);

@@ -66,6 +66,7 @@
 pub mod cache;
 pub mod cargo_tool;
 mod disk_space;
+pub mod excerpt;
 pub mod go_build;
 pub mod images;
 pub mod kernel_log;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use serde::Serialize;
 
+use crate::excerpt::excerpt;
 use crate::progress::seconds;
 use crate::versions::{self, Used};
 
@@ -39,8 +40,9 @@ pub struct Case {
     pub name: String,
     #[serde(flatten)]
     pub outcome: Outcome,
+    /// `None` if the time of this case alone was not measured.
     #[serde(rename = "seconds", serialize_with = "as_seconds")]
-    pub time: Duration,
+    pub time: Option<Duration>,
 }
 
 /// All cases of a run, in the order in which they ran.
@@ -59,12 +61,19 @@ impl Report {
     }
 
     /// Adds a case.
-    pub fn push(&mut self, suite: &str, name: &str, outcome: Outcome, time: Duration) {
+    pub fn push(&mut self, suite: &str, name: &str, outcome: Outcome, time: impl Into<Option<Duration>>) {
+        let time = time.into();
         self.cases.push(Case { suite: suite.to_owned(), name: name.to_owned(), outcome, time });
     }
 
     /// Records `result` as a case that passed or failed.
-    pub fn record<T>(&mut self, suite: &str, name: &str, time: Duration, result: &Result<T>) {
+    pub fn record<T>(
+        &mut self,
+        suite: &str,
+        name: &str,
+        time: impl Into<Option<Duration>>,
+        result: &Result<T>,
+    ) {
         let outcome = match result {
             Ok(_) => Outcome::Passed,
             Err(error) => Outcome::Failed(format!("{error:#}")),
@@ -141,15 +150,17 @@ impl Report {
         format!("{} passed, {} failed, {} skipped{expected}", self.passed(), self.failed(), self.skipped())
     }
 
-    /// Returns one line per case, with its time. A suite with many passed cases has only one line for them.
+    /// Returns one line per case, with its time and the first lines of its message. A suite with many passed cases has only one line for them.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = String::new();
         for suite in self.suites() {
             let cases: Vec<&Case> = self.cases.iter().filter(|case| case.suite == suite).collect();
             let fold = cases.len() > FOLD_ABOVE;
-            let total: Duration = cases.iter().map(|case| case.time).sum();
-            _ = writeln!(text, "\n{suite} ({} cases, {})", cases.len(), seconds(total));
+            let times: Vec<Duration> = cases.iter().filter_map(|case| case.time).collect();
+            let total =
+                if times.is_empty() { String::new() } else { format!(", {}", seconds(times.iter().sum())) };
+            _ = writeln!(text, "\n{suite} ({} cases{total})", cases.len());
             let passed = cases.iter().filter(|case| case.outcome == Outcome::Passed).count();
             if fold && passed > 0 {
                 _ = writeln!(text, "  passed   {passed} cases");
@@ -188,7 +199,10 @@ impl Report {
             let mut suite = TestSuite::new(name);
             for case in self.cases.iter().filter(|case| case.suite == name) {
                 let mut test = TestCase::new(case.name.as_str(), junit_status(&case.outcome));
-                test.set_classname(name).set_time(case.time);
+                test.set_classname(name);
+                if let Some(time) = case.time {
+                    test.set_time(time);
+                }
                 suite.add_test_case(test);
             }
             junit.add_test_suite(suite);
@@ -274,8 +288,9 @@ fn case_lines(text: &mut String, case: &Case, fold: bool) {
         Outcome::NotRun => ("not run", ""),
     };
     // Padding counts chars; names are ASCII.
-    _ = writeln!(text, "  {word:<8} {:<64} {:>12}", case.name, seconds(case.time));
-    for line in message.lines() {
+    let time = case.time.map(seconds).unwrap_or_default();
+    _ = writeln!(text, "{}", format!("  {word:<8} {:<64} {time:>12}", case.name).trim_end());
+    for line in excerpt(message).lines() {
         _ = writeln!(text, "             {line}");
     }
 }
@@ -311,8 +326,8 @@ fn error(message: &str) -> TestCaseStatus {
     status
 }
 
-fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.as_secs_f64())
+fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
 #[cfg(test)]
@@ -375,6 +390,21 @@ mod tests {
         let failures = report.failures();
         assert!(failures.starts_with("\n  FAILED   case 25 "), "{failures:?}");
         assert!(failures.ends_with("\n             see log"), "{failures:?}");
+    }
+
+    #[test]
+    fn long_failures_are_shortened_in_tables() {
+        let report = report(&[Outcome::Failed("leaked ".repeat(5000))]);
+        assert!(report.failures().len() < 1000 && report.table().len() < 1000);
+        assert!(report.junit("project").to_string().unwrap().len() > 30_000);
+    }
+
+    #[test]
+    fn an_unmeasured_time_is_omitted() {
+        let mut report = Report::new();
+        report.push("suite", "case", Outcome::Passed, None);
+        assert_eq!(report.table(), "\nsuite (1 cases)\n  passed   case\n");
+        assert_eq!(serde_json::to_value(&report).unwrap()["cases"][0]["seconds"], serde_json::Value::Null);
     }
 
     #[test]

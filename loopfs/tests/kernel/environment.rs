@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +14,8 @@ use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::{
     ContentSource, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
+
+use crate::difference::assert_same;
 
 /// Returns the default value after `set` has changed it. It replaces the struct expression for types with `#[non_exhaustive]`.
 pub(crate) fn default_with<T: Default>(set: impl FnOnce(&mut T)) -> T {
@@ -56,7 +59,7 @@ impl Leaks {
     }
 
     pub(crate) fn check(self) {
-        assert_eq!(Self::count(), self.before, "loop devices, mounts or project ids were left behind");
+        assert_same(&Self::count(), &self.before, "loop devices, mounts and project ids");
     }
 
     fn count() -> Vec<String> {
@@ -142,6 +145,13 @@ pub(crate) fn image(directory: &Path, name: &str, size: u64) -> File {
         File::options().read(true).write(true).create_new(true).open(directory.join(name)).expect("an image");
     file.set_len(size).expect("the size");
     file
+}
+
+/// Reports that the calling test cannot check anything here, which `harness/skips.toml` has to permit. The test then returns.
+#[allow(clippy::explicit_write, reason = "libtest discards the output of println! if a test passes")]
+pub(crate) fn report_skip(reason: &str) {
+    // In a line of its own, because the name of the test is at the beginning of this one.
+    writeln!(std::io::stdout(), "\nthis test is skipped: {reason}").expect("write to the log");
 }
 
 /// Returns `true` if the running kernel is this version or a later one. Tests use it where kernels behave

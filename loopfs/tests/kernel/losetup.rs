@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use loopfs::loop_device::{LoopControl, unmanaged};
 
-use crate::environment::{directory, path_from};
+use crate::environment::{directory, linux_at_least, path_from, report_skip};
 
 /// A losetup program.
 struct Program {
@@ -220,7 +220,7 @@ fn each_command_prints_and_returns_what_util_linux_does() {
                 assert_eq!(ours, theirs);
             }
         }
-        None => println!("there is no losetup of util-linux: set LOOPFS_TEST_LOSETUP"),
+        None => report_skip("there is no losetup of util-linux: set LOOPFS_TEST_LOSETUP"),
     }
     // The commands that need no other program to be checked.
     let ours = results(&Program::ours(), newest, &free, &directory);
@@ -279,7 +279,7 @@ fn the_devices_of_a_file_include_those_of_other_programs_and_follow_each_change(
 #[test]
 fn detach_all_detaches_each_device_and_defers_that_of_an_open_one_like_util_linux() {
     if std::env::var_os("LOOPFS_TEST_LOSETUP").is_none() {
-        return;
+        return report_skip("LOOPFS_TEST_LOSETUP is not set");
     }
     let directory = files();
     let path = directory.0.path();
@@ -374,8 +374,8 @@ fn removing_a_bound_device_by_another_node_fails_and_leaves_it_bound() {
 /// From Linux 6.15 on, `LOOP_CONFIGURE` sends a uevent, on which `Attachments` relies.
 #[test]
 fn binding_a_device_sends_a_uevent() {
-    if !crate::environment::linux_at_least(6, 15) {
-        return;
+    if !linux_at_least(6, 15) {
+        return report_skip("LOOP_CONFIGURE sends no uevent before Linux 6.15");
     }
     let directory = files();
     let count = || std::fs::read_to_string("/sys/kernel/uevent_seqnum").unwrap();

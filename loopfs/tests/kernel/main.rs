@@ -14,6 +14,7 @@ mod cookbook;
 mod data_disk;
 mod detach;
 mod device_cgroup;
+mod difference;
 mod directory_copies;
 mod doctor;
 mod environment;

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
+use testvm::excerpt::list;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::until_event;
 
@@ -87,7 +88,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario
         .step(title, async {
             let left = Inventory::take(node).await?.added_since(&before);
-            anyhow::ensure!(left.is_empty(), "left behind: {}", left.join("; "));
+            anyhow::ensure!(left.is_empty(), "left behind {}", list(&left));
             Ok(())
         })
         .await

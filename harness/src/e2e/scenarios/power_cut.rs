@@ -8,6 +8,7 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use testvm::excerpt::list;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
@@ -171,7 +172,7 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> 
         if complaints.is_empty() {
             return Ok(held);
         }
-        anyhow::ensure!(Instant::now() < deadline, "{}", complaints.join("; "));
+        anyhow::ensure!(Instant::now() < deadline, "{}", list(&complaints));
         sleep(POLL_INTERVAL).await;
     }
 }

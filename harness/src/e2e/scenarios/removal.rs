@@ -10,6 +10,7 @@ use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use testvm::excerpt::list;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_one};
@@ -122,7 +123,7 @@ where
     until(api, watcher::Config::default(), env.timeouts.end, |objects| {
         let ours = objects.values().filter(|object| is_ours(object));
         let left: Vec<_> = ours.map(ResourceExt::name_any).collect();
-        State::ready_if(left.is_empty(), format!("left: {}", left.join(", ")))
+        State::ready_if(left.is_empty(), format!("left {}", list(&left)))
     })
     .await
     .map(drop)
@@ -136,7 +137,7 @@ pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before:
         if more.is_empty() {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "leaked: {}", more.join("; "));
+        anyhow::ensure!(Instant::now() < deadline, "leaked {}", list(&more));
         sleep(POLL_INTERVAL).await;
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use testvm::cache;
+use testvm::excerpt;
 use testvm::process::Process;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -44,8 +45,6 @@ const NAMESPACE: &str = "loopfs-conformance";
 /// The time from the request to stop until the runner is killed. In it, specs in progress clean up, and the report is
 /// written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
-/// The greatest number of specs that a message names.
-const MAX_NAMED: usize = 5;
 
 /// Runs the selected specs on a cluster of its own.
 pub(super) async fn run(
@@ -228,8 +227,7 @@ fn complete(runs: &Runs<'_>, list: &SpecList, report: &mut Report) -> Vec<String
         report.push(&format!("{LANE}: not started"), text, reason, Duration::ZERO);
     }
     if !unexpected.is_empty() {
-        let named = unexpected.iter().take(MAX_NAMED).map(|text| format!("\n  {text}")).collect::<String>();
-        problems.push(format!("no phase selected {} specs, such as:{named}", unexpected.len()));
+        problems.push(format!("specs that no phase selected: {}", excerpt::list(&unexpected)));
     }
     let unused = list.not_started.iter().zip(used).filter(|(_, used)| !used);
     problems.extend(unused.map(|(specs, _)| {
@@ -299,7 +297,7 @@ mod tests {
     fn a_spec_that_no_phase_selected_and_an_entry_of_no_use_are_named() {
         let runs = read(&[("stores", "passed"), ("expands", "skipped")]);
         let problems = complete(&runs, &list(), &mut Report::new());
-        assert!(problems[0].contains("no phase selected 1 specs, such as:\n  External Storage expands"));
+        assert!(problems[0].contains("no phase selected: 1:\n  External Storage expands"));
         assert!(
             problems[1].contains("\"any source\"") && problems[1].contains("take it off"),
             "{problems:?}"

@@ -233,7 +233,7 @@ fn failure(output: &str, end: &End) -> Option<String> {
         End::Exited(0) => Ok(()),
         other => Err(format!("{other:?}")),
     };
-    Run::parse(output).report(&mut one, "", ended, Duration::ZERO);
+    Run::parse(output).report(&mut one, "", ended);
     if one.succeeded() {
         return None;
     }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm::excerpt::excerpt;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::containers::{self, Container};
@@ -141,7 +142,7 @@ impl Flow<'_> {
         let result = self.session.until_cancelled(work).await;
         match &result {
             Ok(_) => shown.done(""),
-            Err(error) => shown.failed(format!("{error:#}")),
+            Err(error) => shown.failed(excerpt(&format!("{error:#}"))),
         }
         self.report.record(LANE, title, started.elapsed(), &result);
         result

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, VolumeMount};
 use kube::api::PostParams;
+use testvm::excerpt::list;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, PodProgram};
@@ -110,7 +111,7 @@ async fn stay_inside(tenants: &Tenants<'_>) -> Result<()> {
         let missing: Vec<String> = statuses.iter().filter_map(|status| complaint(status)).collect();
         State::ready_if(
             statuses.len() == count && missing.is_empty(),
-            format!("of {} containers: {}", statuses.len(), missing.join("; ")),
+            format!("of {} containers: {}", statuses.len(), list(&missing)),
         )
     })
     .await
