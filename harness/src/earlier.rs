@@ -102,15 +102,6 @@ pub(crate) async fn earlier_live_tests(session: &Session) -> Result<EarlierLiveT
     Ok(EarlierLiveTests { program: artifact.join(LIVE_TESTS_PACKAGE), checkout: artifact })
 }
 
-/// Checks that the checkout has the pinned commit. A shallow one may not have it.
-///
-/// # Errors
-/// It does not, or the pin cannot be read.
-pub(crate) async fn require_earlier_version(session: &Session) -> Result<()> {
-    let root = session.workspace.root();
-    require(root, &pin(root)?).await
-}
-
 fn pin(root: &Path) -> Result<Pin> {
     let path = root.join(PIN);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -146,7 +137,7 @@ async fn build(session: &Session, root: &Path, pin: &Pin, what: &Build, director
     cache::remove_dir(&scratch)
 }
 
-/// Checks that the repository at `root` has the pinned commit with the pinned content.
+/// Checks that the repository at `root` has the pinned commit with the pinned content. A shallow clone may not have it.
 async fn require(root: &Path, pin: &Pin) -> Result<()> {
     let commit = &pin.commit;
     let tree =

@@ -17,6 +17,7 @@ use testvm_cluster::{ClusterProfile, KubernetesSource};
 
 use super::chart;
 use super::libtest::Run;
+use super::passes::require_pass;
 use super::{restored_backup, side_by_side};
 use crate::fake_nodes;
 
@@ -66,11 +67,13 @@ async fn prepare_and_run(
                 report.append(test(session, tests.program(), &of_tests, &logs).await?);
             }
             if only.is_empty() || !of_backup.is_empty() {
-                report.append(restored_backup::run(session, tests, control_plane, &logs).await?);
+                let restored = restored_backup::run(session, tests, control_plane, &logs).await?;
+                report.append(require_pass(restored_backup::SUITE, restored));
             }
             // The last part: it replaces the rights of the nodes.
             if only.is_empty() || !of_versions.is_empty() {
-                report.append(side_by_side::run(session, tests, control_plane, &logs).await?);
+                let of_both = side_by_side::run(session, tests, control_plane, &logs).await?;
+                report.append(require_pass(side_by_side::SUITE, of_both));
             }
             Ok(report)
         },

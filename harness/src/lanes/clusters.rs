@@ -7,6 +7,7 @@ use testvm::progress::seconds;
 use testvm::report::Report;
 use testvm::session::Session;
 
+use super::passes::require_pass;
 use crate::e2e;
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
@@ -25,7 +26,8 @@ pub(super) async fn run(session: &Session, lane: &str, clusters: Vec<LaneCluster
     for LaneCluster { name, kubernetes, nodes } in clusters {
         let started = Instant::now();
         let directory = session.workspace.reports(lane).join(&name);
-        let mut cases = e2e::run_on_nodes(session, nodes, &kubernetes, &directory).await?;
+        let cases = e2e::run_on_nodes(session, nodes, &kubernetes, &directory).await?;
+        let mut cases = require_pass("e2e", cases);
         for case in &mut cases.cases {
             case.suite = format!("{name}: {}", case.suite);
         }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use testvm::report::{Outcome, Report};
 
-/// A spec that is expected to be skipped: the suite's message, and the reason why the skip is acceptable.
+/// A spec that is expected to be skipped, and the reason why that is acceptable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpectedSkip<'a> {
+    /// The message of the suite, or the name of a spec without one: its authors or a filter of the run switched it off.
     pub(super) message: &'a str,
     pub(super) reason: &'a str,
     /// `true` if the suite's own clean-up of the skipped spec is known to panic. Any other failure after a
@@ -21,9 +22,6 @@ pub(super) struct ExpectedSkip<'a> {
 
 /// The longest name of a log, in bytes. A file system allows 255.
 const MAX_LOG_NAME: usize = 200;
-
-/// The message for a spec that the suite's authors have disabled.
-pub(super) const SWITCHED_OFF: &str = "switched off in the suite";
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -214,8 +212,8 @@ impl<'a> Runs<'a> {
             "passed" => Outcome::Passed,
             "skipped" | "pending" => {
                 let message = match &spec.failure {
-                    Some(failure) if spec.state == "skipped" => failure.message.as_str(),
-                    _ => SWITCHED_OFF,
+                    Some(failure) if spec.state == "skipped" => failure.message.clone(),
+                    _ => spec.name(),
                 };
                 match self.expected.iter().find(|skip| skip.message == message) {
                     Some(skip) => {
@@ -341,7 +339,11 @@ mod tests {
     const EXPECTED: &[ExpectedSkip<'_>] = &[
         ExpectedSkip { message: "X not supported", reason: "there is no X", clean_up_panics: false },
         ExpectedSkip { message: "Z not supported", reason: "there is no Z", clean_up_panics: true },
-        ExpectedSkip { message: SWITCHED_OFF, reason: "it is fragile", clean_up_panics: false },
+        ExpectedSkip {
+            message: "Service: Call: is fragile",
+            reason: "it is fragile",
+            clean_up_panics: false,
+        },
     ];
 
     fn spec(name: &str, state: &str, message: &str) -> serde_json::Value {
@@ -414,6 +416,15 @@ mod tests {
     }
 
     #[test]
+    fn unlisted_pending_or_filtered_specs_fail() {
+        for state in ["pending", "skipped"] {
+            let specs: Vec<_> = good().into_iter().chain([spec("is new", state, "")]).collect();
+            let expected = "Service: Call: is new: skipped, which was not expected: Service: Call: is new";
+            assert_eq!(why(&read(&specs, true, Ok(()))), expected);
+        }
+    }
+
+    #[test]
     fn an_unexpected_skip_is_a_failure() {
         let specs: Vec<_> = good().into_iter().chain([spec("has Y", "skipped", "Y not supported")]).collect();
         let found = read(&specs, true, Ok(()));
@@ -423,7 +434,7 @@ mod tests {
     #[test]
     fn an_expected_skip_that_did_not_happen_is_a_failure() {
         let found = read(&good()[..3], true, Ok(()));
-        assert!(why(&found).contains("\"switched off in the suite\" is on the list"), "{}", why(&found));
+        assert!(why(&found).contains("\"Service: Call: is fragile\" is on the list"), "{}", why(&found));
     }
 
     #[test]

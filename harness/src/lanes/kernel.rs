@@ -13,7 +13,7 @@ use testvm::images::debian_program::{DebianProgram, LOSETUP, MKE2FS, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::packages;
-use testvm::report::{Outcome, Report};
+use testvm::report::{Case, Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
@@ -82,7 +82,21 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     for of_kernel in reports.into_values() {
         report.append(of_kernel);
     }
+    if only.is_empty() {
+        require_tests(&ON_ONE_KERNEL, &mut report);
+    }
     Ok(report)
+}
+
+/// Adds a failure for each of these names that is in the name of no test that ran. Kernels skip such tests, because another runs them.
+fn require_tests(names: &[&str], report: &mut Report) {
+    for name in names {
+        let ran = |case: &Case| case.name.contains(name) && !matches!(case.outcome, Outcome::Skipped(_));
+        if !report.cases.iter().any(ran) {
+            let why = "no kernel ran a test with this text in its name".to_owned();
+            report.push("kernel", name, Outcome::Failed(why), None);
+        }
+    }
 }
 
 /// Returns the report of one kernel. A kernel that cannot be tested is a failed case, because the results of the others count.
@@ -314,6 +328,15 @@ mod tests {
         let mut passed = Report::new();
         passed.push("kernel sid: loopfs", "a test", Outcome::Passed, Duration::ZERO);
         assert_eq!(with_failure(Ok(passed), "sid", started).failed(), 0);
+    }
+
+    #[test]
+    fn names_that_no_kernel_ran_fail() {
+        let mut report = Report::new();
+        report.push("kernel trixie: csi", "restart_storm::kills", Outcome::Passed, None);
+        report.push("kernel bookworm", "store_model::", Outcome::Skipped("elsewhere".into()), None);
+        require_tests(&["restart_storm::", "store_model::"], &mut report);
+        assert_eq!((report.failed(), &*report.cases[2].name), (1, "store_model::"), "{report:?}");
     }
 
     #[test]

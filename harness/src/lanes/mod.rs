@@ -16,6 +16,7 @@ mod libtest;
 mod machine_faults;
 mod node;
 mod options;
+mod passes;
 mod power_cut;
 mod restored_backup;
 mod sanity;
@@ -37,6 +38,7 @@ use testvm::test_machine::MACHINE;
 use self::lane::Lane;
 pub(crate) use self::lane::descriptions;
 pub use self::options::TestArgs;
+use self::passes::require_pass;
 use self::skips::Skips;
 use crate::e2e;
 use crate::node_options::KubernetesOptions;
@@ -82,6 +84,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             cases
         });
         skips.judge(&mut cases);
+        let cases = require_pass(lane.name(), cases);
         // Failures are printed now, because the table at the end may be an hour away.
         let (summary, time) = (cases.summary(), seconds(started.elapsed()));
         session.progress.line(format!("lane {}: {summary} in {time}{}", lane.name(), cases.failures()));

@@ -28,7 +28,7 @@ use crate::test_env::workload::claim;
 /// The word that selects this part with `--only`.
 pub(super) const NAME: &str = "backup";
 
-const SUITE: &str = "apiserver: restored backup";
+pub(super) const SUITE: &str = "apiserver: restored backup";
 const NAMESPACE: &str = "restored-backup";
 /// The StorageClass of the manifests.
 const CLASS: &str = "loopfs";
@@ -64,11 +64,13 @@ pub(super) async fn run(
     let log = logs.join("restored-backup.log");
     let silence = WATCH_SILENCE.as_secs().to_string();
     let program = tests.serving(fake_nodes::SERVE).env(fake_nodes::WATCH_SILENCE, silence).log(&log);
+    let directory = tempfile::tempdir().context("create a directory for the backup")?;
+    let backup = directory.path().join("backup");
     let mut provisioner = program.spawn()?;
     let mut report = Report::new();
     let mut part = Part { control_plane, report: &mut report };
     let volumes = tokio::select! {
-        volumes = part.run(|text| step.note(text)) => volumes,
+        volumes = part.run(&backup, |text| step.note(text)) => volumes,
         ended = provisioner.wait() => anyhow::bail!("the provisioner ended with {}; see {}", ended?, log.display()),
     };
     let status = provisioner.stop(STOP_GRACE).await?;
@@ -97,15 +99,13 @@ struct Part<'a> {
 
 impl Part<'_> {
     /// Returns the volume whose objects the backup lacks, or `None` after a failure.
-    async fn run(&mut self, note: impl Fn(&'static str)) -> Option<String> {
-        let directory = tempfile::tempdir().ok()?;
-        let backup = directory.path().join("backup");
+    async fn run(&mut self, backup: &Path, note: impl Fn(&'static str)) -> Option<String> {
         let control_plane = self.control_plane;
         note("back up");
         let prepare = async {
             create_namespace(control_plane.client(), NAMESPACE).await?;
             provision(control_plane, KEPT, BIND_TIMEOUT).await?;
-            control_plane.back_up(&backup).await
+            control_plane.back_up(backup).await
         };
         self.case("a claim gets its volume, and etcd is backed up", prepare).await?;
         note("write");
@@ -115,7 +115,7 @@ impl Part<'_> {
         };
         let lost = self.case("resource versions grow, and a later claim gets its volume", write).await?;
         note("restore");
-        self.case("etcd is restored from the backup", control_plane.restore(&backup)).await?;
+        self.case("etcd is restored from the backup", control_plane.restore(backup)).await?;
         note("wait for the provisioner");
         let provision = provision(control_plane, NEW, RECOVERY_TIMEOUT);
         self.case("a new claim gets its volume without a restart of the provisioner", provision).await?;

@@ -24,14 +24,14 @@ use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use testvm::process::{Process, Program};
-use testvm::report::{Outcome, Report};
+use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::ControlPlane;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_event, until_one};
 use testvm_cluster::workload::{self, VolumeMode, create_namespace};
 
-use crate::earlier::{earlier_live_tests, require_earlier_version};
+use crate::earlier::earlier_live_tests;
 use crate::fake_nodes::{self, CONTROLLER, LiveTests, NODES, ROLE, SYSTEM};
 use crate::test_env::claim_labels::{LABEL, until_recorded};
 use crate::test_env::claims::{SELECTED_NODE, is_bound, request_size, until_expanded, with_selected_node};
@@ -42,7 +42,7 @@ use crate::test_env::workload::claim;
 /// The word that selects this part with `--only`.
 pub(super) const NAME: &str = "side";
 
-const SUITE: &str = "apiserver: two versions";
+pub(super) const SUITE: &str = "apiserver: two versions";
 const NAMESPACE: &str = "two-versions";
 /// The StorageClass of the manifests, which is copied for Immediate claims.
 const CLASS: &str = "loopfs";
@@ -102,20 +102,6 @@ struct Part {
 impl Part {
     /// Returns `None` after a failure.
     async fn run(&mut self, session: &Session, scene: &Scene<'_>, note: impl Fn(&'static str)) -> Option<()> {
-        let history = match require_earlier_version(session).await {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Unavailable(format!("{error:#}")),
-        };
-        let has_history = history == Outcome::Passed;
-        self.report.push(
-            SUITE,
-            "the checkout has the commit of the earlier version",
-            history,
-            Duration::ZERO,
-        );
-        if !has_history {
-            return None;
-        }
         let name = "the provisioner of the earlier version is built, and has a pod on its node";
         let earlier = self.case(name, Box::pin(scene.prepare(session))).await?;
         note("roll out");
