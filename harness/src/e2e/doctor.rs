@@ -55,7 +55,6 @@ impl Run {
 /// Runs the tool in the csi container of each pod of the driver, through the API server.
 pub(super) async fn in_containers(env: &TestEnv<'_>) -> Result<()> {
     let pods = env.live_driver_pods().await?;
-    anyhow::ensure!(!pods.is_empty(), "the driver has no pods");
     for pod in &pods {
         let name = pod.name_any();
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or(&name);

@@ -91,7 +91,7 @@ pub(super) async fn run(
         .step("no pod of the cluster is privileged, except those of Kubernetes", unprivileged(env))
         .await?;
     scenario.step("kill both services", machine.shell(&on_node(KILL), TIMEOUT)).await?;
-    flow::run(&mut Scenario::begin(session, report, FLOW), env, None).await?;
+    flow::run_on_services(&mut Scenario::begin(session, report, FLOW), env).await?;
     removal::run(&mut Scenario::begin(session, report, REMOVAL), env, None).await?;
     let mut scenario = Scenario::begin(session, report, NAME);
     let commands = on_node(SERVICES);
@@ -106,7 +106,7 @@ pub(super) async fn remove(session: &Session, report: &mut Report, machine: &Kin
 
 /// Checks that no container outside of Kubernetes's own namespace is privileged, and that the driver has no pod.
 async fn unprivileged(env: &TestEnv<'_>) -> Result<()> {
-    let of_driver = env.live_driver_pods().await?;
+    let of_driver = env.driver_pods_if_any().await?;
     anyhow::ensure!(of_driver.is_empty(), "the driver has {} pods", of_driver.len());
     let pods: Api<Pod> = Api::all(env.client.clone());
     for pod in pods.list(&ListParams::default()).await.map_err(api_error)? {

@@ -49,6 +49,12 @@ pub(crate) async fn replace_pods(env: &TestEnv<'_>) -> Result<Vec<Pod>> {
     Ok(pods)
 }
 
+/// Like [`replace_pods`], if the driver may not be installed.
+pub(crate) async fn replace_pods_if_any(env: &TestEnv<'_>) -> Result<()> {
+    env.caused.replace(&env.driver_pods_if_any().await?);
+    Ok(())
+}
+
 /// Declares that the caller deletes the pods of snapshot-controller that exist now.
 pub(crate) async fn delete_snapshot_controller(env: &TestEnv<'_>) -> Result<()> {
     let Scope { pods, labels } = snapshot_controller(env);

@@ -173,10 +173,34 @@ impl<'a> TestEnv<'a> {
     }
 
     /// Returns the driver's pods that are not being deleted.
+    ///
+    /// # Errors
+    /// There is none. A step over no pods would pass without a check.
     pub(crate) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
+        require_any(self.driver_pods_if_any().await?)
+    }
+
+    /// Returns the driver's pods that are not being deleted, of which there may be none.
+    pub(crate) async fn driver_pods_if_any(&self) -> Result<Vec<Pod>> {
         let selected = ListParams::default().labels(self.driver.pod_labels());
         let pods =
             self.driver_pods().list(&selected).await.map_err(api_error).context("list the driver's pods")?;
         Ok(pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
+    }
+}
+
+fn require_any(pods: Vec<Pod>) -> Result<Vec<Pod>> {
+    anyhow::ensure!(!pods.is_empty(), "the driver has no pods");
+    Ok(pods)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_over_no_pods_fail() {
+        assert_eq!(require_any(vec![Pod::default()]).unwrap().len(), 1);
+        assert_eq!(require_any(Vec::new()).unwrap_err().to_string(), "the driver has no pods");
     }
 }

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::PostParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm::excerpt::list;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, freeze};
@@ -34,7 +35,26 @@ const GROWN: Size = Size::mebibytes(4);
 const OF_A_RESIZE: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
+/// The title of the step that needs pods of the driver.
+const LOGS: &str = "logs of the driver can be read";
+
 pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    broken: Option<Fault>,
+) -> StepResult {
+    run_without_logs(scenario, env, broken).await?;
+    scenario.step(LOGS, driver_logs(env)).await
+}
+
+/// Runs the flow on nodes that run the driver as services, so that it has no pods.
+pub(in crate::e2e) async fn run_on_services(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
+    run_without_logs(scenario, env, None).await?;
+    scenario.skip(LOGS, "the nodes run the driver as services");
+    Ok(())
+}
+
+async fn run_without_logs(
     scenario: &mut Scenario<'_>,
     env: &TestEnv<'_>,
     broken: Option<Fault>,
@@ -73,15 +93,7 @@ pub(in crate::e2e) async fn run(
         scenario.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
     }
     scenario.step("exec sees the grown volume", exec_sees(env, FLOW_POD, GROWN)).await?;
-    scenario.step("describe shows what happened to the claims", events(env)).await?;
-    let title = "logs of the driver can be read";
-    match env.live_driver_pods().await {
-        Ok(pods) if pods.is_empty() => {
-            scenario.skip(title, "the nodes run the driver as services");
-            Ok(())
-        }
-        _ => scenario.step(title, driver_logs(env)).await,
-    }
+    scenario.step("describe shows what happened to the claims", events(env)).await
 }
 
 async fn create(env: &TestEnv<'_>, broken: Option<Fault>) -> Result<()> {
@@ -237,7 +249,7 @@ async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> 
         });
         let idle = idle.map(|(_, status)| format!("container {} is not back", status.name));
         let complaints: Vec<String> = gone.chain(idle).collect();
-        State::ready_if(complaints.is_empty(), complaints.join("; "))
+        State::ready_if(complaints.is_empty(), list(&complaints))
     })
     .await
     .map(drop)

@@ -17,7 +17,7 @@ use testvm_cluster::waiting::{State, until, until_one};
 
 use crate::e2e::doctor;
 use crate::e2e::scenario::{Scenario, StepResult};
-use crate::test_env::disturbances::replace_pods;
+use crate::test_env::disturbances::replace_pods_if_any;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 
 pub(in crate::e2e) const NAME: &str = "install";
@@ -30,7 +30,7 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
     let applied = async {
         // On a cluster with another version of the driver, this updates it.
-        replace_pods(env).await?;
+        replace_pods_if_any(env).await?;
         env.manifests.apply(&env.client).await
     };
     scenario.step("apply the manifests", applied).await?;
@@ -169,7 +169,7 @@ async fn explained<T>(env: &TestEnv<'_>, waited: Result<T>) -> Result<()> {
 
 /// Returns the end of the log of every container of the driver.
 pub(in crate::e2e) async fn complaints(env: &TestEnv<'_>) -> String {
-    let pods = match env.live_driver_pods().await {
+    let pods = match env.driver_pods_if_any().await {
         Ok(pods) if pods.is_empty() => return "it has no pods".into(),
         Ok(pods) => pods,
         Err(error) => return format!("its pods cannot be listed: {error:#}"),
@@ -194,7 +194,7 @@ pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
 /// Deletes the driver's pods and waits until they are deleted. Applying the manifests creates them again.
 pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
-    replace_pods(env).await?;
+    replace_pods_if_any(env).await?;
     match env.daemon_sets().delete(name, &DeleteParams::background()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         result => drop(result.map_err(api_error).with_context(|| format!("delete DaemonSet {name}"))?),

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::watcher;
+use testvm::excerpt::list;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, Node};
@@ -25,8 +26,9 @@ use crate::test_env::workload::{VolumeMode, claim};
 pub(in crate::e2e) const NAME: &str = "outages";
 
 const SIZE: Size = Size::mebibytes(1);
-/// The number of claims: enough that some are being provisioned when the first is bound.
-const CLAIMS: usize = 20;
+/// The number of claims of a batch: enough that some are unbound when a process is killed after the first is bound. On an emulated node,
+/// 27 claims are bound per second (`cargo harness bench provision`), and a program of the node sends the signal.
+const CLAIMS: usize = 100;
 const PROVISIONER: &str = "provisioner";
 
 pub(in crate::e2e) async fn run(
@@ -40,14 +42,14 @@ pub(in crate::e2e) async fn run(
     scenario
         .step(
             "each claim has one volume, and no volume is without",
-            check_one_volume_each(env, node, &before),
+            check_one_volume_each(env, node, &before, CLAIMS),
         )
         .await?;
     scenario
         .step("the API server is killed with volumes in the making", kill_api_server(env, cluster))
         .await?;
     scenario
-        .step("each claim has one volume all the same", check_one_volume_each(env, node, &before))
+        .step("each claim has one volume all the same", check_one_volume_each(env, node, &before, 2 * CLAIMS))
         .await?;
     scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
 }
@@ -69,7 +71,9 @@ async fn create(env: &TestEnv<'_>, prefix: &str) -> Result<BTreeSet<String>> {
 async fn kill_at_work(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let names = create(env, "killed").await?;
     until_bound(env, &names, 1).await?;
-    kill_provisioner(env, node).await
+    kill_provisioner(env, node).await?;
+    // A claim that is unbound now was unbound when the provisioner was killed.
+    require_unbound(&claims_of(env, |name| names.contains(name)).await?)
 }
 
 pub(super) async fn kill_provisioner(env: &TestEnv<'_>, node: &Node) -> Result<()> {
@@ -82,7 +86,25 @@ pub(super) async fn kill_provisioner(env: &TestEnv<'_>, node: &Node) -> Result<(
 async fn kill_api_server(env: &TestEnv<'_>, cluster: &Cluster) -> Result<()> {
     let names = create(env, "unanswered").await?;
     until_bound(env, &names, 1).await?;
+    // The claims cannot be read while the API server is down, and the provisioner continues as soon as it is up.
+    require_unbound(&claims_of(env, |name| names.contains(name)).await?)?;
     cluster.restart_api_server().await
+}
+
+async fn claims_of(env: &TestEnv<'_>, is_ours: impl Fn(&str) -> bool) -> Result<Vec<PersistentVolumeClaim>> {
+    let claims = env.claims().list(&ListParams::default()).await;
+    let claims = claims.map_err(api_error).context("list the claims")?;
+    Ok(claims.into_iter().filter(|claim| is_ours(&claim.name_any())).collect())
+}
+
+/// Checks that a claim is unbound, so that a process that is killed leaves work behind.
+fn require_unbound(claims: &[PersistentVolumeClaim]) -> Result<()> {
+    let count = claims.len();
+    anyhow::ensure!(
+        !claims.iter().all(claims::is_bound),
+        "all {count} claims are bound already: create more"
+    );
+    Ok(())
 }
 
 /// Waits until at least `least` of the claims are bound.
@@ -99,27 +121,30 @@ pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, lea
     .map(drop)
 }
 
-/// Checks that all claims of this scenario are bound, and that there are exactly as many PersistentVolumes
+/// Checks that this scenario has this number of claims, that all are bound, and that there are exactly as many PersistentVolumes
 /// and volumes on the node.
-async fn check_one_volume_each(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
-    let claims =
-        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
-    let names =
-        claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)).collect::<BTreeSet<_>>();
+async fn check_one_volume_each(
+    env: &TestEnv<'_>,
+    node: &Node,
+    before: &Inventory,
+    claims: usize,
+) -> Result<()> {
+    let names: BTreeSet<_> = claims_of(env, is_ours).await?.iter().map(ResourceExt::name_any).collect();
+    anyhow::ensure!(names.len() == claims, "there are {} claims instead of {claims}", names.len());
     until_bound(env, &names, names.len()).await?;
     let of_ours = claims::with_objects(env, is_ours).await?;
     anyhow::ensure!(
         of_ours.iter().eq(&names),
         "{} claims, and PersistentVolumes of {}",
         names.len(),
-        of_ours.join(", ")
+        list(&of_ours)
     );
     let made = Inventory::take(node).await?.volumes_added_since(before);
     anyhow::ensure!(
         made.len() == names.len(),
         "{} claims, and on the node the volumes {}",
         names.len(),
-        made.join(", ")
+        list(&made)
     );
     Ok(())
 }
@@ -129,10 +154,27 @@ fn is_ours(claim: &str) -> bool {
 }
 
 async fn remove(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
-    let claims =
-        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
-    for name in claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)) {
-        claims::delete(env, &name).await?;
+    for claim in claims_of(env, is_ours).await? {
+        claims::delete(env, &claim.name_any()).await?;
     }
     removal::nothing_left(env, node, before).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_without_unbound_claims_fails() {
+        let claim = |phase: &str| {
+            let mut claim = PersistentVolumeClaim::default();
+            claim.status.get_or_insert_default().phase = Some(phase.to_owned());
+            claim
+        };
+        require_unbound(&[claim("Bound"), claim("Pending")]).unwrap();
+        for claims in [vec![], vec![claim("Bound"), claim("Bound")]] {
+            let error = require_unbound(&claims).unwrap_err().to_string();
+            assert!(error.contains(&format!("all {} claims", claims.len())), "{error}");
+        }
+    }
 }
