@@ -55,6 +55,34 @@ fn anchors(text: &str) -> BTreeSet<String> {
     names.map(|name| name.replace(|c: char| !c.is_alphanumeric() && !"-_".contains(c), "")).collect()
 }
 
+/// Returns the numbers that follow a word in a text, such as `5.3`.
+fn versions(text: &str, word: &str) -> Vec<String> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let after = words.windows(2).filter(|pair| pair[0].ends_with(word)).map(|pair| pair[1]);
+    let numbers = after.filter(|version| version.starts_with(|c: char| c.is_ascii_digit()));
+    numbers.map(|version| version.trim_end_matches(|c: char| !c.is_ascii_digit()).to_owned()).collect()
+}
+
+#[test]
+fn documents_have_the_pinned_sidecar_versions() {
+    let go_mod = fs::read_to_string(root().join("vm-images/csi-sidecars/go.mod")).unwrap();
+    for (name, module) in
+        [("external-provisioner", "external-provisioner/v5"), ("external-resizer", "external-resizer")]
+    {
+        let module = format!("github.com/kubernetes-csi/{module}");
+        let pinned = testvm::go_build::required_version(&go_mod, &module).unwrap();
+        let pinned = format!("{}.{}", pinned.major, pinned.minor);
+        let mut checked = 0;
+        for document in files("md").into_iter().chain(files("rs")) {
+            for version in versions(&fs::read_to_string(&document).unwrap(), name) {
+                assert_eq!(version, pinned, "{name} in {}", document.display());
+                checked += 1;
+            }
+        }
+        assert!(checked > 0, "no document has a version of {name}");
+    }
+}
+
 #[test]
 fn links_and_headings_are_found_outside_of_code() {
     let text = "# Two words, `code`\n```\n# no [x](y)\n```\nA [long\nlink](a.md#b), [web](https://c.d).\n";

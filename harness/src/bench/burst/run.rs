@@ -84,7 +84,7 @@ async fn prepare_and_run(session: &Session, scale: Scale) -> Result<Environment>
         measure(session, &programs, installation, control_plane, scale).await
     };
     let mut part = Box::pin(in_memory::beside_control_plane(session, "burst", measure)).await?;
-    part.place = format!("{}; peer: external-provisioner 5.3 without rate limits", part.place);
+    part.place = format!("{}; peer: {} without rate limits", part.place, sidecars::provisioner());
     Ok(part)
 }
 

@@ -67,7 +67,7 @@ async fn prepare_and_run(
     let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, scale).await;
     let measured = shared.measured(session, args, "footprint", &tools, measure);
     let mut part = Box::pin(measured).await?;
-    part.place = format!("{}; peer: {}, without node-driver-registrar", part.place, peer::DESCRIPTION);
+    part.place = format!("{}; peer: {}, without node-driver-registrar", part.place, peer::description());
     rows.append(&mut part.rows);
     Ok(Environment { rows, ..part })
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
-use testvm::go_build::{self, GoModule};
+use testvm::go_build::{self, GoModule, required_version};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::{Cluster, ControlPlane, Identity, Node, Subject};
@@ -34,8 +34,31 @@ pub(in crate::bench) const PROVISIONER: &str = "csi-provisioner";
 pub(in crate::bench) const RESIZER: &str = "csi-resizer";
 pub(in crate::bench) const DRIVER: &str = "loopfs-csi";
 
-pub(in crate::bench) const DESCRIPTION: &str =
-    "external-provisioner 5.3 and external-resizer 1.14 with the CSI controller of loopfs-csi";
+/// The module of external-resizer.
+const RESIZER_MODULE: &str = "github.com/kubernetes-csi/external-resizer";
+/// The file that pins the versions of the sidecars.
+const GO_MOD: &str = include_str!("../../../../vm-images/csi-sidecars/go.mod");
+
+/// Returns the names and versions of the sidecars, and the driver that they call.
+pub(in crate::bench) fn description() -> String {
+    format!("{} with the CSI controller of loopfs-csi", sidecars())
+}
+
+/// Returns the names and versions of the sidecars.
+pub(in crate::bench) fn sidecars() -> String {
+    format!("{} and external-resizer {}", provisioner(), pinned(RESIZER_MODULE))
+}
+
+/// Returns the name and version of external-provisioner.
+pub(in crate::bench) fn provisioner() -> String {
+    format!("external-provisioner {}", pinned(SIDECARS.versioned_by))
+}
+
+/// Returns the minor release of a module, such as `5.3`.
+fn pinned(module: &str) -> String {
+    required_version(GO_MOD, module)
+        .map_or_else(|| "unknown".to_owned(), |version| format!("{}.{}", version.major, version.minor))
+}
 
 /// The paths of the programs on the node.
 const PROGRAMS: [&str; 3] =

@@ -71,7 +71,7 @@ async fn prepare_and_run(
     let tools = peer::tools(session).await?;
     let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, scale).await;
     let mut part = Box::pin(shared.measured(session, args, "provision", &tools, measure)).await?;
-    part.place = format!("{}; peer: {}", part.place, peer::DESCRIPTION);
+    part.place = format!("{}; peer: {}", part.place, peer::description());
     Ok(part)
 }
 

@@ -17,8 +17,6 @@ use super::idle::Observed;
 use super::measured_process::DRIVER;
 use super::proxied_process::ProxiedProcess;
 
-pub(super) const DESCRIPTION: &str = "external-provisioner 5.3 and external-resizer 1.14";
-
 /// The API server sends a bookmark on each watch about once a minute.
 const QUIET_TIME: Duration = Duration::from_secs(5);
 /// The programs have no work that must be completed.

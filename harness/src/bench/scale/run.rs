@@ -13,13 +13,14 @@ use super::super::in_memory;
 use super::super::measurement::{Environment, Measurements, Row};
 use super::super::outcome::{Args, Outcome, Part};
 use super::super::plot::Plot;
+use super::super::provision::peer::sidecars;
 use super::super::threshold::{self, Threshold};
 use super::claims::Claims;
 use super::fleet::{self, FleetScale};
 use super::idle::{Idle, Observed};
 use super::labels;
 use super::measured_process::Installation;
-use super::peer::{self, Peer, Programs, Sidecar};
+use super::peer::{Peer, Programs, Sidecar};
 use super::placement;
 use super::provisioner::{self, Contender};
 use crate::builds::{self, ProgramProfile};
@@ -151,7 +152,7 @@ async fn prepare_and_run(session: &Session, scale: Scale, logs: PathBuf) -> Resu
     };
     let profile = ClusterProfile::Benchmark;
     let rows = fake_nodes::with_driver(session, profile, &kubernetes, &logs, measure).await?;
-    let place = format!("{}; peer: {}", in_memory::WITHOUT_KUBELETS, peer::DESCRIPTION);
+    let place = format!("{}; peer: {}", in_memory::WITHOUT_KUBELETS, sidecars());
     in_memory::environment(&place, &kubernetes, rows)
 }
 
