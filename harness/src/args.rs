@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use testvm::report::{Report, ReportFiles};
 use testvm::session::Session;
+use testvm::vm::report_repeated_boots;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{bench, deb, e2e, fetch, image, lanes, project, release, up};
@@ -156,6 +157,8 @@ fn report_files(session: &Session, run: &str) -> anyhow::Result<ReportFiles> {
 
 /// Prints the report, writes its files, and returns the exit code.
 fn conclude(session: &Session, files: &ReportFiles, mut report: Report) -> anyhow::Result<ExitCode> {
+    // Those of `cargo harness e2e`. A lane reports its own.
+    report_repeated_boots("virtual machines", &mut report);
     report.versions = session.versions.all();
     files.write(&report)?;
     session.progress.finish();

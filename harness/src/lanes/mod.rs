@@ -34,6 +34,7 @@ use testvm::progress::seconds;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::test_machine::MACHINE;
+use testvm::vm::report_repeated_boots;
 
 use self::lane::Lane;
 pub(crate) use self::lane::descriptions;
@@ -84,7 +85,8 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             cases
         });
         skips.judge(&mut cases);
-        let cases = require_pass(lane.name(), cases);
+        let mut cases = require_pass(lane.name(), cases);
+        report_repeated_boots(lane.name(), &mut cases);
         // Failures are printed now, because the table at the end may be an hour away.
         let (summary, time) = (cases.summary(), seconds(started.elapsed()));
         session.progress.line(format!("lane {}: {summary} in {time}{}", lane.name(), cases.failures()));

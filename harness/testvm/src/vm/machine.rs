@@ -19,6 +19,7 @@ use super::ending::{Evidence, FINAL_OUTPUT_TIMEOUT, POWER_OFF_TIMEOUT, checked_d
 use super::hypervisor::Accelerator;
 use super::monitor::{self, Monitor};
 use super::phase::{ExitReason, Phase};
+use super::repeated_boots;
 use super::reports::{LineTimes, Logs};
 use super::spec::{Disk, DiskMode, VmSpec, scratch_directory};
 use super::sysrq;
@@ -58,7 +59,7 @@ impl Vm {
     /// it boots, and another processor accesses some (`iotlb_to_section: Assertion ... failed`). Rarely, an
     /// emulated guest hangs while it loads its drivers, or dies of a breakpoint with which its kernel has patched its own code and
     /// which it has removed since (`int3: 0000`). The guest has not done any work yet in these cases, so this function boots it again. It
-    /// does not retry after another crash of the guest. `console.failed-boot-N.log` has the console of such a boot, and of one that
+    /// does not retry after another crash of the guest. [`report_repeated_boots`](super::report_repeated_boots) counts these boots. `console.failed-boot-N.log` has the console of such a boot, and of one that
     /// hung also the stacks of the guest's kernel.
     ///
     /// # Errors
@@ -69,7 +70,9 @@ impl Vm {
         loop {
             let mut vm = Vm::start(spec).await?;
             match vm.wait_started(timeout).await {
-                Err(_) if boot < MAX_BOOTS && vm.has_aborted().await => {}
+                Err(_) if boot < MAX_BOOTS && vm.has_aborted().await => {
+                    vm.end_failed_boot(spec, boot, "did not boot: QEMU aborted").await?;
+                }
                 Err(_) if boot < MAX_BOOTS && is_emulated && vm.is_booting() => {
                     let state = vm.show_state().await;
                     vm.end_failed_boot(spec, boot, &format!("did not boot: {state}")).await?;
@@ -270,7 +273,7 @@ impl Vm {
         let (log, kept) =
             (spec.logs.join(CONSOLE_LOG), spec.logs.join(format!("console.failed-boot-{boot}.log")));
         std::fs::rename(&log, &kept).with_context(|| format!("rename {}", log.display()))?;
-        eprintln!("{} {why}; it is booted again; see {}", self.name, kept.display());
+        repeated_boots::record(format!("{} {why}; it is booted again; see {}", self.name, kept.display()));
         Ok(())
     }
 
