@@ -128,7 +128,7 @@ pub(super) fn attach(
             // is free.
             Err(errno @ (Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT))
                 if !retries.left().is_zero()
-                    && !(errno == Errno::EBUSY && matches!(options.index, IndexPolicy::Exact(_))) =>
+                    && (errno != Errno::EBUSY || !matches!(options.index, IndexPolicy::Exact(_))) =>
             {
                 retries.lost += 1;
                 // The lock of the next index has another offset.

@@ -16,7 +16,6 @@ use rustix::fs::ioctl_blksszget;
 use super::devtmpfs::is_devtmpfs;
 use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
 use super::result::{Result, errno};
-use crate::descriptor::reopen;
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
@@ -333,7 +332,8 @@ pub(crate) fn clear(device: impl AsFd) -> Result<()> {
 /// Opens the device of a descriptor a second time, for reading, so that the kernel counts one opener more. Returns ENXIO while the
 /// kernel unbinds or removes the device.
 pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
-    reopen(device.as_fd(), OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+    let node = format!("/proc/self/fd/{}", device.as_fd().as_raw_fd());
+    open_node(node.as_str(), OFlag::O_RDONLY | OFlag::O_NONBLOCK)
 }
 
 /// Writes the dirty pages of the device's page cache to its file, and waits for that (sync_file_range(2)). Returns EIO if a write

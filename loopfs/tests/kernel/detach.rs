@@ -22,9 +22,13 @@ use crate::environment::{clone_image, directory, id, image, path_from, scratch, 
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
-const ROUNDS: u32 = 100;
 /// Long enough for any machine. A wait ends with its condition.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Returns the number of rounds, in each of which the moments of the calls differ.
+fn rounds() -> u32 {
+    std::env::var("LOOPFS_TEST_STEPS").map_or(20, |text| text.parse().expect("LOOPFS_TEST_STEPS is a number"))
+}
 
 /// A call that detaches the device of an image.
 type Call = fn(&LoopControl, &File, LoopDevice);
@@ -139,7 +143,7 @@ fn a_detach_after_dd_loses_nothing() {
     let directory = directory();
     let image = image(directory.path(), "image", 8 * MIB);
     let blocks = 0..8 * MIB / BLOCK as u64;
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         write_blocks(&open_to_write(&device.path()).unwrap(), round, blocks.clone()).unwrap();
         assert_eq!(control.detach(device).unwrap(), Detach::Detached);
@@ -169,7 +173,7 @@ fn a_writer_may_close_at_any_moment(
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io);
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         let device = control.ensure_attached(&image, &options).unwrap();
         let writer = open_to_write(&device.path()).unwrap();
         let start = Barrier::new(2);
@@ -197,7 +201,7 @@ fn each_write_beside_a_detach_is_kept_or_fails(
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", 16 * MIB);
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let (path, start) = (device.path(), Barrier::new(2));
         let acknowledged = std::thread::scope(|scope| {
@@ -305,7 +309,7 @@ fn a_lazily_unmounted_ext4_is_complete() {
     let directory = directory();
     let image = image(directory.path(), "image", 32 * MIB);
     run("LOOPFS_TEST_MKE2FS", &["-q", "-t", "ext4"], &directory.path().join("image"));
-    for round in 0..ROUNDS / 10 {
+    for round in 0..rounds() / 4 {
         let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let mounted = Mounted::new(&device.path(), "ext4");
         let file = File::create(mounted.0.path().join("file")).unwrap();
@@ -382,12 +386,13 @@ fn fill(file: &File) {
 
 #[test]
 fn a_refreshed_capacity_keeps_unsynced_writes() {
+    const REFRESHES: u32 = 100;
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let writer = open_to_write(&device.path()).unwrap();
-    for round in 0..ROUNDS {
+    for round in 0..REFRESHES {
         let blocks = u64::from(round + 1) * 16;
         write_blocks(&writer, round, 0..blocks.min(256)).unwrap();
         image.set_len(MIB + blocks * BLOCK as u64).unwrap();
@@ -402,8 +407,8 @@ fn a_refreshed_capacity_keeps_unsynced_writes() {
     }
     drop(writer);
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
-    let blocks = u64::from(ROUNDS) * 16;
-    assert_blocks(&image, ROUNDS - 1, (0..256).chain([256 + blocks - 1]));
+    let blocks = u64::from(REFRESHES) * 16;
+    assert_blocks(&image, REFRESHES - 1, (0..256).chain([256 + blocks - 1]));
 }
 
 /// A copy has what reached the image. The page cache of the device is above the image.
