@@ -8,7 +8,8 @@ use nix::errno::Errno;
 use super::binding::Binding;
 use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::{loop_abi as abi, loop_dev};
+use crate::sys::loop_abi::{self as abi, loop_info64};
+use crate::sys::loop_dev;
 
 /// The result of a detach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +39,8 @@ impl PendingDetach {
     }
 
     /// Waits until the devices are detached, for up to `limit`. Then returns [`Detach::Deferred`] with those that are still bound.
-    /// The kernel sends no event at the last close, so the call polls at intervals that double from 1 ms to 50 ms.
+    /// The kernel sends no event at the last close, so the call polls at intervals that double from 1 ms to 50 ms. The kernel does
+    /// not report either if it could not write what programs wrote after the detach: they learn that from their fsync(2).
     ///
     /// # Errors
     /// Those of [`LoopDevice::open_binding`]; a device that is detached already is no error.
@@ -92,10 +94,6 @@ pub(super) fn is_bound(binding: &Binding) -> Result<bool> {
     }
 }
 
-/// The consequence of a failed write, and the remedy. The kernel returns EIO also if the file system is full.
-const NOT_WRITTEN: &str = "data that programs wrote to the device did not reach its file, so the device stays attached; check the \
-                           free space and the disk of the file system, write the data again, and repeat the call";
-
 /// Requests that the kernel detaches the device at its last close. The caller closes `fd`.
 ///
 /// The last close first writes the page cache of the device to the file, whichever process closes it, and no process can open the
@@ -103,14 +101,46 @@ const NOT_WRITTEN: &str = "data that programs wrote to the device did not reach 
 /// finds two openers: then it sets `LO_FLAGS_AUTOCLEAR`. If it finds one, the device refuses writes immediately, those of the page
 /// cache included. `LOOP_SET_STATUS64` sets the flag too, but it freezes the queue and enables discards before Linux 6.9.
 ///
+/// `info` is the current status of the device.
+///
 /// # Errors
 /// EIO: the kernel could not write the page cache to the file. In this case, and if the second descriptor cannot be opened (EMFILE,
-/// ENFILE), the device stays attached. ENXIO: the device is bound to no file.
-pub(super) fn request_detach(fd: impl AsFd, name: &str) -> Result<()> {
+/// ENFILE), the detach is not requested. ENXIO: the device is bound to no file.
+pub(super) fn request_detach(fd: impl AsFd, info: &loop_info64, name: &str) -> Result<()> {
     // The last close returns no error, so what was written until now is written first.
-    loop_dev::write_back(&fd)
-        .map_err(|errno| Error::sys("write the page cache of", name, errno).explain(NOT_WRITTEN))?;
-    loop_dev::open_again(&fd).and_then(|second| loop_dev::clear(&second)).context("detach", name)
+    write_back(&fd, info, name)?;
+    if info.lo_flags & abi::PARTITION_SCAN != 0 {
+        // Each partition has a page cache. A partition without a node is not written to.
+        for partition in loop_dev::partitions(info.lo_number).unwrap_or_default() {
+            let node = format!("/dev/{partition}");
+            if let Ok(device) = loop_dev::open_partition(&node) {
+                write_back(&device, info, &node)?;
+            }
+        }
+    }
+    let second = loop_dev::open_again(&fd).map_err(|errno| {
+        let error = Error::sys("detach", name, errno);
+        if errno == Errno::ENOENT {
+            error.explain("mount /proc, through which the device is opened again")
+        } else {
+            error
+        }
+    })?;
+    loop_dev::clear(&second).context("detach", name)
+}
+
+fn write_back(fd: impl AsFd, info: &loop_info64, name: &str) -> Result<()> {
+    loop_dev::write_back(fd).map_err(|errno| {
+        // The kernel returns EIO also if the file system is full.
+        let failed = "a write of cached data to the file has failed; check the free space and the disk of its file system, and that \
+                      programs have written their data again, and repeat the call";
+        let consequence = if info.lo_flags & abi::AUTOCLEAR == 0 {
+            "the device stays attached"
+        } else {
+            "the kernel detaches the device at its last close, as was requested before"
+        };
+        Error::sys("write the page cache of", name, errno).explain(format!("{failed}; {consequence}"))
+    })
 }
 
 impl LoopDevice {
@@ -123,15 +153,16 @@ impl LoopDevice {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: the attachment no longer exists. EIO: the kernel could not write the page cache to the file, for
-    /// example because the file system of a thin image is full. The device stays attached. The kernel reports this once and does not
-    /// repeat the write: a repeated call succeeds, without the data. If a later write fails, only the fsync(2) of the process that
-    /// wrote reports that.
+    /// example because the file system of a thin image is full. The device stays attached, unless it is to be detached at its last
+    /// close anyway ([`Lifetime::AutoClear`](super::Lifetime::AutoClear), or an earlier call). The kernel reports this once and does
+    /// not repeat the write: a repeated call succeeds, without the data. If a later write fails, only the fsync(2) of the process
+    /// that wrote reports that. A file system that ends a write early, which tmpfs does if it is full, causes no error at all.
     #[doc(alias = "LOOP_CLR_FD")]
     #[doc(alias = "sync_file_range")]
     pub fn detach(self) -> Result<Detach> {
-        self.check_bound()?;
+        let info = self.bound_info()?;
         let Self { fd, binding } = self;
-        match request_detach(&fd, &node_name(binding.index)) {
+        match request_detach(&fd, &info, &node_name(binding.index)) {
             // Another process detached it after the check.
             Err(error) if error.errno() == Some(Errno::ENXIO as i32) => {}
             requested => requested?,

@@ -208,6 +208,38 @@ fn a_failed_detach_leaves_the_device_attached(#[case] call: &'static str, #[case
     }
 }
 
+#[test]
+fn a_failed_detach_does_not_promise_more() {
+    old_and_new(
+        |model| drop(model.failures.insert("write_back", [Errno::EIO].into())),
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options().lifetime(Lifetime::AutoClear)).unwrap();
+            let error = control.detach(device).unwrap_err().to_string();
+            assert!(error.contains("at its last close") && !error.contains("stays attached"), "{error}");
+            with(|model| assert!(model.bound().is_empty()));
+        },
+    );
+}
+
+/// The call that undoes the attachment fails too.
+#[test]
+fn a_failed_attachment_names_both_errors() {
+    let change = |model: &mut Model| {
+        model.lacks_direct_io = true;
+        model.failures.insert("open_again", [Errno::EMFILE].into());
+    };
+    old_and_new(change, || {
+        let (control, image) = (LoopControl::open().unwrap(), image());
+        let error = control.attach(image.as_fd(), &options().direct_io(DirectIo::Require)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotHonoured);
+        let error = error.to_string();
+        assert!(error.contains("direct I/O") && error.contains("EMFILE"), "{error}");
+        // The next call finds the device.
+        assert_eq!(control.find(image.as_fd()).unwrap().len(), 1);
+    });
+}
+
 #[rstest]
 #[case::taken(Errno::EBUSY)]
 #[case::torn_down(Errno::ENXIO)]

@@ -225,16 +225,16 @@ impl Device {
         self.call("LOOP_CONFIGURE", |fd| loop_dev::configure(fd, &config))
     }
 
-    /// Requests that the kernel detaches the file at the last close of the device, so drop the `Device` to complete the detach. No write is lost, as with [`LoopDevice::detach`](super::LoopDevice::detach).
+    /// Requests that the kernel detaches the file at the last close of the device, so drop the `Device` to complete the detach. No
+    /// write is lost, as with [`LoopDevice::detach`](super::LoopDevice::detach).
     ///
     /// # Errors
-    /// ENXIO: the device is bound to no file. EIO: the kernel could not write the page cache of the device to the file; the device
-    /// stays attached.
+    /// ENXIO: the device is bound to no file. EIO: the kernel could not write the page cache of the device to the file, and the
+    /// detach is not requested.
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(&self) -> Result<()> {
-        // Fails with ENOTTY if this is no loop device.
-        self.call("LOOP_GET_STATUS64", |fd| loop_dev::status(fd).map(drop))?;
-        request_detach(&self.fd, &self.name)
+        let info = loop_dev::status(&self.fd).context("LOOP_GET_STATUS64", &self.name)?;
+        request_detach(&self.fd, &info, &self.name)
     }
 
     /// Cancels a detach that the kernel has deferred to the last close.

@@ -336,6 +336,22 @@ pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
     open_node(node.as_str(), OFlag::O_RDONLY | OFlag::O_NONBLOCK)
 }
 
+/// Returns the names of the partitions of a device, such as `loop7p1`.
+pub(crate) fn partitions(index: u32) -> Result<Vec<String>> {
+    let prefix = format!("loop{index}p");
+    let mut partitions = Vec::new();
+    for entry in std::fs::read_dir(format!("/sys/block/loop{index}")).map_err(errno_of)? {
+        let name = entry.map_err(errno_of)?.file_name().into_string();
+        partitions.extend(name.ok().filter(|name| name.starts_with(&prefix)));
+    }
+    Ok(partitions)
+}
+
+/// Opens the node of a partition for reading.
+pub(crate) fn open_partition(node: &str) -> Result<OwnedFd> {
+    open_node(node, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+}
+
 /// Writes the dirty pages of the device's page cache to its file, and waits for that (sync_file_range(2)). Returns EIO if a write
 /// failed, also in the past if the kernel has reported that to no process. Does not flush the file, unlike fsync(2).
 pub(crate) fn write_back(device: impl AsFd) -> Result<()> {

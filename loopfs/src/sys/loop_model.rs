@@ -373,6 +373,15 @@ pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
     })
 }
 
+/// The devices of the model have no partitions.
+pub(crate) fn partitions(_index: u32) -> Result<Vec<String>> {
+    Ok(Vec::new())
+}
+
+pub(crate) fn open_partition(_node: &str) -> Result<OwnedFd> {
+    Err(Errno::ENOENT)
+}
+
 /// A failed write is not repeated: the kernel keeps the page, which is no longer dirty.
 pub(crate) fn write_back(device: impl AsFd) -> Result<()> {
     with(|model| {

@@ -331,21 +331,44 @@ fn a_lazily_unmounted_ext4_is_complete() {
 /// The device of which vm-images/kernels/kernel-log.toml allows messages about lost writes.
 const FAILING: u32 = 41_000;
 
-/// A thin image on a full file system. The error names the device, which stays attached, so the data can be written again.
+/// A thin image on a full file system.
+struct FullDisk {
+    thin: File,
+    filler: File,
+    mounted: Mounted,
+    _device: LoopDevice,
+    _directory: tempfile::TempDir,
+}
+
+impl FullDisk {
+    fn new(control: &LoopControl) -> Self {
+        let directory = scratch();
+        let disk = image(directory.path(), "disk", 320 * MIB);
+        run("LOOPFS_TEST_MKFS_XFS", &["-q"], &directory.path().join("disk"));
+        let options =
+            AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer).lifetime(Lifetime::AutoClear);
+        let device = control.attach(&disk, &options).unwrap();
+        let mounted = Mounted::new(&device.path(), "xfs");
+        let thin = image(mounted.0.path(), "thin", 8 * MIB);
+        let filler = File::create(mounted.0.path().join("filler")).unwrap();
+        Self { thin, filler, mounted, _device: device, _directory: directory }
+    }
+}
+
+#[track_caller]
+fn assert_not_written(error: &loopfs::Error, node: &Path) {
+    assert_eq!(error.errno(), Some(libc::EIO), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(node.to_str().unwrap()) && text.contains("stays attached"), "{text}");
+}
+
+/// The error names the device, which stays attached, so the data can be written again.
 #[test]
 fn a_failed_write_is_an_error_of_the_detach() {
     let control = LoopControl::open().unwrap();
-    let disk_directory = scratch();
-    let disk_image = image(disk_directory.path(), "disk", 320 * MIB);
-    run("LOOPFS_TEST_MKFS_XFS", &["-q"], &disk_directory.path().join("disk"));
-    let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer);
-    let disk = control.ensure_attached(&disk_image, &preferred).unwrap();
-    let mounted = Mounted::new(&disk.path(), "xfs");
-    let thin = image(mounted.0.path(), "thin", 8 * MIB);
-    let filler = File::create(mounted.0.path().join("filler")).unwrap();
-    fill(&filler);
+    let disk = FullDisk::new(&control);
+    fill(&disk.filler);
     let options = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(FAILING));
-
     for call in [
         |control: &LoopControl, _: &File, device: LoopDevice| control.detach(device).map(drop),
         |control: &LoopControl, thin: &File, device: LoopDevice| {
@@ -354,23 +377,51 @@ fn a_failed_write_is_an_error_of_the_detach() {
         },
         |_: &LoopControl, _: &File, device: LoopDevice| device.detach().map(drop),
     ] {
-        let device = control.ensure_attached(&thin, &options).unwrap();
+        let device = control.ensure_attached(&disk.thin, &options).unwrap();
         let (path, binding) = (device.path(), device.binding().clone());
         write_blocks(&open_to_write(&path).unwrap(), 1, 0..2048).unwrap();
-        let error = call(&control, &thin, device).unwrap_err();
-        assert_eq!(error.errno(), Some(libc::EIO), "{error}");
-        let text = error.to_string();
-        assert!(text.contains(path.to_str().unwrap()) && text.contains("stays attached"), "{text}");
+        assert_not_written(&call(&control, &disk.thin, device).unwrap_err(), &path);
         let status = LoopDevice::open_binding(&binding).unwrap().status().unwrap();
         assert!(!status.auto_clear, "the detach is pending");
     }
-    filler.set_len(0).unwrap();
-    let device = control.ensure_attached(&thin, &options).unwrap();
+    disk.filler.set_len(0).unwrap();
+    let device = control.ensure_attached(&disk.thin, &options).unwrap();
     write_blocks(&open_to_write(&device.path()).unwrap(), 2, 0..2048).unwrap();
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
-    assert_blocks(&thin, 2, 0..2048);
-    drop((thin, filler, mounted));
-    assert_eq!(control.detach(disk).unwrap(), Detach::Detached);
+    assert_blocks(&disk.thin, 2, 0..2048);
+}
+
+/// Each partition has a page cache of its own.
+#[test]
+fn a_failed_write_to_a_partition_is_reported() {
+    let control = LoopControl::open().unwrap();
+    let disk = FullDisk::new(&control);
+    // An MBR with one partition of type Linux from sector 2048 to the end, little-endian.
+    let mut mbr = [0; 512];
+    mbr[446 + 4] = 0x83;
+    mbr[446 + 8..446 + 12].copy_from_slice(&2048u32.to_le_bytes());
+    mbr[446 + 12..446 + 16].copy_from_slice(&(7 * MIB as u32 / 512).to_le_bytes());
+    mbr[510..].copy_from_slice(&[0x55, 0xAA]);
+    disk.thin.write_all_at(&mbr, 0).unwrap();
+    disk.thin.sync_all().unwrap();
+    fill(&disk.filler);
+    if let Err(error) = unmanaged::add(FAILING) {
+        assert_eq!(error.errno(), Some(libc::EEXIST), "{error}");
+    }
+    let device = unmanaged::Device::open_index(FAILING, Access::ReadWrite).unwrap();
+    let setup = unmanaged::Setup { partition_scan: true, direct_io: true, ..Default::default() };
+    device
+        .set_up(
+            File::options().read(true).write(true).open(disk.mounted.0.path().join("thin")).unwrap(),
+            &setup,
+        )
+        .unwrap();
+    let partition = Path::new("/dev").join(format!("loop{FAILING}p1"));
+    write_blocks(&open_to_write(&partition).unwrap(), 1, 0..1024).unwrap();
+    assert_not_written(&device.detach().unwrap_err(), &partition);
+    device.detach().unwrap();
+    drop(device);
+    until_detached(&control, &disk.thin);
 }
 
 /// Allocates all free blocks of a file system.
