@@ -1,6 +1,7 @@
 //! Bare system calls, with which `benches/loop` compares the library. This module is not part of the API. It is only
 //! guaranteed to compile with the benchmarks of the same commit.
 
+use std::fs::File;
 use std::io::Result;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -65,9 +66,11 @@ pub fn attach(index: u32, configuration: &Configuration) -> Result<OwnedFd> {
 }
 
 /// A second open(2), `LOOP_CLR_FD` and close(2) of both: the fewest calls that detach a device and lose no write.
-pub fn detach(device: OwnedFd) -> Result<()> {
-    let second = loop_dev::open_again(&device)?;
-    Ok(loop_dev::clear(&second)?)
+pub fn detach(device: OwnedFd, index: u32) -> Result<()> {
+    let second = File::open(format!("/dev/loop{index}"))?;
+    loop_dev::clear(&second)?;
+    drop(device);
+    Ok(())
 }
 
 /// `Q_XGETNEXTQUOTA`: returns the first used id that is at least `id`, or `None` if there is none.

@@ -195,10 +195,10 @@ impl Scene {
                     self.write_and_detach(population, written)?;
                 }
                 let (device, index) = port;
-                baseline::detach(device)?;
+                baseline::detach(device, index)?;
                 population.raw.remove(index)?;
             }
-            let bare = |samples: &mut Samples| samples.time(|| baseline::detach(floor_device));
+            let bare = |samples: &mut Samples| samples.time(|| baseline::detach(floor_device, FLOOR_INDEX));
             let ours = |samples: &mut Samples| samples.time(|| population.control.detach(device));
             if run % 2 == 0 {
                 bare(floor_detach)?;
@@ -281,7 +281,9 @@ impl Scene {
             for _ in 0..plan.removed_one_at_a_time / plan.removals {
                 stop::check()?;
                 let device = baseline::attach(FLOOR_INDEX, &self.configuration)?;
-                serial.time(|| baseline::detach(device).and_then(|()| population.raw.remove(FLOOR_INDEX)))?;
+                serial.time(|| {
+                    baseline::detach(device, FLOOR_INDEX).and_then(|()| population.raw.remove(FLOOR_INDEX))
+                })?;
                 population.raw.add(FLOOR_INDEX)?;
             }
         }

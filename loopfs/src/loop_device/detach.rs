@@ -118,7 +118,7 @@ pub(super) fn request_detach(fd: impl AsFd, info: &loop_info64, name: &str) -> R
             }
         }
     }
-    let second = loop_dev::open_again(&fd).map_err(|errno| {
+    let second = loop_dev::open_again(&fd, info.lo_number).map_err(|errno| {
         let error = Error::sys("detach", name, errno);
         if errno == Errno::ENOENT {
             error.explain("mount /proc, through which the device is opened again")
@@ -168,11 +168,10 @@ impl LoopDevice {
             requested => requested?,
         }
         drop(fd);
-        // Opens the device only if it is bound, and perhaps to another file by now.
-        Ok(if loop_dev::is_bound(binding.index) == Some(false) || !is_bound(&binding)? {
-            Detach::Detached
-        } else {
+        Ok(if is_bound(&binding)? {
             Detach::Deferred(PendingDetach::new(vec![binding]))
+        } else {
+            Detach::Detached
         })
     }
 

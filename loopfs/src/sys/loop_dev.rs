@@ -252,13 +252,6 @@ pub(crate) fn direct_io(index: u32) -> Option<bool> {
     read_attribute(index, "loop/dio").ok().map(|flag| flag == "1")
 }
 
-/// Returns `true` if a device is bound, according to sysfs, and `None` if sysfs is not mounted.
-pub(crate) fn is_bound(index: u32) -> Option<bool> {
-    // The path through /sys/block has a symbolic link and takes three times as long.
-    let bound = std::fs::symlink_metadata(format!("/sys/devices/virtual/block/loop{index}/loop")).is_ok();
-    (bound || std::path::Path::new("/sys/block").exists()).then_some(bound)
-}
-
 /// Returns `true` if a device is bound and stays bound at its last close, according to sysfs. If sysfs is not mounted, it
 /// returns `true`, because the device may stay bound.
 pub(crate) fn stays_bound(index: u32) -> bool {
@@ -331,9 +324,15 @@ pub(crate) fn clear(device: impl AsFd) -> Result<()> {
 
 /// Opens the device of a descriptor a second time, for reading, so that the kernel counts one opener more. Returns ENXIO while the
 /// kernel unbinds or removes the device.
-pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
-    let node = format!("/proc/self/fd/{}", device.as_fd().as_raw_fd());
-    open_node(node.as_str(), OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+pub(crate) fn open_again(device: impl AsFd, index: u32) -> Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    if let Ok(second) = open_node(format!("/dev/loop{index}").as_str(), flags)
+        && device_number(&second)? == device_number(&device)?
+    {
+        return Ok(second);
+    }
+    // The node is missing, belongs to another device, or `device` is a partition. This takes twice as long.
+    open_node(format!("/proc/self/fd/{}", device.as_fd().as_raw_fd()).as_str(), flags)
 }
 
 /// Returns the names of the partitions of a device, such as `loop7p1`.

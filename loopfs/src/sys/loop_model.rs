@@ -362,7 +362,7 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     })
 }
 
-pub(crate) fn open_again(device: impl AsFd) -> Result<OwnedFd> {
+pub(crate) fn open_again(device: impl AsFd, _index: u32) -> Result<OwnedFd> {
     with(|model| {
         let index = model.index_of(device)?;
         model.enter("open_again", Some(index))?;
@@ -494,12 +494,6 @@ pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
 
 pub(crate) fn direct_io(index: u32) -> Option<bool> {
     with(|model| model.devices.get(&index)?.bound.as_ref().map(|bound| bound.info.lo_flags & DIRECT_IO != 0))
-}
-
-pub(crate) fn is_bound(index: u32) -> Option<bool> {
-    with(|model| {
-        Some(model.devices.get(&index).is_some_and(|device| device.bound.is_some() || device.rundown))
-    })
 }
 
 pub(crate) fn stays_bound(index: u32) -> bool {
