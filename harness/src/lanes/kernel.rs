@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::StreamExt;
 use testvm::cache;
-use testvm::images::debian_program::{DebianProgram, LOSETUP, MKE2FS, MKFS_XFS};
+use testvm::images::debian_program::{DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::packages;
@@ -37,7 +37,7 @@ const TOOL_PATH: &str = "/tests/programs/loopfs";
 const EXAMPLES: &str = "/tests/examples";
 
 /// The programs that the tests run.
-pub(super) const DEBIAN_PROGRAMS: [DebianProgram; 3] = [LOSETUP, MKFS_XFS, MKE2FS];
+pub(super) const DEBIAN_PROGRAMS: [DebianProgram; 3] = [LOSETUP, MKFS_XFS, MKFS_EXT4];
 
 /// The tests of the Go code that becomes part of the kubelet.
 const GO_TESTS: &str = "/tests/kubelet-quota";
@@ -241,7 +241,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         ("LOOPFS_TEST_EXAMPLES", EXAMPLES),
         ("LOOPFS_TEST_LOSETUP", LOSETUP.path()),
         ("LOOPFS_TEST_MKFS_XFS", MKFS_XFS.path()),
-        ("LOOPFS_TEST_MKE2FS", MKE2FS.path()),
+        ("LOOPFS_TEST_MKFS_EXT4", MKFS_EXT4.path()),
     ];
     TestsSpec {
         mounts: vec![

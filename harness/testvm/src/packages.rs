@@ -26,7 +26,7 @@ pub const MMDEBSTRAP: Tool = tool("mmdebstrap", "mmdebstrap");
 /// Creates XFS file systems.
 pub const MKFS_XFS: Tool = tool("mkfs.xfs", "xfsprogs");
 /// Creates ext4 file systems.
-pub const MKE2FS: Tool = tool("mke2fs", "e2fsprogs");
+pub const MKFS_EXT4: Tool = tool("mke2fs", "e2fsprogs");
 /// Decompresses kernel modules.
 pub const XZ: Tool = tool("xz", "xz-utils");
 /// Starts child processes that end with their owner.
@@ -49,7 +49,7 @@ const NEWUIDMAP: Tool = tool("newuidmap", "uidmap");
 pub const LIBCLANG: Tool = tool("/usr/share/doc/libclang1/copyright", "libclang1");
 
 /// The tools that build and boot images.
-pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKE2FS, XZ, SETPRIV];
+pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKFS_EXT4, XZ, SETPRIV];
 
 /// Returns `true` if the tool is installed.
 #[must_use]
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn each_missing_package_is_named_once() {
-        let tools = [MKE2FS, MKFS_XFS, tool("xfs_db", "xfsprogs"), XZ];
+        let tools = [MKFS_EXT4, MKFS_XFS, tool("xfs_db", "xfsprogs"), XZ];
         let missing = missing(&tools, |program| program == "xz");
         assert_eq!(missing.into_iter().collect::<Vec<_>>(), ["e2fsprogs", "xfsprogs"]);
     }

@@ -308,7 +308,7 @@ fn a_lazily_unmounted_ext4_is_complete() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", 32 * MIB);
-    run("LOOPFS_TEST_MKE2FS", &["-q", "-t", "ext4"], &directory.path().join("image"));
+    run("LOOPFS_TEST_MKFS_EXT4", &["-q", "-t", "ext4"], &directory.path().join("image"));
     for round in 0..rounds() / 4 {
         let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let mounted = Mounted::new(&device.path(), "ext4");

@@ -48,7 +48,7 @@ pub const MKFS_XFS: DebianProgram = DebianProgram {
     extensions: None,
 };
 /// mke2fs of e2fsprogs. The kernel tests format devices with it.
-pub const MKE2FS: DebianProgram = DebianProgram {
+pub const MKFS_EXT4: DebianProgram = DebianProgram {
     package: "e2fsprogs",
     path: "/usr/sbin/mke2fs",
     links: &[],
