@@ -18,7 +18,7 @@ use super::pool::Pool;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
-use crate::sys::loop_abi::{self as abi, loop_config, loop_info64};
+use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
 use crate::units::Bytes;
 
@@ -91,7 +91,7 @@ pub(super) fn attach(
                         // Discards were disabled for an earlier file, and the kernel has kept that. A removal takes 45 ms, once for
                         // each such index.
                         let reason = "its discards are disabled, and it cannot be recreated";
-                        detach_for_retry(fd, &config.info, binding, retries.left(), reason)?;
+                        detach_for_retry(fd, config.info.lo_flags, binding, retries.left(), reason)?;
                         index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                         if loop_dev::remove(control, index).is_err() {
                             pool.release_on_close(index);
@@ -102,7 +102,7 @@ pub(super) fn attach(
                         match larger_blocks(&backing, &config, options).zip(read_status(&fd, index).ok()) {
                             Some((block_size, Status { binding, .. })) => {
                                 let reason = "the file was cloned during the call, and the device cannot get larger blocks";
-                                detach_for_retry(fd, &config.info, binding, retries.left(), reason)?;
+                                detach_for_retry(fd, config.info.lo_flags, binding, retries.left(), reason)?;
                                 index_lock::clear(&backing, options.access)
                                     .context("unlock", "the backing file")?;
                                 release();
@@ -115,15 +115,14 @@ pub(super) fn attach(
                 };
                 // This call made the binding, so clearing it affects no other user. If that fails too, the device stays bound, and
                 // its index lock leads the next call to it.
-                return Err(match request_detach(&fd, &config.info, &node_name(index)) {
-                    Ok(()) => {
-                        pool.release_on_close(index);
-                        error
-                    }
-                    Err(stays) => {
-                        let detail = format!("{error}; and the device stays attached: {stays}");
+                let undone = request_detach(&fd, index, config.info.lo_flags, &node_name(index));
+                pool.release_on_close(index);
+                return Err(match undone {
+                    Err(problem) if problem.errno() != Some(Errno::ENXIO as i32) => {
+                        let detail = format!("{error}; and then: {problem}");
                         error.explain(detail)
                     }
+                    _ => error,
                 });
             }
             Err(Errno::ENOENT) if loop_dev::exists(index) => {
@@ -152,7 +151,7 @@ pub(super) fn attach(
                     // The device belongs to another program: it is not idle.
                     let lost = retries.lost;
                     return Err(error.explain(format!(
-                        "another program has bound it, as well as {lost} other devices during this call"
+                        "another program has bound it; {lost} attempts with other devices failed during this call"
                     )));
                 }
                 release();
@@ -200,15 +199,9 @@ fn lock_control(timeout: Duration) -> Result<Flock<OwnedFd>> {
 
 /// Detaches a device that this call has bound, and waits until the kernel has detached it. While a process has it open it stays bound,
 /// and a second device of the file would corrupt it.
-fn detach_for_retry(
-    fd: OwnedFd,
-    info: &loop_info64,
-    binding: Binding,
-    limit: Duration,
-    reason: &str,
-) -> Result<()> {
+fn detach_for_retry(fd: OwnedFd, flags: u32, binding: Binding, limit: Duration, reason: &str) -> Result<()> {
     let name = node_name(binding.index);
-    request_detach(&fd, info, &name)?;
+    request_detach(&fd, binding.index, flags, &name)?;
     drop(fd);
     match PendingDetach::new(vec![binding]).wait(limit)? {
         Detach::Detached => Ok(()),

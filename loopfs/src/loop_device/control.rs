@@ -19,7 +19,7 @@ use crate::flock;
 use crate::sys::loop_dev;
 
 /// Minor numbers have 20 bits.
-const BEYOND_ALL_INDICES: u32 = 1 << 20;
+pub(super) const BEYOND_ALL_INDICES: u32 = 1 << 20;
 
 /// Attaches files to loop devices and finds the devices of files. A process needs only one.
 ///
@@ -178,13 +178,14 @@ impl LoopControl {
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(&self, device: LoopDevice) -> Result<Detach> {
         let index = device.index();
-        let detached = device.detach()?;
+        let detached = device.detach();
         match &detached {
-            Detach::Detached => self.shared.pool.release(index),
-            Detach::Deferred(_) => self.shared.pool.release_on_close(index),
+            Ok(Detach::Detached) => self.shared.pool.release(index),
+            // After an error, the kernel may detach it later.
+            Ok(Detach::Deferred(_)) | Err(_) => self.shared.pool.release_on_close(index),
         }
         self.remove_surplus();
-        Ok(detached)
+        detached
     }
 
     /// Detaches every device of the file. Returns [`Detach::Deferred`] if some are still open.
@@ -195,20 +196,19 @@ impl LoopControl {
     pub fn detach_all(&self, image: impl AsFd) -> Result<Detach> {
         let image = image.as_fd();
         let _locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
-        let mut deferred = Vec::new();
+        let (mut deferred, mut failed) = (Vec::new(), None);
         for device in self.find(image)? {
-            let binding = device.binding().clone();
-            match device.detach() {
-                Ok(Detach::Deferred(_)) => {
-                    self.shared.pool.release_on_close(binding.index);
-                    deferred.push(binding);
-                }
-                Ok(Detach::Detached) => self.shared.pool.release(binding.index),
+            match self.detach(device) {
+                Ok(Detach::Deferred(pending)) => deferred.extend_from_slice(pending.bindings()),
+                Ok(Detach::Detached) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+                // The other device can be detached nevertheless.
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        self.remove_surplus();
+        if let Some(error) = failed {
+            return Err(error);
+        }
         Ok(if deferred.is_empty() {
             Detach::Detached
         } else {

@@ -8,8 +8,7 @@ use nix::errno::Errno;
 use super::binding::Binding;
 use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::loop_abi::{self as abi, loop_info64};
-use crate::sys::loop_dev;
+use crate::sys::{loop_abi as abi, loop_dev};
 
 /// The result of a detach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +88,10 @@ impl PendingDetach {
 pub(super) fn is_bound(binding: &Binding) -> Result<bool> {
     match LoopDevice::open_binding(binding) {
         Ok(_bound) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        // ENODEV: it was removed after it was detached.
+        Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
 }
@@ -101,24 +103,24 @@ pub(super) fn is_bound(binding: &Binding) -> Result<bool> {
 /// finds two openers: then it sets `LO_FLAGS_AUTOCLEAR`. If it finds one, the device refuses writes immediately, those of the page
 /// cache included. `LOOP_SET_STATUS64` sets the flag too, but it freezes the queue and enables discards before Linux 6.9.
 ///
-/// `info` is the current status of the device.
+/// `flags` are those of the status of the device, `index` its number.
 ///
 /// # Errors
 /// EIO: the kernel could not write the page cache to the file. In this case, and if the second descriptor cannot be opened (EMFILE,
 /// ENFILE), the detach is not requested. ENXIO: the device is bound to no file.
-pub(super) fn request_detach(fd: impl AsFd, info: &loop_info64, name: &str) -> Result<()> {
+pub(super) fn request_detach(fd: impl AsFd, index: u32, flags: u32, name: &str) -> Result<()> {
     // The last close returns no error, so what was written until now is written first.
-    write_back(&fd, info, name)?;
-    if info.lo_flags & abi::PARTITION_SCAN != 0 {
+    write_back(&fd, flags, name)?;
+    if flags & abi::PARTITION_SCAN != 0 {
         // Each partition has a page cache. A partition without a node is not written to.
-        for partition in loop_dev::partitions(info.lo_number).unwrap_or_default() {
+        for partition in loop_dev::partitions(index).unwrap_or_default() {
             let node = format!("/dev/{partition}");
-            if let Ok(device) = loop_dev::open_partition(&node) {
-                write_back(&device, info, &node)?;
+            if let Ok(device) = loop_dev::open_partition(index, &partition) {
+                write_back(&device, flags, &node)?;
             }
         }
     }
-    let second = loop_dev::open_again(&fd, info.lo_number).map_err(|errno| {
+    let second = loop_dev::open_again(&fd, index).map_err(|errno| {
         let error = Error::sys("detach", name, errno);
         if errno == Errno::ENOENT {
             error.explain("mount /proc, through which the device is opened again")
@@ -129,12 +131,12 @@ pub(super) fn request_detach(fd: impl AsFd, info: &loop_info64, name: &str) -> R
     loop_dev::clear(&second).context("detach", name)
 }
 
-fn write_back(fd: impl AsFd, info: &loop_info64, name: &str) -> Result<()> {
+fn write_back(fd: impl AsFd, flags: u32, name: &str) -> Result<()> {
     loop_dev::write_back(fd).map_err(|errno| {
         // The kernel returns EIO also if the file system is full.
         let failed = "a write of cached data to the file has failed; check the free space and the disk of its file system, and that \
                       programs have written their data again, and repeat the call";
-        let consequence = if info.lo_flags & abi::AUTOCLEAR == 0 {
+        let consequence = if flags & abi::AUTOCLEAR == 0 {
             "the device stays attached"
         } else {
             "the kernel detaches the device at its last close, as was requested before"
@@ -160,9 +162,9 @@ impl LoopDevice {
     #[doc(alias = "LOOP_CLR_FD")]
     #[doc(alias = "sync_file_range")]
     pub fn detach(self) -> Result<Detach> {
-        let info = self.bound_info()?;
+        let flags = self.bound_info()?.lo_flags;
         let Self { fd, binding } = self;
-        match request_detach(&fd, &info, &node_name(binding.index)) {
+        match request_detach(&fd, binding.index, flags, &node_name(binding.index)) {
             // Another process detached it after the check.
             Err(error) if error.errno() == Some(Errno::ENXIO as i32) => {}
             requested => requested?,

@@ -162,7 +162,9 @@ impl Pool {
     /// Returns an index that is not bound to the pool.
     pub(super) fn release(&self, index: u32) {
         if self.options.range.contains(&index) {
-            self.lock().idle.insert(index);
+            let mut state = self.lock();
+            state.closing.retain(|closing| *closing != index);
+            state.idle.insert(index);
         }
     }
 

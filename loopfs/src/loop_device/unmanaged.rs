@@ -17,6 +17,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
+use super::control::BEYOND_ALL_INDICES;
 use super::detach::request_detach;
 use super::device::{CONTROL, check_node, node_name};
 use crate::error::{Context, Error, Result};
@@ -233,8 +234,15 @@ impl Device {
     /// detach is not requested.
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(&self) -> Result<()> {
-        let info = loop_dev::status(&self.fd).context("LOOP_GET_STATUS64", &self.name)?;
-        request_detach(&self.fd, &info, &self.name)
+        let (index, flags) = match loop_dev::status(&self.fd) {
+            Ok(info) => (info.lo_number, info.lo_flags),
+            Err(errno @ (Errno::ENXIO | Errno::ENOTTY)) => {
+                return Err(Error::sys("LOOP_GET_STATUS64", &self.name, errno));
+            }
+            // The kernel asks the file, whose server may be unreachable. No device has this index.
+            Err(_) => (BEYOND_ALL_INDICES, 0),
+        };
+        request_detach(&self.fd, index, flags, &self.name)
     }
 
     /// Cancels a detach that the kernel has deferred to the last close.

@@ -131,8 +131,13 @@ fn open_listed(index: u32, writable: bool) -> Result<OwnedFd> {
 /// Returns the number of device `index` according to sysfs. It is not 7:`index` if the parameter `max_part` of the module is set.
 /// Returns ENOENT if the kernel has no such device.
 pub(crate) fn number(index: u32) -> Result<u64> {
-    let text = read_attribute(index, "dev").map_err(errno_of)?;
-    let (major, minor) = text.split_once(':').ok_or(Errno::EIO)?;
+    number_in(&attribute(index, "dev"))
+}
+
+/// Reads a device number from sysfs.
+fn number_in(path: &str) -> Result<u64> {
+    let text = std::fs::read_to_string(path).map_err(errno_of)?;
+    let (major, minor) = text.trim_end().split_once(':').ok_or(Errno::EIO)?;
     let parse = |text: &str| text.parse().or(Err(Errno::EIO));
     Ok(makedev(parse(major)?, parse(minor)?))
 }
@@ -346,9 +351,14 @@ pub(crate) fn partitions(index: u32) -> Result<Vec<String>> {
     Ok(partitions)
 }
 
-/// Opens the node of a partition for reading.
-pub(crate) fn open_partition(node: &str) -> Result<OwnedFd> {
-    open_node(node, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+/// Opens the node of a partition for reading. Returns ENOENT if the node belongs to another device.
+pub(crate) fn open_partition(index: u32, name: &str) -> Result<OwnedFd> {
+    let partition = open_node(format!("/dev/{name}").as_str(), OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
+    if device_number(&partition)? == number_in(&format!("/sys/block/loop{index}/{name}/dev"))? {
+        Ok(partition)
+    } else {
+        Err(Errno::ENOENT)
+    }
 }
 
 /// Writes the dirty pages of the device's page cache to its file, and waits for that (sync_file_range(2)). Returns EIO if a write

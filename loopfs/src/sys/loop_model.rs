@@ -362,9 +362,12 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     })
 }
 
-pub(crate) fn open_again(device: impl AsFd, _index: u32) -> Result<OwnedFd> {
+pub(crate) fn open_again(device: impl AsFd, expected: u32) -> Result<OwnedFd> {
     with(|model| {
         let index = model.index_of(device)?;
+        if index != expected {
+            model.violations.push(format!("loop{expected} was opened instead of loop{index}"));
+        }
         model.enter("open_again", Some(index))?;
         if model.devices.get(&index).is_none_or(|device| device.rundown) {
             return Err(Errno::ENXIO);
@@ -378,7 +381,7 @@ pub(crate) fn partitions(_index: u32) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-pub(crate) fn open_partition(_node: &str) -> Result<OwnedFd> {
+pub(crate) fn open_partition(_index: u32, _name: &str) -> Result<OwnedFd> {
     Err(Errno::ENOENT)
 }
 
