@@ -85,7 +85,10 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             cases
         });
         skips.judge(&mut cases);
-        let mut cases = require_pass(lane.name(), cases);
+        // With --only, other lanes may have the selected tests.
+        if args.only.is_empty() {
+            cases = require_pass(lane.name(), cases);
+        }
         report_repeated_boots(lane.name(), &mut cases);
         // Failures are printed now, because the table at the end may be an hour away.
         let (summary, time) = (cases.summary(), seconds(started.elapsed()));

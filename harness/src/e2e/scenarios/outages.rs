@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
-use futures::future::try_join_all;
+use futures::future::{try_join, try_join_all};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -54,24 +54,30 @@ pub(in crate::e2e) async fn run(
     scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
 }
 
-/// Creates the claims, and returns their names.
-async fn create(env: &TestEnv<'_>, prefix: &str) -> Result<BTreeSet<String>> {
+/// Returns the names of a batch of claims.
+fn names(prefix: &str) -> BTreeSet<String> {
+    (0..CLAIMS).map(|index| format!("{prefix}-{index}")).collect()
+}
+
+async fn create(env: &TestEnv<'_>, names: &BTreeSet<String>) -> Result<()> {
     let class = env.driver.class_name();
     let node = env.node.context(FOREIGN_NODE)?.name();
-    let made = (0..CLAIMS).map(async |index| {
-        let name = format!("{prefix}-{index}");
+    let create_one = async |(index, name): (usize, &String)| {
         let mode = if index % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
-        let object = claim(&name, &class, SIZE, mode, "ReadWriteOnce")?;
-        claims::create(env, &claims::with_selected_node(object, node)).await?;
-        Ok::<String, anyhow::Error>(name)
-    });
-    Ok(try_join_all(made).await?.into_iter().collect())
+        let object = claim(name, &class, SIZE, mode, "ReadWriteOnce")?;
+        claims::create(env, &claims::with_selected_node(object, node)).await.map(drop)
+    };
+    try_join_all(names.iter().enumerate().map(create_one)).await.map(drop)
 }
 
 async fn kill_at_work(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    let names = create(env, "killed").await?;
-    until_bound(env, &names, 1).await?;
-    kill_provisioner(env, node).await?;
+    let names = names("killed");
+    let kill = async {
+        until_bound(env, &names, 1).await?;
+        kill_provisioner(env, node).await
+    };
+    // The process must die before the last claim is bound.
+    try_join(create(env, &names), kill).await?;
     // A claim that is unbound now was unbound when the provisioner was killed.
     require_unbound(&claims_of(env, |name| names.contains(name)).await?)
 }
@@ -84,7 +90,8 @@ pub(super) async fn kill_provisioner(env: &TestEnv<'_>, node: &Node) -> Result<(
 }
 
 async fn kill_api_server(env: &TestEnv<'_>, cluster: &Cluster) -> Result<()> {
-    let names = create(env, "unanswered").await?;
+    let names = names("unanswered");
+    create(env, &names).await?;
     until_bound(env, &names, 1).await?;
     // The claims cannot be read while the API server is down, and the provisioner continues as soon as it is up.
     require_unbound(&claims_of(env, |name| names.contains(name)).await?)?;
