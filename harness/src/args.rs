@@ -157,7 +157,7 @@ fn report_files(session: &Session, run: &str) -> anyhow::Result<ReportFiles> {
 
 /// Prints the report, writes its files, and returns the exit code.
 fn conclude(session: &Session, files: &ReportFiles, mut report: Report) -> anyhow::Result<ExitCode> {
-    // Those of `cargo harness e2e`. A lane reports its own.
+    // The repeated boots of `cargo harness e2e`; a lane reports its own.
     report_repeated_boots("virtual machines", &mut report);
     report.versions = session.versions.all();
     files.write(&report)?;

@@ -129,7 +129,7 @@ fn a_changed_source_is_compiled() {
 }
 
 #[test]
-fn a_new_name_in_a_directory_runs_the_build_script() {
+fn a_new_file_reruns_the_build_script() {
     let mut runs = Runs::new();
     runs.compile();
     runs.set("library/proto/b.proto", "");
@@ -140,7 +140,7 @@ fn a_new_name_in_a_directory_runs_the_build_script() {
 }
 
 #[test]
-fn a_large_build_directory_loses_what_was_not_used() {
+fn a_large_build_directory_loses_unused_units() {
     let mut runs = Runs::new();
     runs.compile();
     let trim = |limit: &str| run(script("trim-build-dir").arg(runs.build_dir()).arg(limit));
@@ -165,7 +165,7 @@ fn a_large_build_directory_loses_what_was_not_used() {
 
 /// Only a part of a unit was removed if the script was killed.
 #[test]
-fn a_unit_without_its_fingerprint_is_compiled() {
+fn units_without_fingerprint_are_compiled() {
     let mut runs = Runs::new();
     runs.compile();
     let fingerprints = runs.build_dir().join("debug/.fingerprint");

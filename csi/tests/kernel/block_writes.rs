@@ -1,4 +1,4 @@
-//! What programs write to a Block volume is in its image after it was unpublished, also if they do not call fsync(2).
+//! The image of an unpublished Block volume has everything that programs wrote to it, also if they did not call fsync(2).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -48,7 +48,7 @@ pub(super) enum Run {
 
 impl Entry {
     /// Returns `true` if the scenario is part of a run of all scenarios on these nodes.
-    pub(super) fn is_of_all(&self, kubelet_root: KubeletRoot) -> bool {
+    pub(super) fn is_part_of_all(&self, kubelet_root: KubeletRoot) -> bool {
         self.suits(kubelet_root) && !WITH_OTHER_PROJECTS.contains(&self.name)
     }
 

@@ -550,12 +550,12 @@ mod tests {
     #[case(&["e2e", "--all"], &[])]
     #[case(&["e2e", "--break", "unsynced"], &[])]
     #[case::the_run_on_kind_selects_its_own(&["e2e", "--cluster", "kind"], &[])]
-    fn a_run_without_stories_has_the_main_ones(#[case] line: &[&str], #[case] scenarios: &[&str]) {
+    fn without_names_the_main_stories_run(#[case] line: &[&str], #[case] scenarios: &[&str]) {
         assert_eq!(parse(line.iter().copied()).scenarios, scenarios);
     }
 
     #[test]
-    fn the_main_stories_install_and_remove_the_driver() {
+    fn the_main_stories_include_the_removal() {
         let args = parse(["e2e"]);
         let selection = args.selection();
         let names = catalogue::names().filter(|name| selection.contains_name(name));
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn all_stories_and_a_named_one_are_refused() {
+    fn all_excludes_named_stories() {
         for word in ["clones", "--story=clones", "--break=leak", "--cluster=kind"] {
             assert!(Line::try_parse_from(["e2e", "--all", word]).is_err(), "{word}");
         }

@@ -51,7 +51,7 @@ impl<'a> Selection<'a> {
 
     fn contains(self, entry: &Entry) -> bool {
         let default = self.only.is_empty()
-            && entry.is_of_all(self.kubelet_root)
+            && entry.is_part_of_all(self.kubelet_root)
             && !self.leaves_out.contains(&entry.name);
         default || entry.always || self.only.iter().any(|only| only == entry.name)
     }

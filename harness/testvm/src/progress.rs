@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_that_begins_names_its_last_time() {
+    fn a_new_step_has_its_last_time() {
         let directory = tempfile::tempdir().unwrap();
         let times = StepTimes::at(directory.path().join("times"));
         let progress = Progress::with_times(times.clone());
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_fails_has_no_time() {
+    fn failed_steps_have_no_time() {
         let directory = tempfile::tempdir().unwrap();
         let times = StepTimes::at(directory.path().join("times"));
         let progress = Progress::with_times(times.clone());

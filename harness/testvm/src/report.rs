@@ -150,7 +150,8 @@ impl Report {
         format!("{} passed, {} failed, {} skipped{expected}", self.passed(), self.failed(), self.skipped())
     }
 
-    /// Returns one line per case, with its time and the first lines of its message. A suite with many passed cases has only one line for them.
+    /// Returns one line per case, with its time and the first lines of its message. A suite with many passed cases has only one line for
+    /// them.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = String::new();

@@ -136,7 +136,7 @@ fn no_detach_loses_a_write() {
 }
 
 #[test]
-fn a_write_at_any_call_is_kept() {
+fn writes_at_any_call_are_kept() {
     for (after, detach) in (0..CALLS).flat_map(|after| DETACHES.map(|detach| (after, detach))) {
         old_and_new(
             |_| {},
@@ -190,7 +190,7 @@ fn a_failed_attachment_keeps_writes() {
 #[rstest]
 #[case::not_written("write_back", Errno::EIO)]
 #[case::too_many_files("open_again", Errno::EMFILE)]
-fn a_failed_detach_leaves_the_device_attached(#[case] call: &'static str, #[case] errno: Errno) {
+fn a_failed_detach_keeps_the_device(#[case] call: &'static str, #[case] errno: Errno) {
     for detach in &DETACHES[..4] {
         old_and_new(
             |model| drop(model.failures.insert(call, [errno].into())),
@@ -209,7 +209,7 @@ fn a_failed_detach_leaves_the_device_attached(#[case] call: &'static str, #[case
 }
 
 #[test]
-fn a_failed_detach_does_not_promise_more() {
+fn a_failed_detach_promises_no_more() {
     old_and_new(
         |model| drop(model.failures.insert("write_back", [Errno::EIO].into())),
         || {
@@ -326,7 +326,7 @@ fn an_index_that_was_asked_for_is_that_one_or_an_error() {
 
 /// Another process removes the idle device at the moment.
 #[rstest]
-fn a_requested_index_being_removed_is_awaited(
+fn an_index_being_removed_is_awaited(
     #[values(Errno::ENXIO, Errno::ENODEV)] errno: Errno,
     #[values("open", "configure")] call: &'static str,
 ) {

@@ -165,7 +165,7 @@ fn losetup_detach_all_keeps_unsynced_writes() {
 
 /// The program has the device open when the detach begins, and closes it before, during or after that.
 #[rstest]
-fn a_writer_may_close_at_any_moment(
+fn writers_may_close_at_any_moment(
     #[values(detach, detach_all, device_detach, unmanaged_detach, losetup_detach)] call: Call,
     #[values(DirectIo::Require, DirectIo::Off)] direct_io: DirectIo,
 ) {
@@ -393,7 +393,7 @@ fn a_failed_write_fails_the_detach() {
 
 /// Each partition has a page cache of its own.
 #[test]
-fn a_failed_write_to_a_partition_is_reported() {
+fn a_failed_partition_write_is_reported() {
     let control = LoopControl::open().unwrap();
     let disk = FullDisk::new(&control);
     // An MBR with one partition of type Linux from sector 2048 to the end, little-endian.

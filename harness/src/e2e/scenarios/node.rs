@@ -61,7 +61,7 @@ pub(in crate::e2e) async fn run(
         .await?;
     node_debug::run(scenario, env, node, POD).await?;
     scenario.step("the pod ends", end(env, POD)).await?;
-    let title = "what a pod wrote without fsync until it was deleted is in the volume of the next pod";
+    let title = "the next pod reads the unsynced writes of a deleted pod";
     scenario.step(title, unsynced_writes_are_kept(env)).await?;
     let title = match (kubelet, options.losetup()) {
         (Kubelet::Patched, _) => {

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_run_no_more_are_forgotten() {
+    fn old_steps_are_forgotten() {
         let (_directory, times) = times();
         for step in 0..MAX_STEPS + 2 {
             times.record(&step.to_string(), MIN_RECORDED).unwrap();

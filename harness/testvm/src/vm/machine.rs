@@ -59,8 +59,8 @@ impl Vm {
     /// it boots, and another processor accesses some (`iotlb_to_section: Assertion ... failed`). Rarely, an
     /// emulated guest hangs while it loads its drivers, or dies of a breakpoint with which its kernel has patched its own code and
     /// which it has removed since (`int3: 0000`). The guest has not done any work yet in these cases, so this function boots it again. It
-    /// does not retry after another crash of the guest. [`report_repeated_boots`](super::report_repeated_boots) counts these boots. `console.failed-boot-N.log` has the console of such a boot, and of one that
-    /// hung also the stacks of the guest's kernel.
+    /// does not retry after another crash of the guest. [`report_repeated_boots`](super::report_repeated_boots) counts these boots.
+    /// `console.failed-boot-N.log` has the console of such a boot, and of one that hung also the stacks of the guest's kernel.
     ///
     /// # Errors
     /// As [`start`](Vm::start), or the machine ends first, or `timeout` passes.
