@@ -2,19 +2,28 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use loopfs::Bytes;
 use loopfs::loop_device::Access;
-use loopfs::volume_store::VolumeKind;
+use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use tonic::Code;
 
-use crate::fixture::{Fixture, MIB};
+use crate::fixture::{Fixture, id};
 use crate::support::*;
 
-const ROUNDS: u64 = 30;
+const ROUNDS: u64 = 100;
 const BLOCK: usize = 4096;
-const BLOCKS: u64 = MIB / BLOCK as u64;
+/// More blocks than a program writes during a call.
+const BLOCKS: u64 = 4096;
+const SIZE: u64 = BLOCKS * BLOCK as u64;
+
+fn fixture() -> Fixture {
+    let fixture = Fixture::new();
+    fixture.store.create(&id("v"), &VolumeSpec::new(VolumeKind::Block, Bytes(SIZE))).unwrap();
+    fixture
+}
 
 /// The node of the volume's only device. A container has a node of its own, so a program in it can have the device open while the
 /// kubelet unpublishes the volume.
@@ -22,33 +31,45 @@ fn device(fixture: &Fixture) -> PathBuf {
     PathBuf::from(format!("/dev/loop{}", fixture.devices("v")[0].binding.index))
 }
 
-/// Writes each block of an open device, and no further than to its page cache.
-fn write_blocks(device: &File, round: u64) {
-    for number in 0..BLOCKS {
-        device.write_all_at(&[(round + number) as u8; BLOCK], number * BLOCK as u64).unwrap();
-    }
+fn content(round: u64, number: u64) -> [u8; BLOCK] {
+    let mut content = [0; BLOCK];
+    let part = ((round << 32) | (number + 1)).to_le_bytes();
+    content.chunks_exact_mut(part.len()).for_each(|chunk| chunk.copy_from_slice(&part));
+    content
 }
 
-/// Runs `call` while a program writes each block of the volume, which ends before, during or after the call.
-fn beside_a_writer(fixture: &Fixture, round: u64, call: impl FnOnce()) {
-    let writer = File::options().write(true).open(device(fixture)).unwrap();
+/// Writes a block to an open device, and no further than to its page cache.
+fn write_block(device: &File, round: u64, number: u64) -> std::io::Result<()> {
+    device.write_all_at(&content(round, number), number * BLOCK as u64)
+}
+
+fn open(device: &Path) -> std::io::Result<File> {
+    File::options().write(true).open(device)
+}
+
+/// Runs `call` beside a program that opens the device, writes a block and closes the device, again and again until that fails. Returns
+/// the number of blocks that it has written. So most calls open the device before a close of the program and detach it after that.
+fn beside_a_writer(fixture: &Fixture, round: u64, call: impl FnOnce()) -> u64 {
+    let path = device(fixture);
     std::thread::scope(|scope| {
-        scope.spawn(move || {
-            write_blocks(&writer, round);
-            std::thread::sleep(Duration::from_millis(round % 10));
-        });
+        let write =
+            |number: &u64| open(&path).and_then(|device| write_block(&device, round, *number)).is_ok();
+        let writer = scope.spawn(move || (0..BLOCKS).take_while(write).count() as u64);
         std::thread::sleep(Duration::from_millis(round % 7));
         call();
-    });
+        writer.join().unwrap()
+    })
 }
 
 #[track_caller]
-fn assert_written(file: &File, round: u64) {
-    let mut content = vec![0; MIB as usize];
-    file.read_exact_at(&mut content, 0).unwrap();
-    let lost =
-        content.chunks(BLOCK).zip(0..).filter(|(block, number)| **block != [(round + number) as u8; BLOCK]);
-    assert_eq!(lost.count(), 0, "blocks were lost in round {round}");
+fn assert_written(file: &File, round: u64, blocks: u64) {
+    let is_lost = |number: &u64| {
+        let mut found = [0; BLOCK];
+        file.read_exact_at(&mut found, number * BLOCK as u64).unwrap();
+        found != content(round, *number)
+    };
+    let lost = (0..blocks).filter(is_lost).count();
+    assert_eq!(lost, 0, "of {blocks} blocks of round {round}, some were lost");
 }
 
 /// Waits for the last close of the volume's device.
@@ -62,30 +83,30 @@ fn until_detached(fixture: &Fixture) {
 
 #[test]
 fn unpublishing_keeps_unsynced_writes() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let fixture = fixture();
     let target = fixture.target("target");
     for round in 0..ROUNDS {
         fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-        beside_a_writer(&fixture, round, || {
+        let written = beside_a_writer(&fixture, round, || {
             fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
         });
         until_detached(&fixture);
-        assert_written(&File::from(fixture.image("v")), round);
+        assert_written(&File::from(fixture.image("v")), round, written);
     }
     fixture.finish();
 }
 
 #[test]
 fn unstaging_keeps_unsynced_writes() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let fixture = fixture();
     let staging = fixture.target("staging");
     for round in 0..ROUNDS {
         fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-        beside_a_writer(&fixture, round, || {
+        let written = beside_a_writer(&fixture, round, || {
             fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
         });
         until_detached(&fixture);
-        assert_written(&File::from(fixture.image("v")), round);
+        assert_written(&File::from(fixture.image("v")), round, written);
     }
     fixture.finish();
 }
@@ -93,11 +114,11 @@ fn unstaging_keeps_unsynced_writes() {
 /// Staging has attached a writable device, which the read-only publication replaces.
 #[test]
 fn a_replaced_access_keeps_unsynced_writes() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let fixture = fixture();
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     for round in 0..ROUNDS {
         fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-        beside_a_writer(&fixture, round, || {
+        let written = beside_a_writer(&fixture, round, || {
             // The driver waits two seconds for the last close, and an orchestrator repeats the call.
             while let Err(status) =
                 fixture.node().node_publish_volume(publish_read_only("v", &target, block()))
@@ -106,7 +127,7 @@ fn a_replaced_access_keeps_unsynced_writes() {
             }
         });
         assert_eq!(fixture.devices("v")[0].binding.access, Access::ReadOnly);
-        assert_written(&File::open(device(&fixture)).unwrap(), round);
+        assert_written(&File::open(device(&fixture)).unwrap(), round, written);
         fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
         fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
     }
@@ -116,19 +137,17 @@ fn a_replaced_access_keeps_unsynced_writes() {
 /// An administrator can rescue the data of a deleted image as long as a process has it open.
 #[test]
 fn a_stale_device_keeps_unsynced_writes() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let fixture = fixture();
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let image = File::from(fixture.image("v"));
     let device = device(&fixture);
-    let writer = File::options().write(true).open(&device).unwrap();
     let other = File::open(&device).unwrap();
-    write_blocks(&writer, 1);
-    drop(writer);
+    write_block(&open(&device).unwrap(), 1, 0).unwrap();
     fixture.delete_in_use("v");
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     drop(other);
-    assert_written(&image, 1);
+    assert_written(&image, 1, 1);
     drop(image);
     fixture.finish();
 }
@@ -136,19 +155,19 @@ fn a_stale_device_keeps_unsynced_writes() {
 /// The pod has the device open, so the close of the program that wrote did not write the page cache of the device.
 #[test]
 fn copies_have_unsynced_writes() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let fixture = fixture();
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let device = device(&fixture);
-    let open = File::open(&device).unwrap();
-    write_blocks(&File::options().write(true).open(&device).unwrap(), 1);
+    let holder = File::open(&device).unwrap();
+    write_block(&open(&device).unwrap(), 1, 0).unwrap();
     fixture.node().create_snapshot(create_snapshot("s", "v")).unwrap();
-    fixture.node().create_volume(from_snapshot("restored", "s", MIB as i64, block())).unwrap();
-    assert_written(&File::from(fixture.image("restored")), 1);
-    write_blocks(&File::options().write(true).open(&device).unwrap(), 2);
-    fixture.node().create_volume(from_volume("copy", "v", MIB as i64, block())).unwrap();
-    assert_written(&File::from(fixture.image("copy")), 2);
-    drop(open);
+    fixture.node().create_volume(from_snapshot("restored", "s", SIZE as i64, block())).unwrap();
+    assert_written(&File::from(fixture.image("restored")), 1, 1);
+    write_block(&open(&device).unwrap(), 2, 0).unwrap();
+    fixture.node().create_volume(from_volume("copy", "v", SIZE as i64, block())).unwrap();
+    assert_written(&File::from(fixture.image("copy")), 2, 1);
+    drop(holder);
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     fixture.finish();
 }
