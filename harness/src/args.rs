@@ -50,7 +50,7 @@ enum Command {
     List,
     /// Run the test lanes that CI runs, or those that --lane selects.
     Test(lanes::TestArgs),
-    /// Run the end-to-end scenarios on a cluster of the harness, or on any cluster with --kubeconfig.
+    /// Run the end-to-end stories on a cluster of the harness, or on any cluster with --kubeconfig.
     E2e(e2e::CommandArgs),
     /// Run a benchmark or all, compare the results with the thresholds, and optionally with an earlier run.
     Bench(bench::Args),
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn every_lane_and_story_has_one_line() {
         let text = list();
-        for name in ["unit", "kind", "install", "'read-only claims'", "gvisor", "removal"] {
+        for name in ["unit", "kind", "install", "read-only-claims", "gvisor", "removal"] {
             let lines: Vec<&str> =
                 text.lines().filter(|line| line.split("  ").nth(1) == Some(name)).collect();
             assert_eq!(lines.len(), 1, "{name}: {text}");

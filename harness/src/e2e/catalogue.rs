@@ -1,13 +1,13 @@
-//! All scenarios in the order in which they run: what each is called, what it needs, and the function that runs it.
+//! All stories in the order in which they run: what each is called, what it needs, and the function that runs it.
 
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
 use testvm_cluster::{Cluster, KubeletRoot, Node};
 
 use super::faults::{self, Fault};
-use super::scenario::{Scenario, StepResult};
-use super::scenarios::power_cut::{self, Load};
-use super::scenarios::{
+use super::steps::{StepResult, Steps};
+use super::stories::power_cut::{self, Load};
+use super::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
     hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages,
     read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
@@ -22,19 +22,19 @@ pub(super) struct Entry {
     pub(super) name: &'static str,
     /// One line for users.
     pub(super) about: &'static str,
-    /// `true` for a scenario that the others need: it runs in every run.
+    /// `true` for a story that the others need: it runs in every run.
     pub(super) always: bool,
     pub(super) run: Run,
 }
 
-/// The function of a scenario, by what it needs.
+/// The function of a story, by what it needs.
 pub(super) enum Run {
-    AnyCluster(for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>),
+    AnyCluster(for<'a> fn(&'a mut Steps<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>),
     /// Needs a cluster and a node of the harness's own. On another cluster, the report has `skipped` as a skipped step.
     OwnNode {
         skipped: &'static str,
         run: for<'a> fn(
-            &'a mut Scenario<'_>,
+            &'a mut Steps<'_>,
             &'a mut State<'_>,
             &'a Cluster,
             &'a Node,
@@ -42,17 +42,17 @@ pub(super) enum Run {
     },
     /// Needs nodes whose kubelet has its directory on the data disk, and is not part of runs on others.
     KubeletOnDataDisk(
-        for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>, &'a Node) -> LocalBoxFuture<'a, StepResult>,
+        for<'a> fn(&'a mut Steps<'_>, &'a mut State<'_>, &'a Node) -> LocalBoxFuture<'a, StepResult>,
     ),
 }
 
 impl Entry {
-    /// Returns `true` if the scenario is part of a run of all scenarios on these nodes.
+    /// Returns `true` if the story is part of a run of all stories on these nodes.
     pub(super) fn is_part_of_all(&self, kubelet_root: KubeletRoot) -> bool {
         self.suits(kubelet_root) && !WITH_OTHER_PROJECTS.contains(&self.name)
     }
 
-    /// Returns `true` if the scenario can run on these nodes.
+    /// Returns `true` if the story can run on these nodes.
     pub(super) fn suits(&self, kubelet_root: KubeletRoot) -> bool {
         match self.run {
             Run::AnyCluster(_) | Run::OwnNode { .. } => true,
@@ -61,7 +61,7 @@ impl Entry {
     }
 }
 
-/// What the scenarios of one run share.
+/// What the stories of one run share.
 pub(super) struct State<'a> {
     pub(super) env: &'a TestEnv<'a>,
     /// What the run asks of the nodes of its cluster.
@@ -72,7 +72,7 @@ pub(super) struct State<'a> {
     pub(super) before: Option<Inventory>,
 }
 
-pub(super) const SCENARIOS: [Entry; 24] = [
+pub(super) const STORIES: [Entry; 24] = [
     Entry {
         name: install::NAME,
         about: "apply the manifests; every node with a pod of the driver offers it",
@@ -218,7 +218,7 @@ pub(super) const SCENARIOS: [Entry; 24] = [
             run: |s, state, cluster, _| Box::pin(claim_labels::run(s, state.env, cluster)),
         },
     },
-    // The last scenario before the removal: if it fails, csi-snapshotter stays in the driver's pods.
+    // The last story before the removal: if it fails, csi-snapshotter stays in the driver's pods.
     Entry {
         name: snapshots::NAME,
         about: "VolumeSnapshots with snapshot-controller: restored, retained, deleted, interrupted",
@@ -236,30 +236,30 @@ pub(super) const SCENARIOS: [Entry; 24] = [
     },
 ];
 
-/// The scenarios of a run of the command `e2e` that names none, besides the first and the last: what the driver is for.
+/// The stories of a run of the command `e2e` that names none, besides the first and the last: what the driver is for.
 pub(super) const MAIN: [&str; 2] = [flow::NAME, read_only_claims::NAME];
 
-/// The scenarios that depend on the kubelet and the programs of the node, besides the first and the last.
+/// The stories that depend on the kubelet and the programs of the node, besides the first and the last.
 pub(super) const OF_THE_NODE: [&str; 3] = [flow::NAME, read_only_claims::NAME, node::NAME];
 
-/// The scenarios with programs of other projects, which take minutes to build. They run only if they are named.
+/// The stories with programs of other projects, which take minutes to build. They run only if they are named.
 pub(super) const WITH_OTHER_PROJECTS: [&str; 2] = [gvisor::NAME, snapshots::NAME];
 
-/// The scenarios that take longest. The lane e2e runs them only if they are named.
+/// The stories that take longest. The lane e2e runs them only if they are named.
 pub(super) const LONG: [&str; 3] = [power_cut::NAME, helm::NAME, claim_labels::NAME];
 
-/// Returns the scenarios that depend on these nodes.
+/// Returns the stories that depend on these nodes.
 pub(super) fn of_nodes(kubelet_root: KubeletRoot) -> Vec<String> {
     let of_these = |entry: &&Entry| {
         OF_THE_NODE.contains(&entry.name)
             || matches!(entry.run, Run::KubeletOnDataDisk(_)) && entry.suits(kubelet_root)
     };
-    SCENARIOS.iter().filter(of_these).map(|entry| entry.name.to_owned()).collect()
+    STORIES.iter().filter(of_these).map(|entry| entry.name.to_owned()).collect()
 }
 
-/// Returns the name of each scenario, and one line about it with what it needs.
+/// Returns the name of each story, and one line about it with what it needs.
 pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
-    SCENARIOS.iter().map(|entry| {
+    STORIES.iter().map(|entry| {
         let needs = match entry.run {
             _ if entry.always => " (in every run)",
             _ if MAIN.contains(&entry.name) => " (also if no story is named)",
@@ -272,18 +272,18 @@ pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
-/// Returns the names of all scenarios.
+/// Returns the names of all stories.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    SCENARIOS.iter().map(|entry| entry.name)
+    STORIES.iter().map(|entry| entry.name)
 }
 
-/// Refuses scenarios that cannot run on these nodes.
+/// Refuses stories that cannot run on these nodes.
 ///
 /// # Errors
-/// The message names the scenario and the option that it needs.
+/// The message names the story and the option that it needs.
 pub(super) fn require_suitable(only: &[String], kubelet_root: KubeletRoot) -> Result<()> {
     let named = |entry: &&Entry| only.iter().any(|only| only == entry.name);
-    match SCENARIOS.iter().filter(named).find(|entry| !entry.suits(kubelet_root)) {
+    match STORIES.iter().filter(named).find(|entry| !entry.suits(kubelet_root)) {
         None => Ok(()),
         Some(entry) => anyhow::bail!(
             "story '{}' needs nodes whose kubelet has its directory on the data disk: add --kubelet-root data-disk",
@@ -295,46 +295,46 @@ pub(super) fn require_suitable(only: &[String], kubelet_root: KubeletRoot) -> Re
 const fn anywhere(
     name: &'static str,
     about: &'static str,
-    run: for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>,
+    run: for<'a> fn(&'a mut Steps<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>,
 ) -> Entry {
     Entry { name, about, always: false, run: Run::AnyCluster(run) }
 }
 
 /// Installs the driver, and records what is on the node before the first volume.
-async fn install(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResult {
+async fn install(steps: &mut Steps<'_>, state: &mut State<'_>) -> StepResult {
     let env = state.env;
     let Some(node) = env.node else {
-        return install::run(scenario, env).await;
+        return install::run(steps, env).await;
     };
     match state.fault {
         Some(Fault::Quota) => {
             let mounted =
                 async { faults::mount_without_quota(node, &faults::data_device(node).await?).await };
-            scenario.step("break: mount without quota", mounted).await?;
+            steps.step("break: mount without quota", mounted).await?;
         }
         Some(Fault::NoDisk) => {
-            scenario.step("break: unmount the data disk", faults::unmount(node)).await?;
+            steps.step("break: unmount the data disk", faults::unmount(node)).await?;
         }
         _ => {}
     }
-    install::run(scenario, env).await?;
+    install::run(steps, env).await?;
     if state.fault == Some(Fault::WrongDisk) {
-        scenario.step("break: stop the driver", install::stop(env)).await?;
+        steps.step("break: stop the driver", install::stop(env)).await?;
         let replaced = async { faults::replace(node, &faults::data_device(node).await?).await };
-        scenario.step("break: put another file system there", replaced).await?;
-        install::run(scenario, env).await?;
+        steps.step("break: put another file system there", replaced).await?;
+        install::run(steps, env).await?;
     }
-    state.before = Some(scenario.step("list what is on the node", Inventory::take(node)).await?);
+    state.before = Some(steps.step("list what is on the node", Inventory::take(node)).await?);
     Ok(())
 }
 
-async fn remove(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResult {
+async fn remove(steps: &mut Steps<'_>, state: &mut State<'_>) -> StepResult {
     if state.fault == Some(Fault::Leak) {
-        scenario.step("break: leak an object of each kind", faults::leak(state.env)).await?;
+        steps.step("break: leak an object of each kind", faults::leak(state.env)).await?;
     }
-    removal::run(scenario, state.env, state.before.as_ref()).await?;
+    removal::run(steps, state.env, state.before.as_ref()).await?;
     if state.fault == Some(Fault::Restart) {
-        scenario.step("break: kill a container of the driver", faults::kill_undeclared(state.env)).await?;
+        steps.step("break: kill a container of the driver", faults::kill_undeclared(state.env)).await?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use testvm::session::Session;
 use testvm_cluster::kind::KindMachine;
 
-use super::scenario::{Scenario, StepResult};
+use super::steps::{StepResult, Steps};
 
 /// The fence of a block of commands.
 const FENCE: &str = "```console";
@@ -83,15 +83,11 @@ pub(super) fn on_node(commands: &str) -> String {
 }
 
 /// Pastes blocks in their order, each as a step.
-pub(super) async fn paste_all(
-    scenario: &mut Scenario<'_>,
-    machine: &KindMachine,
-    blocks: &[Block],
-) -> StepResult {
+pub(super) async fn paste_all(steps: &mut Steps<'_>, machine: &KindMachine, blocks: &[Block]) -> StepResult {
     for block in blocks {
         let title = format!("{}: {}", block.document, block.begins);
-        let pasted = block.paste(scenario.session(), machine);
-        scenario.step(&title, pasted).await?;
+        let pasted = block.paste(steps.session(), machine);
+        steps.step(&title, pasted).await?;
     }
     Ok(())
 }

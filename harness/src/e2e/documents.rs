@@ -6,9 +6,9 @@ use testvm::session::Session;
 use testvm_cluster::kind::{KindMachine, SPARE_DISK};
 
 use super::console::{self, Block, NODE, Place, TIMEOUT, TOOL};
-use super::scenario::{Scenario, StepResult};
+use super::steps::{StepResult, Steps};
 
-/// The name of the scenario.
+/// The name of the story.
 const NAME: &str = "documents";
 
 const README: &str = "README.md";
@@ -95,7 +95,7 @@ const REMOVAL: [Block; 1] = [Block::new("docs/src/kind.md", "$ kind delete clust
 
 /// Pastes all blocks but the last, which uninstall the driver at their end.
 pub(super) async fn run(session: &Session, report: &mut Report, machine: &KindMachine) -> StepResult {
-    let mut scenario = Scenario::begin(session, report, NAME);
+    let mut steps = Steps::begin(session, report, NAME);
     let prepared = format!(
         "install {TOOL} /usr/local/bin/loopfs
 docker exec -i {NODE} sh -c 'cat > ~root/loopfs.tar' < target/images/loopfs.tar
@@ -104,8 +104,8 @@ ln -s \"/dev/$(basename $(dirname $(grep -lx {SPARE_DISK} /sys/block/*/serial)))
 kubectl apply -k csi/deploy
 kubectl --namespace loopfs-system rollout status daemonset/loopfs --timeout 20m"
     );
-    scenario.step("prepare what the documents suppose", machine.shell(&prepared, TIMEOUT)).await?;
-    console::paste_all(&mut scenario, machine, &BLOCKS).await
+    steps.step("prepare what the documents suppose", machine.shell(&prepared, TIMEOUT)).await?;
+    console::paste_all(&mut steps, machine, &BLOCKS).await
 }
 
 /// Removes the cluster, as a document says.
@@ -114,7 +114,7 @@ pub(super) async fn remove_cluster(
     report: &mut Report,
     machine: &KindMachine,
 ) -> StepResult {
-    console::paste_all(&mut Scenario::begin(session, report, NAME), machine, &REMOVAL).await
+    console::paste_all(&mut Steps::begin(session, report, NAME), machine, &REMOVAL).await
 }
 
 #[cfg(test)]

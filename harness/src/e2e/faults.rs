@@ -33,7 +33,7 @@ pub(crate) enum Fault {
     Unsynced,
     /// A loop device stays attached to a volume, and a project id with a limit, a mount and a file are left, too.
     Leak,
-    /// A container of the driver is killed, which the scenario does not declare.
+    /// A container of the driver is killed, which the story does not declare.
     Restart,
 }
 

@@ -11,11 +11,11 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::kind::KindMachine;
 
 use super::console::{self, Block, Place, TIMEOUT, on_node};
-use super::scenario::{Scenario, StepResult};
-use super::scenarios::{flow, removal};
+use super::steps::{StepResult, Steps};
+use super::stories::{flow, removal};
 use crate::test_env::environment::TestEnv;
 
-/// The name of the scenario, and of the two that it runs on the services.
+/// The name of the story, and of the two that it runs on the services.
 const NAME: &str = "host service";
 const FLOW: &str = "host service: flow";
 const REMOVAL: &str = "host service: removal";
@@ -85,23 +85,21 @@ pub(super) async fn run(
     machine: &KindMachine,
     env: &TestEnv<'_>,
 ) -> StepResult {
-    let mut scenario = Scenario::begin(session, report, NAME);
-    console::paste_all(&mut scenario, machine, &INSTALLATION).await?;
-    scenario
-        .step("no pod of the cluster is privileged, except those of Kubernetes", unprivileged(env))
-        .await?;
-    scenario.step("kill both services", machine.shell(&on_node(KILL), TIMEOUT)).await?;
-    flow::run_on_services(&mut Scenario::begin(session, report, FLOW), env).await?;
-    removal::run(&mut Scenario::begin(session, report, REMOVAL), env, None).await?;
-    let mut scenario = Scenario::begin(session, report, NAME);
+    let mut steps = Steps::begin(session, report, NAME);
+    console::paste_all(&mut steps, machine, &INSTALLATION).await?;
+    steps.step("no pod of the cluster is privileged, except those of Kubernetes", unprivileged(env)).await?;
+    steps.step("kill both services", machine.shell(&on_node(KILL), TIMEOUT)).await?;
+    flow::run_on_services(&mut Steps::begin(session, report, FLOW), env).await?;
+    removal::run(&mut Steps::begin(session, report, REMOVAL), env, None).await?;
+    let mut steps = Steps::begin(session, report, NAME);
     let commands = on_node(SERVICES);
     let services = machine.shell(&commands, TIMEOUT);
-    scenario.step("both services were restarted once, and log to the journal", services).await.map(drop)
+    steps.step("both services were restarted once, and log to the journal", services).await.map(drop)
 }
 
 /// Removes the services and their objects.
 pub(super) async fn remove(session: &Session, report: &mut Report, machine: &KindMachine) -> StepResult {
-    console::paste_all(&mut Scenario::begin(session, report, NAME), machine, &UNINSTALLATION).await
+    console::paste_all(&mut Steps::begin(session, report, NAME), machine, &UNINSTALLATION).await
 }
 
 /// Checks that no container outside of Kubernetes's own namespace is privileged, and that the driver has no pod.

@@ -1,4 +1,4 @@
-//! Runs scenarios on a cluster of kind, in a virtual machine with Docker. The commands of the README create the cluster and
+//! Runs stories on a cluster of kind, in a virtual machine with Docker. The commands of the README create the cluster and
 //! install the driver there, as a user pastes them.
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
 use testvm_cluster::{ContainerImage, KubernetesSource, client};
 
 use super::runner::{self, AfterFailure, Plan, Selection};
-use super::scenario::{Scenario, StepResult};
+use super::steps::{StepResult, Steps};
 use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
 use crate::image::{self, TARGETS};
@@ -65,7 +65,7 @@ pub(super) struct Stories<'a> {
     pub(super) documents: bool,
 }
 
-/// Boots the machine, pastes the commands, runs the selected scenarios, and stops the machine. The logs are in `reports`.
+/// Boots the machine, pastes the commands, runs the selected stories, and stops the machine. The logs are in `reports`.
 ///
 /// # Errors
 /// The manifests cannot be read, or the disks of the machine cannot be removed. Failed steps are in the report.
@@ -106,14 +106,14 @@ async fn boot(
     directory: &Path,
     logs: &Path,
 ) -> StepResult<KindMachine> {
-    let mut scenario = Scenario::begin(session, report, SUITE);
+    let mut steps = Steps::begin(session, report, SUITE);
     let parts = KindParts::build(session, plan(session, documents), kubernetes);
-    let parts = scenario.step("build programs, images and disks", parts).await?;
+    let parts = steps.step("build programs, images and disks", parts).await?;
     let booted = KindMachine::boot(session, &parts, directory, logs);
-    scenario.step("boot a machine with Docker and kind", booted).await
+    steps.step("boot a machine with Docker and kind", booted).await
 }
 
-/// Creates the cluster and runs the scenarios. The state of the cluster is in `reports` also after a failure.
+/// Creates the cluster and runs the stories. The state of the cluster is in `reports` also after a failure.
 async fn test(
     session: &Session,
     report: &mut Report,
@@ -160,18 +160,18 @@ async fn paste_documents(
 }
 
 async fn create_cluster(session: &Session, report: &mut Report, machine: &KindMachine) -> StepResult<Client> {
-    let mut scenario = Scenario::begin(session, report, SUITE);
+    let mut steps = Steps::begin(session, report, SUITE);
     let commands = async {
         let path = session.workspace.root().join(README);
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         let commands = console::below(&text, HEADING).with_context(|| format!("the commands of {README}"))?;
         machine.shell(&commands, CREATION_TIMEOUT).await
     };
-    scenario.step("paste the commands of the README", commands).await?;
+    steps.step("paste the commands of the README", commands).await?;
     let loaded = machine.shell("kind load image-archive target/images/volume-check.tar", LOAD_TIMEOUT);
-    scenario.step("load the image of the test pods", loaded).await?;
+    steps.step("load the image of the test pods", loaded).await?;
     let client = async { client::connect(machine.kubeconfig().await?).await };
-    scenario.step("reach the API server from this machine", client).await
+    steps.step("reach the API server from this machine", client).await
 }
 
 /// Waits until the driver is rolled out, and returns the inventory of the machine then.
@@ -180,10 +180,10 @@ async fn driver_is_ready(
     report: &mut Report,
     machine: &KindMachine,
 ) -> StepResult<String> {
-    let mut scenario = Scenario::begin(session, report, SUITE);
+    let mut steps = Steps::begin(session, report, SUITE);
     let ready = machine.shell(ROLLED_OUT, CREATION_TIMEOUT);
-    scenario.step("the driver is rolled out", ready).await?;
-    scenario.step("list what is on the machine", machine.shell(INVENTORY, TOOL_TIMEOUT)).await
+    steps.step("the driver is rolled out", ready).await?;
+    steps.step("list what is on the machine", machine.shell(INVENTORY, TOOL_TIMEOUT)).await
 }
 
 /// Runs the check for leaks, unless something has failed: the claims and the driver are then still there, and what they use
@@ -192,7 +192,7 @@ async fn check_leaks(session: &Session, report: &mut Report, nothing_left: impl 
     let title = "files, projects, loop devices and mounts of the machine are as before";
     if report.succeeded() {
         // The report has the reason of a failure.
-        drop(Scenario::begin(session, report, SUITE).step(title, nothing_left).await);
+        drop(Steps::begin(session, report, SUITE).step(title, nothing_left).await);
     } else {
         report.push(SUITE, title, Outcome::NotRun, Duration::ZERO);
     }

@@ -1,6 +1,6 @@
 //! The end-to-end tests: claims on a real Kubernetes node, mounted, read-only, as block devices, and expanded.
 //!
-//! The scenarios run against a cluster of the harness's own or against any other by its
+//! The stories run against a cluster of the harness's own or against any other by its
 //! kubeconfig: the same manifests, the same cases. Steps that need the node itself run on nodes of the
 //! harness's own, and are reported as skipped on other clusters.
 
@@ -15,10 +15,10 @@ mod own_cluster;
 mod restarts;
 mod run;
 mod runner;
-mod scenario;
-mod scenarios;
 mod self_check;
 mod state_dump;
+mod steps;
+mod stories;
 mod upgrade;
 
 pub(crate) use self::catalogue::descriptions;

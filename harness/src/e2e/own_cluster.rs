@@ -6,8 +6,8 @@ use anyhow::Result;
 use testvm::session::Session;
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, Parts};
 
-use super::scenario::{Scenario, StepResult};
 use super::state_dump;
+use super::steps::{StepResult, Steps};
 use crate::test_env::node_debug;
 
 /// The directories of a run: that of the cluster, that of its logs, and that of the state of the cluster after a failure.
@@ -21,18 +21,18 @@ pub(super) struct Places<'a> {
 /// Starts the cluster. If the node boots and a later step fails, the archive of `dbg bundle` is in the reports.
 pub(super) async fn start(
     session: &Session,
-    scenario: &mut Scenario<'_>,
+    steps: &mut Steps<'_>,
     parts: impl Future<Output = Result<Parts>>,
     Places { dir, logs, reports }: Places<'_>,
 ) -> StepResult<Cluster> {
-    let parts = scenario.step("build programs, images and disks", parts).await?;
+    let parts = steps.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
     let bundle = async |node: &Node| state_dump::try_write_bundle(node, reports).await;
     let started = Cluster::start_diagnosed(session, spec, parts, bundle);
-    let cluster = scenario.step("start a control plane and a node", started).await?;
+    let cluster = steps.step("start a control plane and a node", started).await?;
     let granted = node_debug::grant(session, cluster.client());
-    if let Err(failed) = scenario.step("grant node-debug its rights", granted).await {
+    if let Err(failed) = steps.step("grant node-debug its rights", granted).await {
         state_dump::write_bundles(session, cluster.nodes(), reports).await;
         return Err(failed);
     }

@@ -1,12 +1,12 @@
-//! The check after each scenario that no container of the driver restarted, and that no pod of it was replaced, unless the scenario
-//! caused it. `kubectl` shows a driver that panics and is started again as ready, and most scenarios would pass.
+//! The check after each story that no container of the driver restarted, and that no pod of it was replaced, unless the story
+//! caused it. `kubectl` shows a driver that panics and is started again as ready, and most stories would pass.
 
 use anyhow::Result;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::restarts::Watch;
 
-use super::scenario::{Scenario, StepResult};
+use super::steps::{StepResult, Steps};
 use crate::test_env::disturbances::watched;
 use crate::test_env::environment::TestEnv;
 
@@ -15,19 +15,19 @@ pub(super) const NAME: &str = "restarts";
 
 /// Starts to watch the containers of the driver.
 pub(super) async fn watch(session: &Session, report: &mut Report, env: &TestEnv<'_>) -> StepResult<Watch> {
-    let mut scenario = Scenario::begin(session, report, NAME);
-    scenario.step("watch the containers of the driver", Watch::start(watched(env), &env.caused)).await
+    let mut steps = Steps::begin(session, report, NAME);
+    steps.step("watch the containers of the driver", Watch::start(watched(env), &env.caused)).await
 }
 
 /// Checks what happened to the containers since the last check.
 pub(super) async fn check(
-    scenario: &mut Scenario<'_>,
+    steps: &mut Steps<'_>,
     watch: &mut Watch,
     env: &TestEnv<'_>,
     after: &str,
 ) -> StepResult {
     let title = format!("after {after}: no container has restarted or panicked unless the story caused it");
-    scenario.step(&title, none_unexpected(watch, env)).await
+    steps.step(&title, none_unexpected(watch, env)).await
 }
 
 async fn none_unexpected(watch: &mut Watch, env: &TestEnv<'_>) -> Result<()> {

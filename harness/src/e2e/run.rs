@@ -1,4 +1,4 @@
-//! Chooses the cluster of a run, runs the scenarios and writes the report.
+//! Chooses the cluster of a run, runs the stories and writes the report.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,8 +17,8 @@ use super::catalogue;
 use super::faults::Fault;
 use super::own_cluster::{self, Places};
 use super::runner::{self, AfterFailure, Plan, Selection};
-use super::scenario::{self, Scenario, StepResult};
-use super::{kind, scenarios, self_check, state_dump, upgrade};
+use super::steps::{self, StepResult, Steps};
+use super::{kind, self_check, state_dump, stories, upgrade};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 use crate::nodes::{self, Additions};
 use crate::test_env::environment::TestEnv;
@@ -27,7 +27,7 @@ use crate::test_env::manifests::{self, Manifests};
 
 /// The name of the report and of the log directory.
 const RUN: &str = "e2e";
-/// The namespace of the claims and pods of the scenarios.
+/// The namespace of the claims and pods of the stories.
 const NAMESPACE: &str = "loopfs-e2e";
 
 /// The arguments of the command `e2e`.
@@ -36,10 +36,10 @@ pub struct CommandArgs {
     /// Run these stories, and those that install and remove the driver; `cargo harness list` prints them. Without a STORY, the
     /// main ones run: flow and read-only claims.
     #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
-    stories: Vec<String>,
+    named: Vec<String>,
 
     /// Run all stories that need no programs of other projects.
-    #[arg(long, conflicts_with_all = ["stories", "scenarios", "broken", "cluster"])]
+    #[arg(long, conflicts_with_all = ["named", "stories", "broken", "cluster"])]
     all: bool,
 
     #[command(flatten)]
@@ -50,11 +50,11 @@ impl CommandArgs {
     /// Returns the arguments with the stories of both forms, or the main ones.
     #[must_use]
     pub fn into_args(mut self) -> Args {
-        let Args { scenarios, broken, cluster, .. } = &mut self.args;
-        scenarios.append(&mut self.stories);
+        let Args { stories, broken, cluster, .. } = &mut self.args;
+        stories.append(&mut self.named);
         // A fault is noticed by the story that it is for, whichever that is.
-        if scenarios.is_empty() && !self.all && broken.is_none() && cluster.is_none() {
-            scenarios.extend(catalogue::MAIN.map(str::to_owned));
+        if stories.is_empty() && !self.all && broken.is_none() && cluster.is_none() {
+            stories.extend(catalogue::MAIN.map(str::to_owned));
         }
         self.args
     }
@@ -69,7 +69,7 @@ pub struct Args {
     kubeconfig: Option<PathBuf>,
 
     /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
-    /// a STORY, only the scenario flow and those that install and remove the driver run.
+    /// a STORY, only the story flow and those that install and remove the driver run.
     #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     cluster: Option<ClusterProgram>,
 
@@ -79,7 +79,7 @@ pub struct Args {
 
     /// Run only this story, and those that install and remove the driver; may be given more than once.
     #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
-    scenarios: Vec<String>,
+    stories: Vec<String>,
 
     /// Inject one fault. The run must fail and name the fault.
     #[arg(long = "break", value_enum, value_name = "WHAT", conflicts_with = "kubelet_root")]
@@ -133,7 +133,7 @@ impl Args {
             kubeconfig,
             cluster,
             keep,
-            scenarios,
+            stories,
             broken,
             self_check,
             kubernetes: _,
@@ -144,7 +144,7 @@ impl Args {
         kubeconfig.is_some()
             || cluster.is_some()
             || *keep
-            || !scenarios.is_empty()
+            || !stories.is_empty()
             || broken.is_some()
             || *self_check
             || of_nodes
@@ -157,7 +157,7 @@ impl Args {
     }
 
     fn selection(&self) -> Selection<'_> {
-        let all = Selection::new(&self.scenarios, self.nodes.variant().kubelet_root);
+        let all = Selection::new(&self.stories, self.nodes.variant().kubelet_root);
         if self.without_long { all.without(&catalogue::LONG) } else { all }
     }
 
@@ -170,11 +170,11 @@ impl Args {
     /// Refuses options that cannot work together.
     fn check(&self) -> Result<()> {
         self.nodes.check()?;
-        catalogue::require_suitable(&self.scenarios, self.nodes.variant().kubelet_root)?;
+        catalogue::require_suitable(&self.stories, self.nodes.variant().kubelet_root)?;
         let on_node = [
             self.self_check.then_some("--self-check"),
             self.broken.map(|_| "--break"),
-            self.scenarios.is_empty().then_some("all stories"),
+            self.stories.is_empty().then_some("all stories"),
         ];
         if let Some(option) = on_node.into_iter().flatten().next().filter(|_| !self.nodes.has_tools()) {
             anyhow::bail!(
@@ -190,9 +190,9 @@ impl Args {
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
-        line.extend((self.scenarios.is_empty() && self.broken.is_none()).then(|| "--all".into()));
+        line.extend((self.stories.is_empty() && self.broken.is_none()).then(|| "--all".into()));
         line.extend(self.nodes.words().map(OsString::from));
-        line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
+        line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
         line.extend(self.kubernetes.words());
@@ -200,7 +200,7 @@ impl Args {
     }
 }
 
-/// Runs the scenarios and reports every step.
+/// Runs the stories and reports every step.
 ///
 /// # Errors
 /// Options contradict each other, the manifests cannot be read, or the background process cannot be started. Failed
@@ -209,8 +209,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = manifests::of_driver(session)?;
     args.check()?;
     if args.cluster == Some(ClusterProgram::Kind) {
-        return run_on_kind(session, &args.scenarios, &args.kubernetes, &session.workspace.reports(RUN))
-            .await;
+        return run_on_kind(session, &args.stories, &args.kubernetes, &session.workspace.reports(RUN)).await;
     }
     match &args.kubeconfig {
         Some(kubeconfig) => against_any_cluster(session, manifests, kubeconfig, args.selection()).await,
@@ -219,13 +218,13 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
         }
         None if background::is_background(session) => against_one_that_stays(session, manifests, &args).await,
         None => {
-            let cases: Vec<scenario::HandedOver> = background::run_again(session, args.again()).await?;
-            Ok(scenario::report_of(cases))
+            let cases: Vec<steps::HandedOver> = background::run_again(session, args.again()).await?;
+            Ok(steps::report_of(cases))
         }
     }
 }
 
-/// Runs the scenarios that depend on the kubelet and the programs of the node, on a cluster with such nodes. The logs
+/// Runs the stories that depend on the kubelet and the programs of the node, on a cluster with such nodes. The logs
 /// and the state of the cluster are in `reports`.
 ///
 /// # Errors
@@ -236,13 +235,13 @@ pub(crate) async fn run_on_nodes(
     kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = catalogue::of_nodes(nodes.variant().kubelet_root);
-    let args = Args { nodes, scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
+    let stories = catalogue::of_nodes(nodes.variant().kubelet_root);
+    let args = Args { nodes, stories, kubernetes: kubernetes.clone(), ..Args::default() };
     args.check()?;
     against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }
 
-/// Runs the scenarios with programs of other projects. The logs and the state of the cluster are in `reports`.
+/// Runs the stories with programs of other projects. The logs and the state of the cluster are in `reports`.
 ///
 /// # Errors
 /// The manifests cannot be read. Failed steps are in the report.
@@ -254,7 +253,7 @@ pub(crate) async fn run_with_other_projects(
     run_only(session, &catalogue::WITH_OTHER_PROJECTS, kubernetes, reports).await
 }
 
-/// Runs the scenarios that the lane e2e leaves out. The logs and the state of the cluster are in `reports`.
+/// Runs the stories that the lane e2e leaves out. The logs and the state of the cluster are in `reports`.
 ///
 /// # Errors
 /// The manifests cannot be read. Failed steps are in the report.
@@ -266,15 +265,15 @@ pub(crate) async fn run_long(
     run_only(session, &catalogue::LONG, kubernetes, reports).await
 }
 
-/// Runs these scenarios, and those that install and remove the driver.
+/// Runs these stories, and those that install and remove the driver.
 async fn run_only(
     session: &Session,
-    scenarios: &[&str],
+    stories: &[&str],
     kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = scenarios.iter().map(|name| (*name).to_owned()).collect();
-    let args = Args { scenarios, kubernetes: kubernetes.clone(), ..Args::default() };
+    let stories = stories.iter().map(|name| (*name).to_owned()).collect();
+    let args = Args { stories, kubernetes: kubernetes.clone(), ..Args::default() };
     against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }
 
@@ -287,13 +286,13 @@ pub(crate) async fn run_self_check(
     kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let scenarios = vec![scenarios::flow::NAME.to_owned()];
-    let args = Args { scenarios, self_check: true, kubernetes: kubernetes.clone(), ..Args::default() };
+    let stories = vec![stories::flow::NAME.to_owned()];
+    let args = Args { stories, self_check: true, kubernetes: kubernetes.clone(), ..Args::default() };
     against_its_own(session, manifests::of_driver(session)?, &args, reports).await
 }
 
-/// Runs scenarios on a cluster of kind. Without names, those that need no node of the harness's own and check the driver as
-/// users install it: the flow, and the scenarios that install and remove the driver.
+/// Runs stories on a cluster of kind. Without names, those that need no node of the harness's own and check the driver as
+/// users install it: the flow, and the stories that install and remove the driver.
 ///
 /// # Errors
 /// The manifests cannot be read. Failed steps are in the report.
@@ -303,7 +302,7 @@ pub(crate) async fn run_on_kind(
     kubernetes: &KubernetesOptions,
     reports: &Path,
 ) -> Result<Report> {
-    let default = [scenarios::flow::NAME.to_owned()];
+    let default = [stories::flow::NAME.to_owned()];
     let documents = only.is_empty();
     let only = if documents { &default } else { only };
     let stories = kind::Stories { selection: Selection::new(only, KubeletRoot::default()), documents };
@@ -371,22 +370,22 @@ async fn start(
     args: &Args,
     places: Places<'_>,
 ) -> StepResult<Cluster> {
-    let mut scenario = Scenario::begin(session, report, "cluster");
+    let mut steps = Steps::begin(session, report, "cluster");
     let parts = async {
         let additions = additions(session, args.selection()).await?;
         nodes::parts(session, &args.kubernetes.source(), &args.nodes, ClusterProfile::Default, additions)
             .await
     };
-    own_cluster::start(session, &mut scenario, parts, places).await
+    own_cluster::start(session, &mut steps, parts, places).await
 }
 
-/// Builds what only some scenarios need: each is large.
+/// Builds what only some stories need: each is large.
 async fn additions(session: &Session, selection: Selection<'_>) -> Result<Additions> {
     let mut additions = Additions::default();
-    if selection.contains_name(scenarios::gvisor::NAME) {
+    if selection.contains_name(stories::gvisor::NAME) {
         additions.tools = gvisor::programs(session).await?;
     }
-    if selection.contains_name(scenarios::snapshots::NAME) {
+    if selection.contains_name(stories::snapshots::NAME) {
         additions.images = snapshotter::images(session).await?.into();
     }
     Ok(additions)
@@ -419,7 +418,7 @@ async fn test(
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     env.manifests.apply(&env.client).await?;
-    scenarios::install::served(&env).await
+    stories::install::served(&env).await
 }
 
 /// Replaces the driver's pods, and waits until the new ones serve.
@@ -428,17 +427,17 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
 /// The driver does not serve.
 pub(crate) async fn replace_driver(session: &Session, cluster: &Cluster) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-    scenarios::driver_restart::replace(&env).await?;
-    scenarios::install::served(&env).await
+    stories::driver_restart::replace(&env).await?;
+    stories::install::served(&env).await
 }
 
 /// Applies the manifests to a cluster with the component that takes snapshots, and waits until the driver serves.
 pub(crate) async fn install_driver_with_snapshots(session: &Session, cluster: &Cluster) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     let (root, kubectl) = (session.workspace.root(), cluster.kubectl());
-    scenarios::snapshots::controllers::add_controller(&env, root, kubectl).await?;
-    let component = scenarios::snapshots::controllers::COMPONENT;
-    scenarios::component::add(&env, root, kubectl, component).await.map(drop)
+    stories::snapshots::controllers::add_controller(&env, root, kubectl).await?;
+    let component = stories::snapshots::controllers::COMPONENT;
+    stories::component::add(&env, root, kubectl, component).await.map(drop)
 }
 
 /// Waits until the cluster has no volume of the driver, and its first node nothing that it did not have `before`.
@@ -447,9 +446,9 @@ pub(crate) async fn install_driver_with_snapshots(session: &Session, cluster: &C
 /// Something is left after some minutes.
 pub(crate) async fn nothing_left(session: &Session, cluster: &Cluster, before: &Inventory) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-    scenarios::removal::no_volumes_of_the_driver(&env).await?;
+    stories::removal::no_volumes_of_the_driver(&env).await?;
     let node = env.node.context("the cluster has no node")?;
-    scenarios::removal::nothing_left(&env, node, before).await
+    stories::removal::nothing_left(&env, node, before).await
 }
 
 /// Writes the state of a cluster into `directory`, for readers of the report.
@@ -477,7 +476,7 @@ async fn against_any_cluster(
     let client = client::connect(config).await?;
     let mut env = TestEnv::new(manifests, client, None, NAMESPACE)?;
     env.reports = Some(session.workspace.reports(RUN));
-    let installed = scenarios::install::is_installed(&env).await?;
+    let installed = stories::install::is_installed(&env).await?;
     let mut report = Report::new();
     let nodes = NodeOptions::default();
     let after_failure = AfterFailure::GoOn(&reports);
@@ -485,11 +484,11 @@ async fn against_any_cluster(
     runner::run_all(session, &mut report, &env, plan).await;
     state_dump::write(&env, &reports).await;
     let started = Instant::now();
-    // The removal also runs if a scenario failed or was stopped.
+    // The removal also runs if a story failed or was stopped.
     let cleaned = async {
-        scenarios::removal::delete_namespace(&env).await?;
-        scenarios::removal::no_volumes(&env).await?;
-        if installed { Ok(()) } else { scenarios::install::remove(&env).await }
+        stories::removal::delete_namespace(&env).await?;
+        stories::removal::no_volumes(&env).await?;
+        if installed { Ok(()) } else { stories::install::remove(&env).await }
     };
     let cleaned = cleaned.await;
     report.record("clean-up", "remove what the run made", started.elapsed(), &cleaned);
@@ -529,7 +528,7 @@ mod tests {
             "--losetup",
             "drop-in",
             "--story",
-            "second node",
+            "second-node",
             "--story",
             "clones",
         ];
@@ -538,9 +537,9 @@ mod tests {
 
     #[test]
     fn a_story_is_selected_by_its_position_or_by_the_option() {
-        let args = parse(["e2e", "clones", "--story", "flow", "second node"]);
-        assert_eq!(args.scenarios, ["flow", "clones", "second node"]);
-        assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second node"]);
+        let args = parse(["e2e", "clones", "--story", "flow", "second-node"]);
+        assert_eq!(args.stories, ["flow", "clones", "second-node"]);
+        assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second-node"]);
     }
 
     #[rstest]
@@ -550,8 +549,8 @@ mod tests {
     #[case(&["e2e", "--all"], &[])]
     #[case(&["e2e", "--break", "unsynced"], &[])]
     #[case::the_run_on_kind_selects_its_own(&["e2e", "--cluster", "kind"], &[])]
-    fn without_names_the_main_stories_run(#[case] line: &[&str], #[case] scenarios: &[&str]) {
-        assert_eq!(parse(line.iter().copied()).scenarios, scenarios);
+    fn without_names_the_main_stories_run(#[case] line: &[&str], #[case] stories: &[&str]) {
+        assert_eq!(parse(line.iter().copied()).stories, stories);
     }
 
     #[test]
@@ -560,7 +559,7 @@ mod tests {
         let selection = args.selection();
         let names = catalogue::names().filter(|name| selection.contains_name(name));
         let [flow, read_only] = catalogue::MAIN;
-        let (first, last) = (scenarios::install::NAME, scenarios::removal::NAME);
+        let (first, last) = (stories::install::NAME, stories::removal::NAME);
         assert_eq!(names.collect::<Vec<_>>(), [first, flow, read_only, last]);
     }
 

@@ -1,7 +1,7 @@
-//! Runs the scenarios in their order and reports those that were not run.
+//! Runs the stories in their order and reports those that were not run.
 //!
-//! A scenario that failed does not stop the others. The run first removes the objects that it left, so that they do not become
-//! the failure of another scenario. If that is impossible, or if [`MAX_FAILED`] scenarios failed, the remaining ones do not run.
+//! A story that failed does not stop the others. The run first removes the objects that it left, so that they do not become
+//! the failure of another story. If that is impossible, or if [`MAX_FAILED`] stories failed, the remaining ones do not run.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use testvm::session::Session;
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
-use super::catalogue::{Entry, Run, SCENARIOS, State};
+use super::catalogue::{Entry, Run, STORIES, State};
 use super::faults::Fault;
-use super::scenario::{Scenario, ScenarioFailed, StepResult};
-use super::scenarios::{flow, install, removal};
+use super::steps::{StepFailed, StepResult, Steps};
+use super::stories::{flow, install, removal};
 use super::{restarts, state_dump};
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
 use crate::test_env::{rejected_writes, snapshots};
 
-/// The number of failed scenarios that ends a run: more of them show the same fault, and each waits for its timeouts.
+/// The number of failed stories that ends a run: more of them show the same fault, and each waits for its timeouts.
 const MAX_FAILED: usize = 3;
 
-/// The scenarios that a run executes.
+/// The stories that a run executes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     only: &'a [String],
@@ -33,20 +33,20 @@ pub(super) struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// Selects the scenarios of these names, and those that others need: the first and the last. Without names, it selects those
+    /// Selects the stories of these names, and those that others need: the first and the last. Without names, it selects those
     /// that suit the nodes and need no programs of other projects.
     pub(super) fn new(only: &'a [String], kubelet_root: KubeletRoot) -> Selection<'a> {
         Selection { only, kubelet_root, leaves_out: &[] }
     }
 
-    /// Leaves out the scenarios of these names, unless they are named.
+    /// Leaves out the stories of these names, unless they are named.
     pub(super) fn without(self, leaves_out: &'static [&'static str]) -> Selection<'a> {
         Selection { leaves_out, ..self }
     }
 
-    /// Returns `true` if the scenario of this name is selected.
+    /// Returns `true` if the story of this name is selected.
     pub(super) fn contains_name(self, name: &str) -> bool {
-        SCENARIOS.iter().any(|entry| entry.name == name && self.contains(entry))
+        STORIES.iter().any(|entry| entry.name == name && self.contains(entry))
     }
 
     fn contains(self, entry: &Entry) -> bool {
@@ -57,7 +57,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// The scenarios of a run, and its reaction to failures.
+/// The stories of a run, and its reaction to failures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan<'a> {
     /// What the run requires of the nodes of its cluster.
@@ -68,27 +68,27 @@ pub(super) struct Plan<'a> {
     pub(super) after_failure: AfterFailure<'a>,
 }
 
-/// The reaction of a run to a scenario that failed.
+/// The reaction of a run to a story that failed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AfterFailure<'a> {
     /// It ends, so that the user can inspect the cluster.
     End,
-    /// It stores the state of the cluster in this directory, and goes on with the next scenario.
+    /// It stores the state of the cluster in this directory, and goes on with the next story.
     GoOn(&'a Path),
 }
 
-/// Runs the selected scenarios. The report lists those that could not run after a failed one as not run.
+/// Runs the selected stories. The report lists those that could not run after a failed one as not run.
 pub(super) async fn run_all(session: &Session, report: &mut Report, env: &TestEnv<'_>, plan: Plan<'_>) {
     let Plan { nodes, selection, fault, after_failure } = plan;
     let state = State { env, nodes, fault, before: None };
     let watch = restarts::watch(session, report, env).await;
-    let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
+    let remaining = STORIES.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
     let mut remaining: Vec<_> = remaining.collect();
     // The report has the reason of a failure.
     if let Ok(watch) = watch {
         let mut runner =
-            ScenarioRunner { session, report, selection, after_failure, state, watch, remaining, failed: 0 };
-        drop(run_in_order(&mut runner, &SCENARIOS).await);
+            StoryRunner { session, report, selection, after_failure, state, watch, remaining, failed: 0 };
+        drop(run_in_order(&mut runner, &STORIES).await);
         remaining = runner.remaining;
     }
     for name in remaining {
@@ -96,7 +96,7 @@ pub(super) async fn run_all(session: &Session, report: &mut Report, env: &TestEn
     }
 }
 
-struct ScenarioRunner<'a> {
+struct StoryRunner<'a> {
     session: &'a Session,
     report: &'a mut Report,
     selection: Selection<'a>,
@@ -104,19 +104,19 @@ struct ScenarioRunner<'a> {
     state: State<'a>,
     watch: Watch,
     remaining: Vec<&'static str>,
-    /// The number of scenarios that failed.
+    /// The number of stories that failed.
     failed: usize,
 }
 
 /// The steps of a run.
 trait Runner {
-    /// Runs a scenario if it is selected.
+    /// Runs a story if it is selected.
     async fn run(&mut self, entry: &Entry) -> StepResult;
-    /// Removes the objects that a failed scenario left.
+    /// Removes the objects that a failed story left.
     async fn recover(&mut self, failed: &Entry) -> StepResult;
 }
 
-/// Runs scenarios in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
+/// Runs stories in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
 async fn run_in_order(runner: &mut impl Runner, entries: &[Entry]) -> StepResult {
     for entry in entries {
         if runner.run(entry).await.is_err() {
@@ -126,13 +126,13 @@ async fn run_in_order(runner: &mut impl Runner, entries: &[Entry]) -> StepResult
     Ok(())
 }
 
-impl Runner for ScenarioRunner<'_> {
+impl Runner for StoryRunner<'_> {
     async fn run(&mut self, entry: &Entry) -> StepResult {
         if self.selection.contains(entry) {
             let outcome = self.run_one(entry).await;
             // After a failure too, because it can be the cause.
-            let mut scenario = Scenario::begin(self.session, self.report, restarts::NAME);
-            let checked = restarts::check(&mut scenario, &mut self.watch, self.state.env, entry.name).await;
+            let mut steps = Steps::begin(self.session, self.report, restarts::NAME);
+            let checked = restarts::check(&mut steps, &mut self.watch, self.state.env, entry.name).await;
             outcome.and(checked)
         } else if entry.name == flow::NAME {
             self.create_namespace().await
@@ -145,28 +145,28 @@ impl Runner for ScenarioRunner<'_> {
         self.failed += 1;
         let (env, fault) = (self.state.env, self.state.fault);
         let cancelled = self.session.cancel.is_cancelled();
-        let reports = go_on(self.after_failure, failed, fault, cancelled).ok_or(ScenarioFailed)?;
+        let reports = go_on(self.after_failure, failed, fault, cancelled).ok_or(StepFailed)?;
         state_dump::write_failure(self.session, env, failed.name, reports).await;
         if self.failed >= MAX_FAILED {
-            return Err(ScenarioFailed);
+            return Err(StepFailed);
         }
-        let mut scenario = Scenario::begin(self.session, self.report, "recovery");
+        let mut steps = Steps::begin(self.session, self.report, "recovery");
         let about = |step: &str| format!("after {}: {step}", failed.name);
-        scenario.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
-        scenario.step(&about("no volume is retained"), removal::retain_none(env)).await?;
-        scenario.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
-        scenario.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
-        scenario.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
-        scenario.step(&about("the driver serves"), install::served(env)).await?;
+        steps.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
+        steps.step(&about("no volume is retained"), removal::retain_none(env)).await?;
+        steps.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
+        steps.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
+        steps.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
+        steps.step(&about("the driver serves"), install::served(env)).await?;
         let created = create_namespace(&env.client, &env.namespace);
-        scenario.step(&about("create the namespace"), created).await?;
+        steps.step(&about("create the namespace"), created).await?;
         // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
         let restarted = async { self.watch.unexpected(&env.caused).await.map(drop) };
-        scenario.step(&about("later restarts count from here"), restarted).await
+        steps.step(&about("later restarts count from here"), restarted).await
     }
 }
 
-/// Returns the directory for the state of the cluster if a run goes on after this failure. The other scenarios need the driver,
+/// Returns the directory for the state of the cluster if a run goes on after this failure. The other stories need the driver,
 /// which those that always run install and remove. A run with an injected fault has to end with its first failure.
 fn go_on<'a>(
     after_failure: AfterFailure<'a>,
@@ -180,42 +180,42 @@ fn go_on<'a>(
     }
 }
 
-impl ScenarioRunner<'_> {
+impl StoryRunner<'_> {
     async fn run_one(&mut self, entry: &Entry) -> StepResult {
         self.remaining.retain(|remaining| *remaining != entry.name);
-        let mut scenario = Scenario::begin(self.session, self.report, entry.name);
+        let mut steps = Steps::begin(self.session, self.report, entry.name);
         let (cluster, node) = (self.state.env.cluster, self.state.env.node);
         match entry.run {
-            Run::AnyCluster(run) => run(&mut scenario, &mut self.state).await,
+            Run::AnyCluster(run) => run(&mut steps, &mut self.state).await,
             Run::OwnNode { skipped, run } => match (cluster, node) {
-                (Some(cluster), Some(node)) => run(&mut scenario, &mut self.state, cluster, node).await,
+                (Some(cluster), Some(node)) => run(&mut steps, &mut self.state, cluster, node).await,
                 _ => {
-                    scenario.skip(skipped, FOREIGN_NODE);
+                    steps.skip(skipped, FOREIGN_NODE);
                     Ok(())
                 }
             },
             Run::KubeletOnDataDisk(run) => match node {
-                Some(node) => run(&mut scenario, &mut self.state, node).await,
+                Some(node) => run(&mut steps, &mut self.state, node).await,
                 None => {
-                    scenario.skip("all steps", FOREIGN_NODE);
+                    steps.skip("all steps", FOREIGN_NODE);
                     Ok(())
                 }
             },
         }
     }
 
-    /// Creates the namespace of all scenarios, which `flow` creates if it is selected.
+    /// Creates the namespace of all stories, which `flow` creates if it is selected.
     async fn create_namespace(&mut self) -> StepResult {
         let env = self.state.env;
-        let mut scenario = Scenario::begin(self.session, self.report, "namespace");
-        scenario.step("create it", create_namespace(&env.client, &env.namespace)).await
+        let mut steps = Steps::begin(self.session, self.report, "namespace");
+        steps.step("create it", create_namespace(&env.client, &env.namespace)).await
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::catalogue::{LONG, WITH_OTHER_PROJECTS, names};
-    use super::super::scenarios::{gvisor, snapshots};
+    use super::super::stories::{gvisor, snapshots};
     use super::*;
 
     /// Runs nothing. `failing` fails, and `can_recover` tells whether the run can go on.
@@ -228,27 +228,27 @@ mod tests {
     impl Runner for FakeRunner {
         async fn run(&mut self, entry: &Entry) -> StepResult {
             self.calls.push(entry.name.to_owned());
-            if entry.name == self.failing { Err(ScenarioFailed) } else { Ok(()) }
+            if entry.name == self.failing { Err(StepFailed) } else { Ok(()) }
         }
 
         async fn recover(&mut self, failed: &Entry) -> StepResult {
             self.calls.push(format!("recover from {}", failed.name));
-            if self.can_recover { Ok(()) } else { Err(ScenarioFailed) }
+            if self.can_recover { Ok(()) } else { Err(StepFailed) }
         }
     }
 
     async fn calls(can_recover: bool) -> (bool, Vec<String>) {
         let mut runner = FakeRunner { failing: flow::NAME, can_recover, calls: Vec::new() };
-        let succeeded = run_in_order(&mut runner, &SCENARIOS).await.is_ok();
+        let succeeded = run_in_order(&mut runner, &STORIES).await.is_ok();
         (succeeded, runner.calls)
     }
 
     #[tokio::test]
-    async fn a_failed_scenario_does_not_stop_the_others() {
+    async fn a_failed_story_does_not_stop_the_others() {
         let (succeeded, calls) = calls(true).await;
         assert!(succeeded);
-        assert_eq!(calls[..4], ["install", "flow", "recover from flow", "read-only claims"]);
-        assert_eq!(calls.len(), SCENARIOS.len() + 1);
+        assert_eq!(calls[..4], ["install", "flow", "recover from flow", "read-only-claims"]);
+        assert_eq!(calls.len(), STORIES.len() + 1);
     }
 
     #[tokio::test]
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_run_ends_after_a_failed_installation_an_injected_fault_a_signal_or_if_its_cluster_is_kept() {
-        let entry = |name: &str| SCENARIOS.iter().find(|entry| entry.name == name).unwrap();
+        let entry = |name: &str| STORIES.iter().find(|entry| entry.name == name).unwrap();
         let reports = Path::new("/reports");
         let (kept, flow) = (AfterFailure::GoOn(reports), entry(flow::NAME));
         assert_eq!(go_on(kept, flow, None, false), Some(reports));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_run_with_its_scenario_needs_gvisor() {
+    fn only_a_run_with_its_story_needs_gvisor() {
         let needs = |only: &[&str]| {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
             Selection::new(&only, KubeletRoot::default()).contains_name(gvisor::NAME)
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_run_with_its_scenario_needs_the_snapshotter() {
+    fn only_a_run_with_its_story_needs_the_snapshotter() {
         let contains = |only: &str| {
             Selection::new(&[only.to_owned()], KubeletRoot::default()).contains_name(snapshots::NAME)
         };
@@ -289,26 +289,26 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {
+    fn a_selection_has_the_first_and_the_last_story_and_none_that_it_does_not_name() {
         let selected = |only: &[&str], kubelet_root| -> Vec<&str> {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
             let selection = Selection::new(&only, kubelet_root);
-            SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
+            STORIES.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
         };
         let all: Vec<_> = names().filter(|name| !WITH_OTHER_PROJECTS.contains(name)).collect();
         assert_eq!(selected(&[], KubeletRoot::DataDisk), all);
-        let of_data_disk = ["kubelet root", "kubelet quotas"];
+        let of_data_disk = ["kubelet-root", "kubelet-quotas"];
         let others: Vec<_> = all.into_iter().filter(|name| !of_data_disk.contains(name)).collect();
         assert_eq!(selected(&[], KubeletRoot::RootDisk), others);
         assert_eq!(selected(&["clones"], KubeletRoot::RootDisk), ["install", "clones", "removal"]);
     }
 
     #[test]
-    fn long_scenarios_are_left_out_unless_they_are_named() {
+    fn long_stories_are_left_out_unless_they_are_named() {
         let helm = ["helm".to_owned()];
         let contains =
             |only, name| Selection::new(only, KubeletRoot::default()).without(&LONG).contains_name(name);
-        assert!(contains(&[], "clones") && !contains(&[], "helm") && !contains(&[], "power cut"));
-        assert!(contains(&helm, "helm") && !contains(&helm, "power cut"));
+        assert!(contains(&[], "clones") && !contains(&[], "helm") && !contains(&[], "power-cut"));
+        assert!(contains(&helm, "helm") && !contains(&helm, "power-cut"));
     }
 }

@@ -15,9 +15,9 @@ use testvm_cluster::waiting::until_event;
 
 use super::faults::{self, Fault};
 use super::restarts;
-use super::scenario::Scenario;
-use super::scenarios::power_cut::{self, Load};
-use super::scenarios::{flow, install, removal};
+use super::steps::Steps;
+use super::stories::power_cut::{self, Load};
+use super::stories::{flow, install, removal};
 use crate::test_env::disturbances::watched;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;
@@ -25,7 +25,7 @@ use crate::test_env::workload::create_namespace;
 
 const NAME: &str = "fault injection";
 
-/// Adds one case per fault to the report. If a scenario has failed, no fault is injected: what the failed scenario left behind would be
+/// Adds one case per fault to the report. If a story has failed, no fault is injected: what the failed story left behind would be
 /// blamed on the fault.
 pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv<'_>) {
     if !report.succeeded() {
@@ -33,7 +33,7 @@ pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv
         return;
     }
     let timeouts = env.timeouts;
-    let mut scenario = Scenario::begin(session, report, NAME);
+    let mut steps = Steps::begin(session, report, NAME);
     let mut inner = Report::new();
     for broken in faults::ALL {
         let title = format!("--break {}: the run fails and names it", broken.name());
@@ -42,7 +42,7 @@ pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv
             let checker = Checker { session, node: env.node.context(FOREIGN_NODE)? };
             checker.check(&mut env, &mut inner, broken).await
         };
-        if scenario.step(&title, noticed).await.is_err() {
+        if steps.step(&title, noticed).await.is_err() {
             return;
         }
     }
@@ -81,7 +81,7 @@ impl Checker<'_> {
             Fault::Readonly | Fault::Resize => {
                 self.reinstall(env, inner).await?;
                 env.timeouts.grow = Timeouts::SHORT.grow;
-                let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, Some(broken)).await;
+                let outcome = flow::run(&mut self.steps(inner, flow::NAME), env, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the flow passed");
                 check_failure(inner, first_case, broken)?;
                 for pod in env.live_driver_pods().await? {
@@ -93,8 +93,8 @@ impl Checker<'_> {
             }
             Fault::Unsynced => {
                 create_namespace(&env.client, &env.namespace).await?;
-                let scenario = &mut self.scenario(inner, power_cut::NAME);
-                let outcome = power_cut::run(scenario, env, self.node, Load::LEAST, Some(broken)).await;
+                let steps = &mut self.steps(inner, power_cut::NAME);
+                let outcome = power_cut::run(steps, env, self.node, Load::LEAST, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the power cut passed");
                 check_failure(inner, first_case, broken)?;
                 self.clean_up(env).await
@@ -102,14 +102,14 @@ impl Checker<'_> {
             Fault::Leak => {
                 self.reinstall(env, inner).await?;
                 let before = Inventory::take(self.node).await?;
-                let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, None).await;
+                let outcome = flow::run(&mut self.steps(inner, flow::NAME), env, None).await;
                 anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, first_case));
                 let device = faults::leak(env).await?;
                 // The slow clean-up comes first, so that the short timeout covers only what was leaked.
                 self.clean_up(env).await?;
                 let timeouts = std::mem::replace(&mut env.timeouts.end, Timeouts::SHORT.end);
-                let scenario = &mut self.scenario(inner, removal::NAME);
-                let outcome = removal::run(scenario, env, Some(&before)).await;
+                let steps = &mut self.steps(inner, removal::NAME);
+                let outcome = removal::run(steps, env, Some(&before)).await;
                 anyhow::ensure!(outcome.is_err(), "the removal passed");
                 check_failure(inner, first_case, broken)?;
                 faults::remove_leak(self.node, &device).await?;
@@ -120,8 +120,8 @@ impl Checker<'_> {
             Fault::Restart => {
                 let mut watch = Watch::start(watched(env), &env.caused).await?;
                 faults::kill_undeclared(env).await?;
-                let scenario = &mut self.scenario(inner, restarts::NAME);
-                let outcome = restarts::check(scenario, &mut watch, env, broken.name()).await;
+                let steps = &mut self.steps(inner, restarts::NAME);
+                let outcome = restarts::check(steps, &mut watch, env, broken.name()).await;
                 anyhow::ensure!(outcome.is_err(), "the restart went unseen");
                 check_failure(inner, first_case, broken)
             }
@@ -136,7 +136,7 @@ impl Checker<'_> {
 
     async fn install(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
         let first_case = inner.cases.len();
-        let outcome = install::run(&mut self.scenario(inner, install::NAME), env).await;
+        let outcome = install::run(&mut self.steps(inner, install::NAME), env).await;
         anyhow::ensure!(
             outcome.is_ok(),
             "the repaired driver cannot be installed: {}",
@@ -156,7 +156,7 @@ impl Checker<'_> {
         // Once the event is recorded, the state does not change any more, so short timeouts are enough.
         self.wait_for_event(env, broken).await?;
         let timeouts = std::mem::replace(&mut env.timeouts, Timeouts::SHORT);
-        let outcome = install::run(&mut self.scenario(inner, install::NAME), env).await;
+        let outcome = install::run(&mut self.steps(inner, install::NAME), env).await;
         env.timeouts = timeouts;
         anyhow::ensure!(outcome.is_err(), "the driver was installed");
         check_failure(inner, first_case, broken)?;
@@ -178,8 +178,8 @@ impl Checker<'_> {
         removal::no_volumes(env).await
     }
 
-    fn scenario<'r>(&'r self, inner: &'r mut Report, name: &'static str) -> Scenario<'r> {
-        Scenario::begin_hidden(self.session, inner, name)
+    fn steps<'r>(&'r self, inner: &'r mut Report, name: &'static str) -> Steps<'r> {
+        Steps::begin_hidden(self.session, inner, name)
     }
 }
 

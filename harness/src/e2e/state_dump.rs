@@ -61,10 +61,10 @@ pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
     }
 }
 
-/// Writes the state of the cluster and the archive of each node into the directory of a scenario that failed, before it is
+/// Writes the state of the cluster and the archive of each node into the directory of a story that failed, before it is
 /// cleaned up: `failures/SCENARIO` in `dir`.
-pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, scenario: &str, dir: &Path) {
-    let dir = dir.join(FAILURES).join(scenario.replace(' ', "-"));
+pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, steps: &str, dir: &Path) {
+    let dir = dir.join(FAILURES).join(steps.replace(' ', "-"));
     write(env, &dir).await;
     if let Some(cluster) = env.cluster {
         write_bundles(session, cluster.nodes(), &dir).await;

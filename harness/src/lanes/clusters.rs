@@ -1,4 +1,4 @@
-//! Runs the scenarios that depend on the node on several clusters, one after the other.
+//! Runs the stories that depend on the node on several clusters, one after the other.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ pub(super) struct LaneCluster {
     pub(super) nodes: NodeOptions,
 }
 
-/// Runs the scenarios on every cluster. All run even if one fails. The logs of each are in a directory of its own in the
+/// Runs the stories on every cluster. All run even if one fails. The logs of each are in a directory of its own in the
 /// reports of `lane`.
 pub(super) async fn run(session: &Session, lane: &str, clusters: Vec<LaneCluster>) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;

@@ -8,7 +8,7 @@ use testvm::session::Session;
 use super::clusters::{self, LaneCluster};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
-/// Runs the scenarios on every combination, on nodes with this kernel or the default one.
+/// Runs the stories on every combination, on nodes with this kernel or the default one.
 pub(super) async fn run(
     session: &Session,
     kubernetes: &KubernetesOptions,

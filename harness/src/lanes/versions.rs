@@ -9,7 +9,7 @@ use testvm_cluster::KubernetesMinor;
 use super::clusters::{self, LaneCluster};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
-/// Runs the scenarios on each release with the default kernel, and on each other kernel with the default release.
+/// Runs the stories on each release with the default kernel, and on each other kernel with the default release.
 pub(super) async fn run(session: &Session) -> Result<Report> {
     let default_kernel = Kernel::default_name(session)?;
     let releases = KubernetesMinor::ALL.map(|minor| LaneCluster {

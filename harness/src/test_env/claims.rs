@@ -1,4 +1,4 @@
-//! PersistentVolumeClaims of a scenario, and their PersistentVolumes.
+//! PersistentVolumeClaims of a story, and their PersistentVolumes.
 
 use std::time::Duration;
 

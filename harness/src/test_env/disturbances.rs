@@ -1,4 +1,4 @@
-//! What scenarios do to the driver's containers and pods. Another restart of a container fails the scenario in which it
+//! What stories do to the driver's containers and pods. Another restart of a container fails the story in which it
 //! happens, so these functions declare each in [`TestEnv::caused`].
 
 use anyhow::{Context, Result};

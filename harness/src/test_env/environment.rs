@@ -1,4 +1,4 @@
-//! The test environment of every scenario: the cluster, the driver as its manifests describe it, and the timeouts.
+//! The test environment of every story: the cluster, the driver as its manifests describe it, and the timeouts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,12 +25,12 @@ pub(crate) struct TestEnv<'a> {
     pub(crate) node: Option<&'a Node>,
     pub(crate) manifests: Manifests,
     pub(crate) driver: Driver,
-    /// The namespace of the claims and pods of the scenarios.
+    /// The namespace of the claims and pods of the stories.
     pub(crate) namespace: String,
     pub(crate) timeouts: Timeouts,
-    /// The directory in which scenarios store outputs, if the run has a report.
+    /// The directory in which stories store outputs, if the run has a report.
     pub(crate) reports: Option<PathBuf>,
-    /// The restarts of the driver's containers that scenarios cause: [`super::disturbances`].
+    /// The restarts of the driver's containers that stories cause: [`super::disturbances`].
     pub(crate) caused: Caused,
 }
 

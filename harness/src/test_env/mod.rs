@@ -1,4 +1,4 @@
-//! The parts that scenarios and benchmarks share: the driver under test as its manifests describe it, claims,
+//! The parts that stories and benchmarks share: the driver under test as its manifests describe it, claims,
 //! pods and their volumes, and the inventory of a node.
 
 pub(crate) mod claim_labels;

@@ -1,4 +1,4 @@
-//! Pods of a scenario that use a claim.
+//! Pods of a story that use a claim.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;

@@ -1,4 +1,4 @@
-//! RuntimeClasses of scenarios. They have no namespace, so a scenario deletes those that it creates.
+//! RuntimeClasses of stories. They have no namespace, so a story deletes those that it creates.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::node::v1::RuntimeClass;

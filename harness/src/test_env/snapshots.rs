@@ -1,4 +1,4 @@
-//! VolumeSnapshots of scenarios, and the VolumeSnapshotContents to which snapshot-controller binds them. Their kinds are
+//! VolumeSnapshots of stories, and the VolumeSnapshotContents to which snapshot-controller binds them. Their kinds are
 //! custom resources.
 
 use std::collections::BTreeSet;

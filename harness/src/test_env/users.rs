@@ -1,4 +1,4 @@
-//! Pods with many claims each, for scenarios and measurements that need many volumes in use.
+//! Pods with many claims each, for stories and measurements that need many volumes in use.
 
 use std::time::Duration;
 

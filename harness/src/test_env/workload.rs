@@ -1,4 +1,4 @@
-//! The objects of the scenarios, as a user would write them.
+//! The objects of the stories, as a user would write them.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;

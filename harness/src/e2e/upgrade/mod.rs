@@ -21,9 +21,9 @@ use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, 
 use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;
 use super::own_cluster::{self, Places};
-use super::scenario::{Scenario, StepResult};
-use super::scenarios::{install, removal};
 use super::state_dump;
+use super::steps::{StepResult, Steps};
+use super::stories::{install, removal};
 use crate::earlier::{EarlierVersion, earlier_version};
 use crate::node_options::NodeOptions;
 use crate::nodes::{DRIVER, EARLIER_DRIVER, earlier_image, plan};
@@ -135,8 +135,8 @@ async fn start(
     kubernetes: &KubernetesSource,
     reports: &Path,
 ) -> StepResult<(Cluster, Node, EarlierVersion)> {
-    let mut scenario = Scenario::begin(session, report, "cluster");
-    let earlier = scenario.step("build the earlier version", earlier_version(session)).await?;
+    let mut steps = Steps::begin(session, report, "cluster");
+    let earlier = steps.step("build the earlier version", earlier_version(session)).await?;
     session.progress.line(format!("the earlier version is commit {}", earlier.name));
     let options = NodeOptions::default();
     let plan = async {
@@ -148,9 +148,9 @@ async fn start(
     let parts = Parts::build(session, &variant, plan, kubernetes);
     let dir = session.workspace.target().join("upgrade-cluster");
     let places = Places { dir, logs: reports.join("logs"), reports };
-    let cluster = own_cluster::start(session, &mut scenario, parts, places).await?;
+    let cluster = own_cluster::start(session, &mut steps, parts, places).await?;
     let second = cluster.boot_node(session, INDEX_OF_SECOND, DataDisk::Unmounted);
-    let second = scenario.step("boot a second node without a data file system", second).await?;
+    let second = steps.step("boot a second node without a data file system", second).await?;
     Ok((cluster, second, earlier))
 }
 
@@ -160,16 +160,15 @@ async fn replace_versions(
     Versions { earlier, this }: &Versions<'_>,
     second: &Node,
 ) -> StepResult {
-    let mut scenario = Scenario::begin(session, report, INSTALL);
-    let node = scenario
-        .step("find the node with the data disk", async { earlier.node.context(FOREIGN_NODE) })
-        .await?;
-    let generation = scenario.step("apply its manifests", apply(earlier)).await?;
+    let mut steps = Steps::begin(session, report, INSTALL);
+    let node =
+        steps.step("find the node with the data disk", async { earlier.node.context(FOREIGN_NODE) }).await?;
+    let generation = steps.step("apply its manifests", apply(earlier)).await?;
     // The node without a disk does not register the driver.
     let rolled_out = install::rolled_out(earlier, generation, PODS);
-    scenario.step("its pods are available on both nodes", rolled_out).await?;
-    scenario.step("create a namespace", create_namespace(&earlier.client, &earlier.namespace)).await?;
-    let before = scenario.step("list what is on the node", Inventory::take(node)).await?;
+    steps.step("its pods are available on both nodes", rolled_out).await?;
+    steps.step("create a namespace", create_namespace(&earlier.client, &earlier.namespace)).await?;
+    let before = steps.step("list what is on the node", Inventory::take(node)).await?;
 
     let mut in_use = Vec::new();
     for direction in DIRECTIONS {
@@ -177,22 +176,22 @@ async fn replace_versions(
             Direction::Upgrade => (earlier, this),
             Direction::Downgrade => (this, earlier),
         };
-        let mut scenario = Scenario::begin(session, report, direction.roll_out());
-        let rolled_out = roll_out(&mut scenario, direction, from, to, node, second, &mut in_use).await?;
-        let mut scenario = Scenario::begin(session, report, direction.name());
-        check(&mut scenario, to, node, rolled_out, &mut in_use).await?;
+        let mut steps = Steps::begin(session, report, direction.roll_out());
+        let rolled_out = roll_out(&mut steps, direction, from, to, node, second, &mut in_use).await?;
+        let mut steps = Steps::begin(session, report, direction.name());
+        check(&mut steps, to, node, rolled_out, &mut in_use).await?;
     }
 
-    let mut scenario = Scenario::begin(session, report, LATER_STORE);
-    refuse_later_store(&mut scenario, earlier, node, &in_use).await?;
+    let mut steps = Steps::begin(session, report, LATER_STORE);
+    refuse_later_store(&mut steps, earlier, node, &in_use).await?;
 
-    let mut scenario = Scenario::begin(session, report, REMOVAL);
+    let mut steps = Steps::begin(session, report, REMOVAL);
     let title = "delete the pods and claims of both versions";
-    scenario.step(title, removal::delete_namespace(earlier)).await?;
-    scenario.step("no volume of the driver is left", removal::no_volumes(earlier)).await?;
+    steps.step(title, removal::delete_namespace(earlier)).await?;
+    steps.step("no volume of the driver is left", removal::no_volumes(earlier)).await?;
     let title = "files, project ids, loop devices and mounts are as before";
-    scenario.step(title, removal::nothing_left(earlier, node, &before)).await?;
-    scenario.step("remove the driver", install::remove(earlier)).await
+    steps.step(title, removal::nothing_left(earlier, node, &before)).await?;
+    steps.step("remove the driver", install::remove(earlier)).await
 }
 
 /// The state before a roll-out.
@@ -205,7 +204,7 @@ struct RolledOut {
 
 /// Creates volumes with one version, and has Kubernetes replace it by the other.
 async fn roll_out(
-    scenario: &mut Scenario<'_>,
+    steps: &mut Steps<'_>,
     direction: Direction,
     from: &TestEnv<'_>,
     to: &TestEnv<'_>,
@@ -215,33 +214,30 @@ async fn roll_out(
 ) -> StepResult<RolledOut> {
     let version = direction.version_before();
     let capacity =
-        scenario.step("the node publishes its free capacity", capacity::published(from, node)).await?;
+        steps.step("the node publishes its free capacity", capacity::published(from, node)).await?;
     let created = InUse::of(version);
-    scenario.step("pods use volumes of the version that runs", created.create(from)).await?;
+    steps.step("pods use volumes of the version that runs", created.create(from)).await?;
     let capacity = capacity.saturating_sub(created.bytes());
     in_use.push(created);
     let incomplete = IncompleteVolumes::create(from, node, version);
-    let incomplete =
-        scenario.step("volumes are created, expanded and deleted incompletely", incomplete).await?;
-    let pods = scenario.step("list the pods", running(from)).await?;
+    let incomplete = steps.step("volumes are created, expanded and deleted incompletely", incomplete).await?;
+    let pods = steps.step("list the pods", running(from)).await?;
     if direction == Direction::Downgrade {
         let title = "the second node gets its data disk, and then misses it";
-        scenario.step(title, nodes::lose_disk(from, second)).await?;
+        steps.step(title, nodes::lose_disk(from, second)).await?;
     }
-    let generation = scenario.step("apply the manifests of the other version", apply(to)).await?;
+    let generation = steps.step("apply the manifests of the other version", apply(to)).await?;
     if direction == Direction::Downgrade {
         let waits = nodes::waits_for_disk(to, second, image(direction));
-        scenario.step("the roll-out waits for the node that misses its disk", waits).await?;
+        steps.step("the roll-out waits for the node that misses its disk", waits).await?;
     }
-    scenario.step("the roll-out reaches both nodes", install::rolled_out(to, generation, PODS)).await?;
-    scenario
-        .step("all pods of the driver have the new image", nodes::have_image(to, image(direction)))
-        .await?;
+    steps.step("the roll-out reaches both nodes", install::rolled_out(to, generation, PODS)).await?;
+    steps.step("all pods of the driver have the new image", nodes::have_image(to, image(direction))).await?;
     if direction == Direction::Upgrade {
         let title = "the node without a disk is not registered and publishes no capacity";
-        scenario.step(title, nodes::unused(to, second)).await?;
+        steps.step(title, nodes::unused(to, second)).await?;
     }
-    scenario.step("the API server accepts the writes again", incomplete.resume(to)).await?;
+    steps.step("the API server accepts the writes again", incomplete.resume(to)).await?;
     Ok(RolledOut { incomplete, pods, capacity })
 }
 
@@ -261,13 +257,13 @@ async fn apply(env: &TestEnv<'_>) -> Result<Option<i64>> {
 
 /// Checks the volumes of all versions with the version that runs. Each step is a row of the table.
 async fn check(
-    scenario: &mut Scenario<'_>,
+    steps: &mut Steps<'_>,
     env: &TestEnv<'_>,
     node: &Node,
     RolledOut { incomplete, pods, capacity }: RolledOut,
     in_use: &mut [InUse],
 ) -> StepResult {
-    scenario
+    steps
         .step("pods with volumes: no container was restarted", async {
             let now = running(env).await?;
             anyhow::ensure!(
@@ -278,7 +274,7 @@ async fn check(
         })
         .await?;
     for mode in [VolumeMode::Filesystem, VolumeMode::Block] {
-        scenario
+        steps
             .step(&format!("{mode} volumes in use: data, size and limit"), async {
                 for volumes in &*in_use {
                     volumes.check(env, mode).await?;
@@ -287,7 +283,7 @@ async fn check(
             })
             .await?;
     }
-    scenario
+    steps
         .step("read-only volumes in use: data and size", async {
             for volumes in &*in_use {
                 volumes.check_read_only(env).await?;
@@ -297,7 +293,7 @@ async fn check(
         .await?;
     let bytes = |in_use: &[InUse]| in_use.iter().map(InUse::bytes).sum::<u64>();
     let before = bytes(in_use);
-    scenario
+    steps
         .step("volumes in use are expanded", async {
             for volumes in in_use.iter_mut() {
                 volumes.expand(env).await?;
@@ -312,10 +308,10 @@ async fn check(
         ("expansion in progress: it ends, and a pod uses the volume", State::Expanding),
         ("deletion in progress: it ends", State::Deleting),
     ] {
-        scenario.step(title, incomplete.check(env, node, state)).await?;
+        steps.step(title, incomplete.check(env, node, state)).await?;
     }
     let expanded = bytes(in_use) - before;
-    scenario
+    steps
         .step("deleted volumes give their capacity back", async {
             incomplete.delete(env).await?;
             capacity::given_back(env, node, capacity.saturating_sub(expanded)).await
@@ -325,17 +321,17 @@ async fn check(
 
 /// Has the driver start on a store of a format that it does not know: it has to say so, and to touch no volume.
 async fn refuse_later_store(
-    scenario: &mut Scenario<'_>,
+    steps: &mut Steps<'_>,
     env: &TestEnv<'_>,
     node: &Node,
     in_use: &[InUse],
 ) -> StepResult {
-    let before = scenario.step("list what is on the node", Inventory::take(node)).await?;
-    scenario.step("give the store a later format", nodes::set_format(node, nodes::LATER_FORMAT)).await?;
-    let restarted = scenario.step("restart the driver's pods", nodes::restart(env)).await?;
+    let before = steps.step("list what is on the node", Inventory::take(node)).await?;
+    steps.step("give the store a later format", nodes::set_format(node, nodes::LATER_FORMAT)).await?;
+    let restarted = steps.step("restart the driver's pods", nodes::restart(env)).await?;
     let title = "the driver is not Ready, and an event names the format";
-    scenario.step(title, nodes::reports_format(env, node)).await?;
-    scenario
+    steps.step(title, nodes::reports_format(env, node)).await?;
+    steps
         .step("no volume was touched, and pods still use theirs", async {
             let more = Inventory::take(node).await?;
             anyhow::ensure!(more == before, "the node had {before:?}, and now has {more:?}");
@@ -346,6 +342,6 @@ async fn refuse_later_store(
             Ok(())
         })
         .await?;
-    scenario.step("give the store its format again", nodes::set_format(node, nodes::FORMAT)).await?;
-    scenario.step("the restart reaches both nodes", install::rolled_out(env, restarted, PODS)).await
+    steps.step("give the store its format again", nodes::set_format(node, nodes::FORMAT)).await?;
+    steps.step("the restart reaches both nodes", install::rolled_out(env, restarted, PODS)).await
 }

@@ -1,0 +1,99 @@
+//! The component `claim-labels` is added and removed while volumes are in use. No claim is missed, with and without a controller.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use testvm_cluster::Cluster;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until};
+
+use super::component;
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claim_labels::until_recorded;
+use crate::test_env::claims::SELECTED_NODE;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::in_use::InUse;
+
+pub(in crate::e2e) const NAME: &str = "claim-labels";
+
+const COMPONENT: &str = "claim-labels";
+const CONTROLLER: &str = "loopfs-controller";
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
+    let (root, kubectl) = (steps.session().workspace.root(), cluster.kubectl());
+    let mut in_use = InUse::of("labels-before");
+    steps.step("pods use a directory and a block volume", in_use.create(env)).await?;
+    let added = component::add(env, root, kubectl, COMPONENT);
+    let title = "apply the component claim-labels, and wait until the driver's new pods serve";
+    let added = steps.step(title, added).await?;
+    let recorded = record(env, true);
+    steps.step("the controller records that all claims have labels", recorded).await?;
+    steps.step("each bound claim has the label of its node", labelled(env)).await?;
+
+    steps.step("the controller is scaled to nothing", scale_controller(env, 0)).await?;
+    steps.step("the volumes are expanded in use", in_use.expand(env)).await?;
+    let provisioned = provision_and_delete(env, "labels-without-controller");
+    steps.step("claims are provisioned, and deleted with their volumes", provisioned).await?;
+
+    let removed = async {
+        component::remove(env, &added).await?;
+        record(env, false).await
+    };
+    steps.step("the component is removed", removed).await?;
+    steps.step("the volumes are expanded once more", in_use.expand(env)).await?;
+    let provisioned = async {
+        provision_and_delete(env, "labels-after").await?;
+        in_use.delete(env).await
+    };
+    steps.step("claims are provisioned and deleted, and those with labels too", provisioned).await
+}
+
+async fn provision_and_delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    let another = InUse::of(name);
+    another.create(env).await?;
+    another.delete(env).await
+}
+
+/// Waits until the ConfigMap has the record, or does not exist.
+async fn record(env: &TestEnv<'_>, expected: bool) -> Result<()> {
+    until_recorded(&env.client, env.driver.namespace(), expected).await
+}
+
+/// Checks the labels of the claims whose volumes are in use.
+async fn labelled(env: &TestEnv<'_>) -> Result<()> {
+    let claims =
+        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
+    let label = format!("{}/node", env.driver.name);
+    let mut checked = 0;
+    for claim in claims {
+        let Some(node) = claim.annotations().get(SELECTED_NODE) else { continue };
+        anyhow::ensure!(
+            claim.labels().get(&label) == Some(node),
+            "claim {} has the labels {:?}, and its node is {node}",
+            claim.name_any(),
+            claim.labels()
+        );
+        checked += 1;
+    }
+    anyhow::ensure!(checked > 0, "no claim has a selected node");
+    Ok(())
+}
+
+async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
+    let namespace = env.driver.namespace();
+    let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), namespace);
+    let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+    let scaled = deployments.patch(CONTROLLER, &PatchParams::default(), &patch).await.map_err(api_error);
+    scaled.with_context(|| format!("scale Deployment {CONTROLLER}"))?;
+    let pods: Api<Pod> = Api::namespaced(env.client.clone(), namespace);
+    let selected = watcher::Config::default().labels("app.kubernetes.io/name=loopfs-controller");
+    until(pods, selected, env.timeouts.end, |pods| {
+        State::ready_if(pods.len() == replicas as usize, format!("{} pods exist", pods.len()))
+    })
+    .await
+    .map(drop)
+}

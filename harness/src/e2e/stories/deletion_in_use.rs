@@ -1,0 +1,67 @@
+//! A claim is forcibly deleted while a pod uses it: the volume stays and reports why, and is deleted after
+//! the pod has ended.
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until_event, until_one};
+
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{VolumeMode, claim};
+
+pub(in crate::e2e) const NAME: &str = "deletion-in-use";
+
+const SIZE: Size = Size::mebibytes(1);
+const TEXT: &str = "still here";
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    for (mode, file) in [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")] {
+        let name = format!("in-use-{}", mode.as_str().to_lowercase());
+        let volume = steps
+            .step(&format!("{mode}: a pod writes to a claim"), async {
+                let object = claim(&name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+                claims::create(env, &object).await?;
+                start(env, &name, &name, mode).await?;
+                write(env, &name, mode, file, TEXT).await?;
+                Ok(claims::volume_of(env, &name).await?.name_any())
+            })
+            .await?;
+        steps
+            .step(&format!("{mode}: the claim is forced away, and the volume says who uses it"), async {
+                force_delete(env, &name).await?;
+                let released = claims::released(env, &volume).await?;
+                let says = |message: &str| message.contains("use");
+                let reasons = ["VolumeFailedDelete"];
+                until_event(&env.client, &released, &reasons, env.timeouts.start, says).await.map(drop)
+            })
+            .await?;
+        steps.step(&format!("{mode}: the pod still has its data"), reads(env, &name, file, TEXT)).await?;
+        steps
+            .step(&format!("{mode}: the pod ends, and the volume goes"), async {
+                end(env, &name).await?;
+                claims::gone(env, &volume).await
+            })
+            .await?;
+    }
+    Ok(())
+}
+
+/// Deletes the claim, and removes the finalizer that protects it while a pod uses it.
+async fn force_delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    claims::delete(env, claim).await?;
+    let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    let patched = env.claims().patch(claim, &PatchParams::default(), &unprotected).await;
+    patched.map_err(api_error).with_context(|| format!("take the finalizers off claim {claim}"))?;
+    until_one(env.claims(), claim, env.timeouts.end, |claim| {
+        State::ready_if(claim.is_none(), "it still exists")
+    })
+    .await
+    .with_context(|| format!("claim {claim} does not go"))
+    .map(drop)
+}

@@ -1,0 +1,295 @@
+//! The main flow: a StatefulSet with a mounted, a read-only and a block volume. Its pod checks them from
+//! inside. They are expanded while in use, and the driver is killed during that.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::PostParams;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use testvm::excerpt::list;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{Container, freeze};
+use testvm_cluster::exec::{exec_ok, http_get, log_tail};
+use testvm_cluster::mount_table::Mounted;
+use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
+
+use crate::e2e::faults::Fault;
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::disturbances::kill;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
+use crate::test_env::inventory::volume_mounts;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::create_namespace;
+use crate::test_env::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
+
+pub(in crate::e2e) const NAME: &str = "flow";
+
+const SIZE: Size = Size::mebibytes(1);
+const GROWN: Size = Size::mebibytes(4);
+/// The conditions of a claim that is being resized. From Kubernetes 1.37 on, a claim has another one, `Unused`.
+const OF_A_RESIZE: [&str; 4] =
+    ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
+
+/// The title of the step that needs pods of the driver.
+const LOGS: &str = "logs of the driver can be read";
+
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    broken: Option<Fault>,
+) -> StepResult {
+    run_without_logs(steps, env, broken).await?;
+    steps.step(LOGS, driver_logs(env)).await
+}
+
+/// Runs the flow on nodes that run the driver as services, so that it has no pods.
+pub(in crate::e2e) async fn run_on_services(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    run_without_logs(steps, env, None).await?;
+    steps.skip(LOGS, "the nodes run the driver as services");
+    Ok(())
+}
+
+async fn run_without_logs(steps: &mut Steps<'_>, env: &TestEnv<'_>, broken: Option<Fault>) -> StepResult {
+    let containers: Vec<&str> = env.driver.containers().collect();
+    steps.step("create the StatefulSet with three claims of 1Mi", create(env, broken)).await?;
+    steps.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
+    let killed = kill_driver(steps, env, "kill the driver while the pod starts", &containers[..1]).await?;
+    steps.step("[INIT-PASSED]", verdict(env, FLOW_POD, "[INIT-PASSED]", env.timeouts.start)).await?;
+    let title = "the node's mounts have the options of the StorageClass";
+    match env.node {
+        Some(node) => steps.step(title, check_mount_options(env, node, FLOW_POD)).await?,
+        None => steps.skip(title, FOREIGN_NODE),
+    }
+    steps.step("exec sees the volume", exec_sees(env, FLOW_POD, SIZE)).await?;
+    steps.step("port-forward reaches the pod", forward_reaches(env, "[INIT-PASSED]")).await?;
+    if env.node.is_some() {
+        steps.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
+    }
+    if broken == Some(Fault::Resize) {
+        steps.step("freeze the driver, so that nothing grows", freeze_driver(env)).await?;
+    }
+    steps.step("ask for 4Mi", ask_for(env, GROWN)).await?;
+    let killed = match broken {
+        Some(Fault::Resize) => Vec::new(),
+        _ => kill_driver(steps, env, "kill the driver while the claims grow", &containers).await?,
+    };
+    // The kubelet restarts a driver that is frozen for long, because its liveness probe fails.
+    let within = match broken {
+        Some(Fault::Resize) => Timeouts::SHORT.grow,
+        _ => env.timeouts.grow,
+    };
+    steps.step("the claims have grown", grown(env, within)).await?;
+    steps.step("[RESIZE-PASSED]", verdict(env, FLOW_POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
+    if env.node.is_some() {
+        steps.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
+    }
+    steps.step("exec sees the grown volume", exec_sees(env, FLOW_POD, GROWN)).await?;
+    steps.step("describe shows what happened to the claims", events(env)).await
+}
+
+async fn create(env: &TestEnv<'_>, broken: Option<Fault>) -> Result<()> {
+    create_namespace(&env.client, &env.namespace).await?;
+    let flow = workload::flow(&FlowSpec {
+        class: &env.driver.class,
+        size: SIZE,
+        grown: GROWN,
+        honour_read_only: broken != Some(Fault::Readonly),
+    })?;
+    let created = env.stateful_sets().create(&PostParams::default(), &flow).await;
+    created.map_err(api_error).context("create the StatefulSet")?;
+    Ok(())
+}
+
+async fn bound(env: &TestEnv<'_>) -> Result<()> {
+    until_claims(env, env.timeouts.start, |claim| {
+        let status = claim.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("without status");
+        (phase != "Bound").then(|| format!("is {phase}"))
+    })
+    .await?;
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    for name in FLOW_CLAIMS {
+        let claim = env.claims().get(name).await?;
+        let volume = claim.spec.and_then(|spec| spec.volume_name).context("a bound claim names no volume")?;
+        let volume = volumes.get(&volume).await?;
+        let capacity =
+            volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()).and_then(|c| c.get("storage"));
+        let asked = Quantity(SIZE.quantity());
+        anyhow::ensure!(
+            capacity == Some(&asked),
+            "{} of claim {name} has capacity {capacity:?}",
+            volume.name_any()
+        );
+    }
+    Ok(())
+}
+
+/// Waits until the test program in the pod logs the line `passed`.
+pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: Duration) -> Result<()> {
+    until_logged(&env.pods(), pod, None, within, |line| {
+        if line.starts_with("[INIT-FAILED]") {
+            State::Failed(line.to_owned())
+        } else {
+            State::ready_if(line.starts_with(passed), format!("its last line is {line:?}"))
+        }
+    })
+    .await
+}
+
+/// Checks the mount options of the pod's two Filesystem volumes on the node, before a container runtime mounts them
+/// once more with its own options.
+pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &str) -> Result<()> {
+    let uid = env.pods().get(pod).await.map_err(api_error)?.uid().context("the pod has no uid")?;
+    let mut mounts = volume_mounts(node).await?;
+    mounts.retain(|mount| mount.target.split('/').any(|part| part == uid));
+    anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
+    for Mounted { target, options, .. } in mounts {
+        for option in env.driver.class.mount_options.iter().flatten() {
+            anyhow::ensure!(
+                options.contains(option),
+                "{target} has the options {options:?}, without {option}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Checks the size of the writable volume that a program started in the pod sees.
+pub(super) async fn exec_sees(env: &TestEnv<'_>, pod: &str, size: Size) -> Result<()> {
+    let shown = exec_ok(&env.pods(), pod, &["/volume-check", "show", WRITABLE_PATH]).await?;
+    let expected = format!("{} bytes", size.bytes());
+    anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
+    Ok(())
+}
+
+async fn forward_reaches(env: &TestEnv<'_>, verdict: &str) -> Result<()> {
+    let answer = http_get(&env.pods(), FLOW_POD, VERDICT_PORT, "/").await?;
+    anyhow::ensure!(answer.ends_with(verdict), "expected {verdict} at the end of {answer:?}");
+    Ok(())
+}
+
+async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
+    for name in FLOW_CLAIMS {
+        claims::ask(env, name, size).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the status of each claim has the requested size and no resize is in progress.
+async fn grown(env: &TestEnv<'_>, within: Duration) -> Result<()> {
+    let asked = Quantity(GROWN.quantity());
+    until_claims(env, within, |claim| {
+        let status = claim.status.clone().unwrap_or_default();
+        let capacity = status.capacity.unwrap_or_default().remove("storage").unwrap_or_default();
+        if capacity != asked {
+            return Some(format!("has not grown: {} asked, it has {}", asked.0, capacity.0));
+        }
+        let pending = status.allocated_resource_statuses.unwrap_or_default();
+        if !pending.is_empty() {
+            return Some(format!("has grown, yet its status is still {pending:?}"));
+        }
+        let conditions = status.conditions.into_iter().flatten().map(|condition| condition.type_);
+        let conditions: Vec<String> =
+            conditions.filter(|kind| OF_A_RESIZE.contains(&kind.as_str())).collect();
+        (!conditions.is_empty()).then(|| format!("has grown, yet keeps the conditions {conditions:?}"))
+    })
+    .await
+}
+
+/// Waits for the events about each claim. The provisioner may have been killed between the status of an expanded claim and the event about
+/// its end, so that event is not awaited.
+async fn events(env: &TestEnv<'_>) -> Result<()> {
+    for name in FLOW_CLAIMS {
+        let claim = env.claims().get(name).await?;
+        for reason in ["ProvisioningSucceeded", "Resizing"] {
+            until_event(&env.client, &claim, &[reason], env.timeouts.start, |_| true).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn driver_logs(env: &TestEnv<'_>) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
+        for container in env.driver.containers() {
+            let log = log_tail(&env.driver_pods(), &pod.name_any(), container, 100).await;
+            anyhow::ensure!(log.lines().count() > 1, "{container} of {} logged only {log:?}", pod.name_any());
+        }
+    }
+    Ok(())
+}
+
+/// Waits until each of these containers has ended by SIGKILL and another runs in its place. Until the API
+/// reports that, its status of the driver's containers is outdated.
+async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> {
+    const BY_SIGKILL: i32 = 128 + 9;
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until(env.driver_pods(), scope, env.timeouts.start, |pods| {
+        let statuses = || pods.values().flat_map(Container::all);
+        let back = |killed: &Container| {
+            statuses().any(|(_, status)| {
+                let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+                ended.is_some_and(|ended| {
+                    killed.is_named(ended.container_id.as_deref()) && ended.exit_code == BY_SIGKILL
+                })
+            })
+        };
+        let gone =
+            killed.iter().filter(|killed| !back(killed)).map(|killed| format!("{killed:?} has not ended"));
+        let idle = statuses().filter(|(container, status)| {
+            !status.ready || container.as_ref().is_none_or(|it| killed.contains(it))
+        });
+        let idle = idle.map(|(_, status)| format!("container {} is not back", status.name));
+        let complaints: Vec<String> = gone.chain(idle).collect();
+        State::ready_if(complaints.is_empty(), list(&complaints))
+    })
+    .await
+    .map(drop)
+}
+
+/// Kills the containers of the driver, and returns them.
+async fn kill_driver(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    title: &str,
+    containers: &[&str],
+) -> StepResult<Vec<Container>> {
+    let Some(node) = env.node else {
+        steps.skip(title, FOREIGN_NODE);
+        return Ok(Vec::new());
+    };
+    steps
+        .step(title, async {
+            let mut killed = Vec::new();
+            for pod in env.live_driver_pods().await? {
+                for container in containers {
+                    killed.push(kill(env, node, &pod, container).await?);
+                }
+            }
+            Ok(killed)
+        })
+        .await
+}
+
+async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    for pod in env.live_driver_pods().await? {
+        for container in env.driver.containers() {
+            freeze(node, &Container::of(&pod, container)?).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until `complaint` returns nothing for any claim of the flow.
+async fn until_claims(
+    env: &TestEnv<'_>,
+    within: Duration,
+    complaint: impl Fn(&PersistentVolumeClaim) -> Option<String>,
+) -> Result<()> {
+    until_none_complains(env.claims(), "claim", &FLOW_CLAIMS, within, complaint).await.map(drop)
+}

@@ -1,0 +1,245 @@
+//! Volumes of pods under gVisor, whose system calls a kernel in user space handles. It opens the files of a volume on
+//! the node itself, so limits and sizes are those of the node's kernel.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::{exec, exec_ok};
+use testvm_cluster::gvisor::GVISOR_HANDLER;
+use testvm_cluster::waiting::until_event;
+
+use super::flow::{check_mount_options, exec_sees, verdict};
+use super::removal::nothing_left;
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::Inventory;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Held, READ_ONLY_PATH, VolumeMode, WRITABLE_PATH, claim, holder, holder_of};
+use crate::test_env::{claims, pods, runtime_classes};
+
+pub(in crate::e2e) const NAME: &str = "gvisor";
+
+const SIZE: Size = Size::mebibytes(1);
+const GROWN: Size = Size::mebibytes(4);
+/// A StorageClass with the options of the driver's, and `noexec`.
+const CLASS: &str = "loopfs-gvisor-noexec";
+const POD: &str = "gvisor";
+const WRITABLE: &str = "gvisor-default";
+const READ_ONLY: &str = "gvisor-readonly";
+/// The name of a pod and its claim.
+const BLOCK: &str = "gvisor-block";
+/// A RuntimeClass with a handler that containerd does not have, and a pod of it.
+const ABSENT: &str = "absent-runtime";
+const ABSENT_HANDLER: &str = "no-such-handler";
+/// A RuntimeClass that does not exist, and a pod of it.
+const UNKNOWN: &str = "no-such-class";
+const REJECTED: &str = "gvisor-rejected";
+/// The project id that a pod tries to give its volume, as in the story of user namespaces.
+const OTHER_PROJECT: &str = "1";
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    let before = steps.step("list what is on the node", Inventory::take(node)).await?;
+    steps.step("a pod starts under gVisor with two volumes of 1Mi", start(env)).await?;
+    steps.step("[INIT-PASSED]", verdict(env, POD, "[INIT-PASSED]", env.timeouts.start)).await?;
+    steps.step("the kernel that the pod sees is gVisor's", has_its_own_kernel(env)).await?;
+    let title = "the node's mounts have the options of the StorageClass";
+    steps.step(title, check_mount_options(env, node, POD)).await?;
+    steps.step("the claims grow to 4Mi", grow(env)).await?;
+    steps.step("[RESIZE-PASSED]", verdict(env, POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
+    steps.step("exec sees the grown volume", exec_sees(env, POD, GROWN)).await?;
+    steps.step("no container was restarted for that", never_restarted(env)).await?;
+    let title = "a program on the volume is killed, and runs on the root file system of the container";
+    steps.step(title, cannot_execute(env)).await?;
+    steps
+        .step(
+            "the project id of the volume can neither be read nor changed: ENOTTY",
+            cannot_change_project(env),
+        )
+        .await?;
+    let title =
+        "a handler that containerd does not have: the pod's event names it, and the volume stays as it is";
+    steps.step(title, absent_handler(env)).await?;
+    steps
+        .step("a RuntimeClass that does not exist: the API server rejects the pod", unknown_class(env))
+        .await?;
+    steps.step("a Block volume: the device is there, and opening it fails with ENXIO", block(env)).await?;
+    steps.step("pods, claims and classes are deleted", clear(env)).await?;
+    steps.step("nothing is left on the node", nothing_left(env, node, &before)).await
+}
+
+/// Returns the pod of the main flow with its Filesystem volumes only, under gVisor.
+fn checking_pod() -> Result<Pod> {
+    let held = |claim, path| Held { claim, path, mode: VolumeMode::Filesystem, read_only: false };
+    let mut pod = holder_of(POD, &[held(WRITABLE, WRITABLE_PATH), held(READ_ONLY, READ_ONLY_PATH)])?;
+    let (size, grown) = (SIZE.bytes().to_string(), GROWN.bytes().to_string());
+    // The flags of the StorageClass are missing: gVisor shows those of the container runtime only.
+    let command = ["/volume-check", "watch", "--size", &size, "--grown-size", &grown];
+    let volumes = [format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}")];
+    let spec = pod.spec.get_or_insert_default();
+    for container in &mut spec.containers {
+        container.command =
+            Some(command.iter().map(|word| (*word).to_owned()).chain(volumes.clone()).collect());
+        for mount in container.volume_mounts.iter_mut().flatten() {
+            mount.read_only = Some(mount.name == READ_ONLY);
+        }
+    }
+    Ok(of_class(pod, GVISOR_HANDLER))
+}
+
+fn of_class(mut pod: Pod, runtime_class: &str) -> Pod {
+    pod.spec.get_or_insert_default().runtime_class_name = Some(runtime_class.to_owned());
+    pod
+}
+
+/// Creates the StorageClass of the driver with the mount option `noexec` in addition.
+async fn create_noexec_class(env: &TestEnv<'_>) -> Result<()> {
+    let mut class = env.driver.class.clone();
+    class.metadata = kube::core::ObjectMeta { name: Some(CLASS.to_owned()), ..Default::default() };
+    class.mount_options.get_or_insert_default().push("noexec".to_owned());
+    let created = classes(env).create(&PostParams::default(), &class).await;
+    created.map_err(api_error).context("create the StorageClass").map(drop)
+}
+
+fn classes(env: &TestEnv<'_>) -> Api<StorageClass> {
+    Api::all(env.client.clone())
+}
+
+async fn create_claim(env: &TestEnv<'_>, name: &str, mode: VolumeMode) -> Result<()> {
+    let claim = claim(name, CLASS, SIZE, mode, "ReadWriteOnce")?;
+    claims::create(env, &claim).await.map(drop)
+}
+
+async fn start(env: &TestEnv<'_>) -> Result<()> {
+    runtime_classes::create(env, GVISOR_HANDLER, GVISOR_HANDLER).await?;
+    create_noexec_class(env).await?;
+    for name in [WRITABLE, READ_ONLY] {
+        create_claim(env, name, VolumeMode::Filesystem).await?;
+    }
+    pods::create(env, &checking_pod()?).await
+}
+
+async fn has_its_own_kernel(env: &TestEnv<'_>) -> Result<()> {
+    let version = exec_ok(&env.pods(), POD, &["/volume-check", "read", "/proc/version"]).await?;
+    anyhow::ensure!(version.contains("gvisor"), "the pod runs on {version:?}");
+    Ok(())
+}
+
+async fn grow(env: &TestEnv<'_>) -> Result<()> {
+    for name in [WRITABLE, READ_ONLY] {
+        claims::ask(env, name, GROWN).await?;
+    }
+    for name in [WRITABLE, READ_ONLY] {
+        claims::has(env, name, GROWN).await?;
+    }
+    Ok(())
+}
+
+async fn never_restarted(env: &TestEnv<'_>) -> Result<()> {
+    let pod = env.pods().get(POD).await.map_err(api_error)?;
+    let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+    let restarts: Vec<i32> = statuses.iter().map(|status| status.restart_count).collect();
+    anyhow::ensure!(restarts == [0], "the restarts of its containers are {restarts:?}");
+    Ok(())
+}
+
+/// Checks that the options of the mount on the node protect a pod that does not see them. The node refuses to map the
+/// program executable. gVisor has then started it already, and it dies of its first access. The same program runs where
+/// the mount does not forbid it, so the option is the cause.
+async fn cannot_execute(env: &TestEnv<'_>) -> Result<()> {
+    for (directory, expected) in [("/", "executed: exit code 0"), (WRITABLE_PATH, "killed by signal 11")] {
+        let result = exec_ok(&env.pods(), POD, &["/volume-check", "execute-copy", directory]).await?;
+        anyhow::ensure!(result.trim() == expected, "a program in {directory}: {result}");
+    }
+    Ok(())
+}
+
+/// Checks that a pod under gVisor cannot evade its limit, as one under runc can.
+async fn cannot_change_project(env: &TestEnv<'_>) -> Result<()> {
+    let argv = ["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, WRITABLE_PATH];
+    let output = exec(&env.pods(), POD, &argv).await?;
+    anyhow::ensure!(!output.succeeded, "the project id was changed: {}", output.stdout);
+    anyhow::ensure!(
+        output.stderr.contains("(ENOTTY)"),
+        "the project id could not be changed, but not because gVisor lacks the ioctl: {}",
+        output.stderr
+    );
+    Ok(())
+}
+
+/// Starts a pod that shares the volume of the running pod. The kubelet publishes the volume before it asks containerd
+/// for the pod, and unpublishes it when the pod is deleted.
+async fn absent_handler(env: &TestEnv<'_>) -> Result<()> {
+    runtime_classes::create(env, ABSENT, ABSENT_HANDLER).await?;
+    let pod = of_class(holder(ABSENT, WRITABLE, VolumeMode::Filesystem)?, ABSENT);
+    let pod = env.pods().create(&PostParams::default(), &pod).await;
+    let pod = pod.map_err(api_error).context("create the pod")?;
+    let expected = format!("no runtime for {ABSENT_HANDLER:?} is configured");
+    until_event(&env.client, &pod, &["FailedCreatePodSandBox"], env.timeouts.start, |message| {
+        message.contains(&expected)
+    })
+    .await?;
+    pods::end(env, ABSENT).await?;
+    runtime_classes::delete(env, ABSENT).await?;
+    let kept = format!("{WRITABLE_PATH}/kept");
+    pods::reads(env, POD, &kept, &SIZE.bytes().to_string()).await
+}
+
+async fn unknown_class(env: &TestEnv<'_>) -> Result<()> {
+    let pod = of_class(holder(REJECTED, WRITABLE, VolumeMode::Filesystem)?, UNKNOWN);
+    match env.pods().create(&PostParams::default(), &pod).await {
+        Err(kube::Error::Api(status)) if is_rejected_for(&status.message, UNKNOWN) => Ok(()),
+        Err(error) => {
+            Err(api_error(error)).context("the message does not say that the RuntimeClass is missing")
+        }
+        Ok(_) => anyhow::bail!("the API server accepts a pod of a RuntimeClass that does not exist"),
+    }
+}
+
+/// Returns `true` if the API server rejected a pod because its RuntimeClass does not exist.
+fn is_rejected_for(message: &str, runtime_class: &str) -> bool {
+    message.contains(&format!("RuntimeClass {runtime_class:?} not found"))
+}
+
+/// Starts a pod with a Block volume. gVisor creates the device node, and has no driver for its number.
+async fn block(env: &TestEnv<'_>) -> Result<()> {
+    create_claim(env, BLOCK, VolumeMode::Block).await?;
+    pods::create(env, &of_class(holder(BLOCK, BLOCK, VolumeMode::Block)?, GVISOR_HANDLER)).await?;
+    let output = exec(&env.pods(), BLOCK, &["/volume-check", "write-at", "/vol", "text"]).await?;
+    anyhow::ensure!(!output.succeeded, "a pod under gVisor wrote to a device: {}", output.stdout);
+    anyhow::ensure!(
+        output.stderr.contains("/vol: No such device or address"),
+        "writing to the device failed with another error than ENXIO: {}",
+        output.stderr
+    );
+    Ok(())
+}
+
+async fn clear(env: &TestEnv<'_>) -> Result<()> {
+    tokio::try_join!(pods::end(env, POD), pods::end(env, BLOCK))?;
+    for claim in [WRITABLE, READ_ONLY, BLOCK] {
+        let volume = claims::volume_of(env, claim).await?.name_any();
+        claims::delete(env, claim).await?;
+        claims::gone(env, &volume).await?;
+    }
+    let deleted = classes(env).delete(CLASS, &DeleteParams::default()).await;
+    deleted.map_err(api_error).context("delete the StorageClass")?;
+    runtime_classes::delete(env, GVISOR_HANDLER).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_message_about_the_runtime_class_is_the_expected_rejection() {
+        let rejection = "pods \"a\" is forbidden: pod rejected: RuntimeClass \"a\" not found";
+        assert!(is_rejected_for(rejection, "a") && !is_rejected_for(rejection, "b"));
+        for other in ["pods \"a\" already exists", "pods \"a\" is forbidden: exceeded quota: pods"] {
+            assert!(!is_rejected_for(other, "a"), "{other}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The chart installs the driver while pods use volumes: first over the objects of the manifests, then on a cluster without them.
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use serde_json::json;
+use testvm_cluster::Cluster;
+
+use super::install;
+use crate::e2e::doctor;
+use crate::e2e::steps::{StepResult, Steps};
+use crate::helm::Helm;
+use crate::test_env::disturbances::replace_pods;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::in_use::{InUse, running};
+use crate::test_env::workload::VolumeMode;
+
+pub(in crate::e2e) const NAME: &str = "helm";
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
+    let helm = Helm::build(steps.session());
+    let helm = steps.step("build Helm", helm).await?;
+    let (kubeconfig, values) = (cluster.kubeconfig(), json!({}));
+    let mut in_use = InUse::of(NAME);
+    steps.step("pods use a directory and a block volume", in_use.create(env)).await?;
+    let containers = steps.step("list the containers of all pods with volumes", running(env)).await?;
+    let taken = async {
+        let before = uids(env).await?;
+        helm.take_ownership(&kubeconfig, &values).await?;
+        install::served(env).await?;
+        let after = uids(env).await?;
+        anyhow::ensure!(before == after, "the pods of the driver were {before:?} and are {after:?}");
+        Ok(())
+    };
+    steps.step("helm install --take-ownership replaces no pod of the driver", taken).await?;
+    steps.step("the volumes are expanded in use", in_use.expand(env)).await?;
+    let uninstalled = async {
+        replace_pods(env).await?;
+        helm.uninstall(&kubeconfig).await?;
+        let existing = env.manifests.existing(&env.client).await?;
+        anyhow::ensure!(existing.is_empty(), "these objects exist: {existing:?}");
+        Ok(())
+    };
+    steps.step("helm uninstall deletes all objects of the driver", uninstalled).await?;
+    steps.step("without the driver, the pods have their volumes", check(env, &in_use)).await?;
+    let installed = async {
+        helm.install(&kubeconfig, &values).await?;
+        install::served(env).await
+    };
+    steps.step("helm install: the pods are ready, and the node offers the driver", installed).await?;
+    steps.step("loopfs doctor finds nothing missing", doctor::in_containers(env)).await?;
+    steps.step("the volumes are expanded once more", in_use.expand(env)).await?;
+    let unchanged = async {
+        let now = running(env).await?;
+        anyhow::ensure!(now == containers, "the containers were {containers:?} and are {now:?}");
+        Ok(())
+    };
+    steps.step("no container of a pod with volumes was restarted", unchanged).await?;
+    let another = InUse::of("helm-next");
+    let replaced = async {
+        another.create(env).await?;
+        another.delete(env).await?;
+        in_use.delete(env).await
+    };
+    steps.step("claims are provisioned, and deleted with their volumes", replaced).await?;
+    let with_manifests = async {
+        replace_pods(env).await?;
+        helm.uninstall(&kubeconfig).await?;
+        env.manifests.apply(&env.client).await?;
+        install::served(env).await
+    };
+    steps.step("helm uninstall, and the manifests install the driver again", with_manifests).await
+}
+
+async fn check(env: &TestEnv<'_>, in_use: &InUse) -> Result<()> {
+    in_use.check(env, VolumeMode::Filesystem).await?;
+    in_use.check(env, VolumeMode::Block).await?;
+    in_use.check_read_only(env).await
+}
+
+/// Returns the UIDs of the driver's pods.
+async fn uids(env: &TestEnv<'_>) -> Result<Vec<String>> {
+    let pods = env.live_driver_pods().await?;
+    pods.iter().map(|pod| pod.uid().context("a pod of the driver has no UID")).collect()
+}

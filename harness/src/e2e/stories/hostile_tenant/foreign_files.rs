@@ -1,0 +1,109 @@
+//! Files with the project id of the other tenant's volume, which uses up the limit of that volume. The provisioner's search
+//! finds, reports and repairs them.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Container;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde::Deserialize;
+use serde_json::json;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::until_event;
+
+use super::tenants::{HOSTILE, OTHER, Tenants, directory_of, quota};
+use crate::e2e::steps::{StepResult, Steps};
+use crate::e2e::stories::install;
+use crate::test_env::claims;
+use crate::test_env::disturbances::replace_pods;
+use crate::test_env::environment::TestEnv;
+
+const PROVISIONER: &str = "provisioner";
+/// The options of an administrator who looks for such files. The interval is short for the test.
+const SEARCH: [&str; 3] = ["--audit-projects", "--repair-projects", "--audit-interval=5"];
+/// The size of the files in the directory that the tenant charges to the other volume.
+const CHARGED_BYTES: u64 = 1 << 20;
+
+/// The usage of a project, as the tool of loopfs prints it.
+#[derive(Debug, Deserialize)]
+struct Usage {
+    id: u32,
+    bytes: Bytes,
+}
+
+#[derive(Debug, Deserialize)]
+struct Bytes {
+    used: u64,
+}
+
+/// The arguments of the provisioner, as the manifests have them.
+pub(super) struct Settings {
+    args: Vec<String>,
+}
+
+impl Settings {
+    pub(super) async fn read(env: &TestEnv<'_>) -> Result<Settings> {
+        let daemon_set = env.daemon_sets().get(env.driver.daemon_set()).await.map_err(api_error)?;
+        let pod = daemon_set.spec.and_then(|spec| spec.template.spec).context("the DaemonSet has no pods")?;
+        let is_provisioner = |container: &Container| container.name == PROVISIONER;
+        let args = pod.containers.into_iter().find(is_provisioner).and_then(|container| container.args);
+        let args = args.with_context(|| format!("the DaemonSet has no arguments of {PROVISIONER}"))?;
+        Ok(Settings { args })
+    }
+
+    /// Adds options to the provisioner, as an administrator does who looks for such files.
+    pub(super) async fn search_often(&self, env: &TestEnv<'_>) -> Result<()> {
+        let args: Vec<String> = self.args.iter().cloned().chain(SEARCH.map(str::to_owned)).collect();
+        set_args(env, &args).await
+    }
+
+    pub(super) async fn restore(&self, env: &TestEnv<'_>) -> Result<()> {
+        set_args(env, &self.args).await
+    }
+}
+
+async fn set_args(env: &TestEnv<'_>, args: &[String]) -> Result<()> {
+    let pods = replace_pods(env).await?;
+    let containers = json!([{"name": PROVISIONER, "args": args}]);
+    let patch = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": containers}}}}));
+    let name = env.driver.daemon_set();
+    let patched = env.daemon_sets().patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
+    let generation = patched.with_context(|| format!("patch DaemonSet {name}"))?.metadata.generation;
+    install::rolled_out(env, generation, i32::try_from(pods.len())?).await?;
+    install::served(env).await
+}
+
+pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepResult {
+    steps.step("the tenant charges files to the other tenant's volume", charge(tenants)).await?;
+    let title = "the provisioner reports both volumes, and puts the files back";
+    steps.step(title, reported(tenants)).await
+}
+
+/// Changes the project id of a directory, which its owner may do in the user namespace of the host.
+async fn charge(tenants: &Tenants<'_>) -> Result<()> {
+    let id = usage(tenants.node, &tenants.other_volume).await?.id.to_string();
+    let pods = tenants.env.pods();
+    exec_ok(&pods, HOSTILE, &["/loopfs", "quota", "tag", "--id", &id, "/vol/charged"]).await.map(drop)
+}
+
+async fn usage(node: &Node, directory: &str) -> Result<Usage> {
+    let quota = quota(node, directory).await?;
+    serde_json::from_str(&quota).with_context(|| format!("parse {quota:?}"))
+}
+
+async fn reported(tenants: &Tenants<'_>) -> Result<()> {
+    let (client, within) = (&tenants.env.client, tenants.env.timeouts.start);
+    let hostile = claims::volume_of(tenants.env, HOSTILE).await?;
+    let other = claims::volume_of(tenants.other, OTHER).await?;
+    let name = other.name_any();
+    let names = |message: &str| message.contains(&name);
+    until_event(client, &hostile, &["FilesInForeignProject"], within, names).await?;
+    until_event(client, &other, &["ChargedForForeignFiles"], within, names).await?;
+    let repaired = |message: &str| message.contains("--repair-projects");
+    until_event(client, &hostile, &["ProjectRepaired"], within, repaired).await?;
+    tenants.check_other_state().await?;
+    let used = usage(tenants.node, &directory_of(tenants.env, HOSTILE).await?).await?.bytes.used;
+    anyhow::ensure!(used >= CHARGED_BYTES, "the tenant's own volume has only {used} bytes again");
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! A kubelet that is killed and started again, while pods use volumes.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::List;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use tokio::time::{Instant, sleep};
+
+use super::tenants::{GROWN, HOSTILE, OTHER, TOOL_DEADLINE, Tenants};
+use crate::e2e::steps::{StepResult, Steps};
+use crate::e2e::stories::install;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::workload::VolumeMode;
+use crate::test_env::{claims, pods};
+
+/// Prints the process of the kubelet.
+const PROCESS: &str = "for process in /proc/[0-9]*; do \
+                       if read -r name 2>/dev/null < $process/comm && [ \"$name\" = kubelet ]; then echo $process; fi; done";
+/// The poll interval: no event announces that the kubelet responds.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepResult {
+    let Tenants { env, node, other, .. } = *tenants;
+    let before = async { Ok((pod(env, HOSTILE).await?, pod(other, OTHER).await?)) };
+    let before = steps.step("both tenants' pods run", before).await?;
+    steps.step("the kubelet alone is killed, and back", restart(env, node)).await?;
+    let stayed = async {
+        same(&before.0, &pod(env, HOSTILE).await?)?;
+        same(&before.1, &pod(other, OTHER).await?)?;
+        pods::write(env, HOSTILE, VolumeMode::Filesystem, "/vol/after", "the restart").await?;
+        pods::reads(env, HOSTILE, "/vol/after", "the restart").await?;
+        tenants.check_other_data().await
+    };
+    steps.step("both pods run on, and read and write their volumes", stayed).await?;
+    let grown = async {
+        claims::ask(env, HOSTILE, GROWN).await?;
+        claims::has(env, HOSTILE, GROWN).await
+    };
+    steps.step("a volume is expanded in use", grown).await
+}
+
+async fn pod(env: &TestEnv<'_>, name: &str) -> Result<Pod> {
+    env.pods().get(name).await.map_err(api_error).with_context(|| format!("read pod {name}"))
+}
+
+/// Checks that the containers of a pod are those that they were.
+fn same(before: &Pod, now: &Pod) -> Result<()> {
+    let containers = |pod: &Pod| -> Vec<(Option<String>, i32)> {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        statuses.map(|status| (status.container_id.clone(), status.restart_count)).collect()
+    };
+    let (before, name, now) = (containers(before), now.name_any(), containers(now));
+    anyhow::ensure!(
+        !now.is_empty() && before == now,
+        "the containers of {name} were {before:?} and are {now:?}"
+    );
+    Ok(())
+}
+
+/// Returns `true` if a list of pods, as the kubelet serves it, has both tenants' pods.
+fn knows(page: &str) -> bool {
+    serde_json::from_str::<List<Pod>>(page).is_ok_and(|pods| {
+        [HOSTILE, OTHER].iter().all(|name| pods.items.iter().any(|pod| pod.name_any() == *name))
+    })
+}
+
+/// Kills the kubelet, and waits until its successor knows both pods and the driver is registered with it. The kubelet responds
+/// before it has read the pods of its node, and refuses to run commands in them until then.
+async fn restart(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let process = async || node.output(&["sh", "-c", PROCESS], TOOL_DEADLINE).await;
+    let before = process().await?;
+    node.kill_kubelet().await?;
+    let deadline = Instant::now() + env.timeouts.start;
+    loop {
+        let now = process().await?;
+        let is_new = !now.is_empty() && now != before;
+        let knows_pods = is_new && node.kubelet_page("/pods").await.is_ok_and(|page| knows(&page));
+        if knows_pods {
+            return install::served(env).await;
+        }
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "the kubelet does not know the pods {HOSTILE} and {OTHER}: it was {before:?}, now {now:?}"
+        );
+        sleep(POLL_INTERVAL).await;
+    }
+}

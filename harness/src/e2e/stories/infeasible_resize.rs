@@ -1,0 +1,62 @@
+//! A claim requests more than the node has, and then less. The first request is rejected, and the second
+//! succeeds while the pod runs.
+
+use anyhow::{Context, Result};
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until_event, until_one};
+
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{end, start};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{VolumeMode, claim};
+
+pub(in crate::e2e) const NAME: &str = "infeasible-resize";
+
+const CLAIM: &str = "infeasible";
+const SIZE: Size = Size::mebibytes(1);
+/// A size that exceeds every node's file system.
+const TOO_LARGE: Size = Size::mebibytes(1 << 30);
+/// A size less than the rejected one and greater than the current one.
+const REDUCED: Size = Size::mebibytes(3);
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    steps
+        .step("a pod uses a claim of 1Mi", async {
+            let object =
+                claim(CLAIM, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+            claims::create(env, &object).await?;
+            start(env, CLAIM, CLAIM, VolumeMode::Filesystem).await
+        })
+        .await?;
+    steps.step("more than the node has is refused", refused(env)).await?;
+    steps.step("the pod goes on with what it had", sees(env, SIZE)).await?;
+    steps.step("a reduced request is met", met(env)).await?;
+    steps.step("the pod sees it", sees(env, REDUCED)).await?;
+    steps.step("the pod ends", end(env, CLAIM)).await
+}
+
+async fn refused(env: &TestEnv<'_>) -> Result<()> {
+    claims::ask(env, CLAIM, TOO_LARGE).await?;
+    let claim = until_one(env.claims(), CLAIM, env.timeouts.grow, |claim| {
+        let state = claim.and_then(claims::resize_state);
+        State::ready_if(state == Some("ControllerResizeInfeasible"), format!("its resize is {state:?}"))
+    })
+    .await?
+    .context("the claim is gone")?;
+    let says = |message: &str| message.contains("available");
+    until_event(&env.client, &claim, &["VolumeResizeFailed"], env.timeouts.start, says).await.map(drop)
+}
+
+async fn met(env: &TestEnv<'_>) -> Result<()> {
+    claims::ask(env, CLAIM, REDUCED).await?;
+    claims::has(env, CLAIM, REDUCED).await
+}
+
+async fn sees(env: &TestEnv<'_>, size: Size) -> Result<()> {
+    let shown = exec_ok(&env.pods(), CLAIM, &["/volume-check", "show", "/vol"]).await?;
+    let expected = format!("{} bytes", size.bytes());
+    anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! A node that never had a data file system: it must not stop a rollout of the driver to the nodes that have one. Once a
+//! file system is mounted there, the driver serves it without a restart.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+
+use super::full_node::largest;
+use super::install::{rolled_out, serves};
+use crate::e2e::steps::{StepResult, Steps};
+use crate::nodes::{DATA_DIR, DATA_OPTIONS};
+use crate::test_env::disturbances::replace_pods;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::node_debug;
+
+const TOOL_DEADLINE: Duration = Duration::from_secs(60);
+
+pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    steps.step("a rollout of the driver reaches both nodes", rolls_out(env)).await?;
+    steps
+        .step("the driver is not registered there and publishes no free capacity", unused(env, node))
+        .await?;
+    steps
+        .step("a file system is mounted there, and the driver serves it as it runs", arrives(env, node))
+        .await
+}
+
+/// Restarts the pods of the DaemonSet as `kubectl rollout restart` does, and waits until all are new and available.
+async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
+    let name = env.driver.daemon_set();
+    replace_pods(env).await?;
+    let restarted = env.daemon_sets().restart(name).await.map_err(api_error).context("restart the driver")?;
+    rolled_out(env, restarted.metadata.generation, 2).await
+}
+
+pub(in crate::e2e) async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let is_registered = node_debug::is_met(node, &["plugin-registered"]).await?;
+    anyhow::ensure!(!is_registered, "the driver is registered");
+    let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
+    let published =
+        published.list(&ListParams::default()).await.map_err(api_error).context("list capacities")?;
+    let capacity = largest(env, node, published.iter());
+    anyhow::ensure!(capacity.is_none_or(|capacity| capacity.0 == "0"), "{capacity:?} is published");
+    Ok(())
+}
+
+async fn arrives(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let before = driver_pod(env, node).await?;
+    mount_disk(node).await?;
+    serves(env, 2).await?;
+    let after = driver_pod(env, node).await?;
+    anyhow::ensure!(before.uid() == after.uid(), "the driver's pod was replaced");
+    let statuses = after.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let restarts: i32 = statuses.map(|status| status.restart_count).sum();
+    anyhow::ensure!(restarts == 0, "the driver's containers were restarted {restarts} times");
+    Ok(())
+}
+
+/// Returns the path of the node's data disk.
+async fn data_disk(node: &Node) -> Result<String> {
+    let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
+    Ok(device.await.context("find the data disk")?.trim().to_owned())
+}
+
+/// Mounts the node's data disk.
+pub(in crate::e2e) async fn mount_disk(node: &Node) -> Result<()> {
+    let device = data_disk(node).await?;
+    node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
+    let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, &device, DATA_DIR];
+    node.output(&mount, TOOL_DEADLINE).await.map(drop)
+}
+
+/// Returns the driver's pod on a node.
+pub(in crate::e2e) async fn driver_pod(env: &TestEnv<'_>, node: &Node) -> Result<Pod> {
+    let pods = env.live_driver_pods().await?;
+    let on_node =
+        |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());
+    pods.into_iter().find(on_node).with_context(|| format!("the driver has no pod on {}", node.name()))
+}

@@ -1,0 +1,95 @@
+//! A volume whose PersistentVolume was deleted. The audit lists it, and a new PersistentVolume with its id
+//! makes it usable again.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::{exec_in, exec_ok};
+
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{end, start};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{VolumeMode, claim};
+
+pub(in crate::e2e) const NAME: &str = "orphans";
+
+const SIZE: Size = Size::mebibytes(1);
+const FIRST: &str = "orphaned";
+const SECOND: &str = "adopting";
+const FILE: &str = "/vol/file";
+const TEXT: &str = "without an object";
+/// The names that the manifests give to the container and to its data directory, and that
+/// `provisioner/README.md` tells users.
+const PROVISIONER: &str = "provisioner";
+const AUDIT: [&str; 4] = ["/loopfs-provisioner", "node", "--data-dir=/var/lib/loopfs/data", "--audit"];
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    let volume = steps.step("a pod writes to a claim", write(env)).await?;
+    steps.step("the audit finds nothing", listed(env, "")).await?;
+    steps.step("the volume's object is deleted, and its data kept", orphan(env, &volume)).await?;
+    let finding = format!("volume-without-pv\t{}\n", volume.name_any());
+    steps.step("the audit finds the volume", listed(env, &finding)).await?;
+    steps.step("a new object brings its data back", adopt(env, &volume)).await?;
+    steps.step("the audit finds nothing again", listed(env, "")).await?;
+    steps
+        .step("the volume goes with its claim", async {
+            claims::delete(env, SECOND).await?;
+            claims::gone(env, &volume.name_any()).await
+        })
+        .await
+}
+
+async fn write(env: &TestEnv<'_>) -> Result<PersistentVolume> {
+    let class = env.driver.class_name();
+    claims::create(env, &claim(FIRST, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?).await?;
+    start(env, FIRST, FIRST, VolumeMode::Filesystem).await?;
+    exec_ok(&env.pods(), FIRST, &["/volume-check", "write", FILE, TEXT]).await?;
+    end(env, FIRST).await?;
+    claims::volume_of(env, FIRST).await
+}
+
+/// Checks the list of every provisioner. Only the list of the volume's node has entries.
+async fn listed(env: &TestEnv<'_>, expected: &str) -> Result<()> {
+    let mut lists = String::new();
+    for pod in env.live_driver_pods().await? {
+        let said = exec_in(&env.driver_pods(), &pod.name_any(), PROVISIONER, &AUDIT).await?;
+        anyhow::ensure!(said.succeeded, "the audit failed: {}{}", said.stdout, said.stderr);
+        lists.push_str(&said.stdout);
+    }
+    anyhow::ensure!(lists == expected, "the audit lists {lists:?}, not {expected:?}");
+    Ok(())
+}
+
+async fn orphan(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
+    let name = volume.name_any();
+    let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    claims::patch_volume(env, &name, &retain).await?;
+    claims::delete(env, FIRST).await?;
+    claims::released(env, &name).await?;
+    let deleted = claims::volumes(env).delete(&name, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete volume {name}"))?;
+    claims::gone(env, &name).await
+}
+
+/// Creates the PersistentVolume again, without the fields that the API server and the claim had set.
+async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
+    let mut object = PersistentVolume { spec: volume.spec.clone(), ..PersistentVolume::default() };
+    object.metadata.name = volume.metadata.name.clone();
+    object.metadata.labels = volume.metadata.labels.clone();
+    object.metadata.annotations = volume.metadata.annotations.clone();
+    object.spec.get_or_insert_default().claim_ref = None;
+    let created = claims::volumes(env).create(&PostParams::default(), &object).await;
+    created.map_err(api_error).context("create the volume's object again")?;
+    let mut second = claim(SECOND, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+    second.spec.get_or_insert_default().volume_name = object.metadata.name;
+    claims::create(env, &second).await?;
+    start(env, SECOND, SECOND, VolumeMode::Filesystem).await?;
+    let read = exec_ok(&env.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
+    anyhow::ensure!(read == TEXT, "the volume contains {read:?} instead of {TEXT:?}");
+    end(env, SECOND).await
+}

@@ -1,0 +1,185 @@
+//! The provisioner is killed while it provisions, and then the API server. After that each claim has exactly
+//! one volume.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use futures::future::{try_join, try_join_all};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use kube::runtime::watcher;
+use testvm::excerpt::list;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{Cluster, Node};
+
+use super::removal;
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::disturbances::kill;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::inventory::Inventory;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{VolumeMode, claim};
+
+pub(in crate::e2e) const NAME: &str = "outages";
+
+const SIZE: Size = Size::mebibytes(1);
+/// The number of claims of a batch: enough that some are unbound when a process is killed after the first is bound. On an emulated node,
+/// 27 claims are bound per second (`cargo harness bench provision`), and a program of the node sends the signal.
+const CLAIMS: usize = 100;
+const PROVISIONER: &str = "provisioner";
+
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+    node: &Node,
+) -> StepResult {
+    let before = steps.step("list what is on the node", Inventory::take(node)).await?;
+    steps.step("the provisioner is killed with volumes in the making", kill_at_work(env, node)).await?;
+    steps
+        .step(
+            "each claim has one volume, and no volume is without",
+            check_one_volume_each(env, node, &before, CLAIMS),
+        )
+        .await?;
+    steps.step("the API server is killed with volumes in the making", kill_api_server(env, cluster)).await?;
+    steps
+        .step("each claim has one volume all the same", check_one_volume_each(env, node, &before, 2 * CLAIMS))
+        .await?;
+    steps.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
+}
+
+/// Returns the names of a batch of claims.
+fn names(prefix: &str) -> BTreeSet<String> {
+    (0..CLAIMS).map(|index| format!("{prefix}-{index}")).collect()
+}
+
+async fn create(env: &TestEnv<'_>, names: &BTreeSet<String>) -> Result<()> {
+    let class = env.driver.class_name();
+    let node = env.node.context(FOREIGN_NODE)?.name();
+    let create_one = async |(index, name): (usize, &String)| {
+        let mode = if index % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
+        let object = claim(name, &class, SIZE, mode, "ReadWriteOnce")?;
+        claims::create(env, &claims::with_selected_node(object, node)).await.map(drop)
+    };
+    try_join_all(names.iter().enumerate().map(create_one)).await.map(drop)
+}
+
+async fn kill_at_work(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let names = names("killed");
+    let kill = async {
+        until_bound(env, &names, 1).await?;
+        kill_provisioner(env, node).await
+    };
+    // The process must die before the last claim is bound.
+    try_join(create(env, &names), kill).await?;
+    // A claim that is unbound now was unbound when the provisioner was killed.
+    require_unbound(&claims_of(env, |name| names.contains(name)).await?)
+}
+
+pub(super) async fn kill_provisioner(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
+        kill(env, node, &pod, PROVISIONER).await?;
+    }
+    Ok(())
+}
+
+async fn kill_api_server(env: &TestEnv<'_>, cluster: &Cluster) -> Result<()> {
+    let names = names("unanswered");
+    create(env, &names).await?;
+    until_bound(env, &names, 1).await?;
+    // The claims cannot be read while the API server is down, and the provisioner continues as soon as it is up.
+    require_unbound(&claims_of(env, |name| names.contains(name)).await?)?;
+    cluster.restart_api_server().await
+}
+
+async fn claims_of(env: &TestEnv<'_>, is_ours: impl Fn(&str) -> bool) -> Result<Vec<PersistentVolumeClaim>> {
+    let claims = env.claims().list(&ListParams::default()).await;
+    let claims = claims.map_err(api_error).context("list the claims")?;
+    Ok(claims.into_iter().filter(|claim| is_ours(&claim.name_any())).collect())
+}
+
+/// Checks that a claim is unbound, so that a process that is killed leaves work behind.
+fn require_unbound(claims: &[PersistentVolumeClaim]) -> Result<()> {
+    let count = claims.len();
+    anyhow::ensure!(
+        !claims.iter().all(claims::is_bound),
+        "all {count} claims are bound already: create more"
+    );
+    Ok(())
+}
+
+/// Waits until at least `least` of the claims are bound.
+pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, least: usize) -> Result<()> {
+    let bound = |claims: &BTreeMap<String, PersistentVolumeClaim>| {
+        let ours = claims.values().filter(|claim| names.contains(&claim.name_any()));
+        ours.filter(|claim| claims::is_bound(claim)).count()
+    };
+    until(env.claims(), watcher::Config::default(), env.timeouts.start, |claims| {
+        let bound = bound(claims);
+        State::ready_if(bound >= least, format!("{bound} of {least} claims are bound"))
+    })
+    .await
+    .map(drop)
+}
+
+/// Checks that this story has this number of claims, that all are bound, and that there are exactly as many PersistentVolumes
+/// and volumes on the node.
+async fn check_one_volume_each(
+    env: &TestEnv<'_>,
+    node: &Node,
+    before: &Inventory,
+    claims: usize,
+) -> Result<()> {
+    let names: BTreeSet<_> = claims_of(env, is_ours).await?.iter().map(ResourceExt::name_any).collect();
+    anyhow::ensure!(names.len() == claims, "there are {} claims instead of {claims}", names.len());
+    until_bound(env, &names, names.len()).await?;
+    let of_ours = claims::with_objects(env, is_ours).await?;
+    anyhow::ensure!(
+        of_ours.iter().eq(&names),
+        "{} claims, and PersistentVolumes of {}",
+        names.len(),
+        list(&of_ours)
+    );
+    let made = Inventory::take(node).await?.volumes_added_since(before);
+    anyhow::ensure!(
+        made.len() == names.len(),
+        "{} claims, and on the node the volumes {}",
+        names.len(),
+        list(&made)
+    );
+    Ok(())
+}
+
+fn is_ours(claim: &str) -> bool {
+    claim.starts_with("killed-") || claim.starts_with("unanswered-")
+}
+
+async fn remove(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    for claim in claims_of(env, is_ours).await? {
+        claims::delete(env, &claim.name_any()).await?;
+    }
+    removal::nothing_left(env, node, before).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_without_unbound_claims_fails() {
+        let claim = |phase: &str| {
+            let mut claim = PersistentVolumeClaim::default();
+            claim.status.get_or_insert_default().phase = Some(phase.to_owned());
+            claim
+        };
+        require_unbound(&[claim("Bound"), claim("Pending")]).unwrap();
+        for claims in [vec![], vec![claim("Bound"), claim("Bound")]] {
+            let error = require_unbound(&claims).unwrap_err().to_string();
+            assert!(error.contains(&format!("all {} claims", claims.len())), "{error}");
+        }
+    }
+}

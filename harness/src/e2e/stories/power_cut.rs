@@ -1,0 +1,252 @@
+//! The node loses its power while many volumes are in use, and boots again on the same disks.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use testvm::excerpt::list;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until_one};
+use tokio::time::{Instant, sleep};
+
+use super::install;
+use crate::e2e::faults::Fault;
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::disturbances::cut_power;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::Inventory;
+use crate::test_env::sizes::Size;
+use crate::test_env::users::{User, is_ready, start, until_pods};
+use crate::test_env::workload::VolumeMode;
+
+pub(in crate::e2e) const NAME: &str = "power-cut";
+
+const SIZE: Size = Size::mebibytes(1);
+
+/// The poll interval: no event announces that the kubelet has cleaned up after a boot.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Limits the time from a ready driver to running pods. The kubelet's earlier mounts have failed, and it waits up to two minutes
+/// before it retries. Then it starts all pods concurrently.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(420);
+
+/// The volumes in use: claims of several pods, mounted and block in turn.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::e2e) struct Load {
+    pods: usize,
+    claims_each: usize,
+}
+
+impl Load {
+    pub(in crate::e2e) const FULL: Load = Load { pods: 5, claims_each: 10 };
+    /// One volume of each kind, which is enough to check that lost data is noticed.
+    pub(in crate::e2e) const LEAST: Load = Load { pods: 1, claims_each: 2 };
+}
+
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    node: &Node,
+    load: Load,
+    broken: Option<Fault>,
+) -> StepResult {
+    let users = users(load);
+    let volumes = load.pods * load.claims_each;
+    let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);
+    let before = steps.step(&title, start(env, &users, SIZE)).await?;
+    if broken == Some(Fault::Unsynced) {
+        steps.step("each volume is written to, without a sync", keep(env, &users, &["--unsynced"])).await?;
+    } else {
+        steps.step("each volume is written to, and synced", keep(env, &users, &[])).await?;
+    }
+    let held = steps.step("what the node holds is what the pods use", settled(env, node, None)).await?;
+    let boot = steps.step("cut the power", cut(env, node)).await?;
+    steps.step("the node boots on the same disks", booted(env, node, &boot)).await?;
+    steps.step("the driver serves", install::served(env)).await?;
+    steps.step("the kubelet brings every pod back", back(env, &users, &before)).await?;
+    steps.step("every volume has what was written to it", kept(env, &users)).await?;
+    steps
+        .step(
+            "loop devices, mounts, project ids and files are those of the volumes in use",
+            settled(env, node, Some(&held)),
+        )
+        .await
+        .map(drop)
+}
+
+fn users(load: Load) -> Vec<User> {
+    let user = |pod: usize| {
+        let name = format!("power-cut-{pod}");
+        let claims = (0..load.claims_each).map(|claim| {
+            let mode = if claim % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
+            (format!("{name}-{claim}"), mode)
+        });
+        User { claims: claims.collect(), name }
+    };
+    (0..load.pods).map(user).collect()
+}
+
+fn container(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.as_deref()
+}
+
+async fn keep(env: &TestEnv<'_>, users: &[User], options: &[&str]) -> Result<()> {
+    volume_check(env, users, "write-pattern", options).await
+}
+
+async fn kept(env: &TestEnv<'_>, users: &[User]) -> Result<()> {
+    volume_check(env, users, "verify-pattern", &[]).await
+}
+
+/// Runs the test program with all volumes in each pod.
+async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[&str]) -> Result<()> {
+    try_join_all(users.iter().map(async |user| {
+        let volumes = user.volumes();
+        let volumes = volumes.iter().map(String::as_str);
+        let argv: Vec<&str> =
+            ["/volume-check", verb].into_iter().chain(options.iter().copied()).chain(volumes).collect();
+        exec_ok(&env.pods(), &user.name, &argv).await
+    }))
+    .await
+    .map(drop)
+}
+
+/// Cuts the power, and returns the id of the boot that it ended.
+async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    let object = nodes.get(node.name()).await.map_err(api_error)?;
+    cut_power(env, node).await?;
+    boot_id(&object).map(str::to_owned).context("the Node does not say which boot it is of")
+}
+
+async fn booted(env: &TestEnv<'_>, node: &Node, before: &str) -> Result<()> {
+    node.boot().await?;
+    until_one::<NodeObject>(Api::all(env.client.clone()), node.name(), env.timeouts.start, |object| {
+        let rebooted = object.and_then(boot_id).is_some_and(|boot| boot != before);
+        State::ready_if(rebooted, "its kubelet has not reported the new boot")
+    })
+    .await
+    .map(drop)
+}
+
+fn boot_id(node: &NodeObject) -> Option<&str> {
+    let info = node.status.as_ref()?.node_info.as_ref()?;
+    Some(&info.boot_id)
+}
+
+/// Waits until the same pods run in new containers.
+async fn back(env: &TestEnv<'_>, users: &[User], before: &[Pod]) -> Result<()> {
+    until_pods(env, users, RESTART_TIMEOUT, |pod| {
+        let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
+            return Some("has been replaced by another of its name".into());
+        };
+        if container(pod) == container(before) {
+            return Some("has not been started again".into());
+        }
+        (!is_ready(pod)).then(|| "is not ready".into())
+    })
+    .await
+    .map(drop)
+}
+
+/// Waits until the node has exactly one loop device for each block volume in use, and, if `before` is given,
+/// exactly the entries in it. Returns the node's inventory.
+async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> Result<Inventory> {
+    let in_use = block_volumes_in_use(env).await?;
+    let deadline = Instant::now() + env.timeouts.end;
+    loop {
+        let held = Inventory::take(node).await?;
+        let mut complaints = attachment_errors(&in_use, held.attached());
+        if let Some(before) = before {
+            complaints.extend(held.added_since(before).into_iter().map(|more| format!("leaked: {more}")));
+            complaints.extend(before.added_since(&held).into_iter().map(|less| format!("lost: {less}")));
+        }
+        if complaints.is_empty() {
+            return Ok(held);
+        }
+        anyhow::ensure!(Instant::now() < deadline, "{}", list(&complaints));
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Returns a message for each volume without exactly one loop device, and for each other device. The path of
+/// an image contains the volume's id.
+fn attachment_errors(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<String> {
+    let of = |volume: &str| attached.iter().filter(|image| image.contains(volume)).count();
+    let mut complaints: Vec<String> = in_use
+        .iter()
+        .filter(|volume| of(volume) != 1)
+        .map(|volume| format!("block volume {volume} is in use and has {} loop devices", of(volume)))
+        .collect();
+    let idle = attached.iter().filter(|image| !in_use.iter().any(|volume| image.contains(volume.as_str())));
+    complaints.extend(idle.map(|image| format!("leaked: a loop device of {image}, which no pod uses")));
+    complaints
+}
+
+/// Returns the ids of the block volumes that the pods of the stories use.
+async fn block_volumes_in_use(env: &TestEnv<'_>) -> Result<BTreeSet<String>> {
+    let all = ListParams::default();
+    let pods = env.pods().list(&all).await.map_err(api_error).context("list the pods")?;
+    let claims = env.claims().list(&all).await.map_err(api_error).context("list the claims")?;
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    let volumes = volumes.list(&all).await.map_err(api_error).context("list the volumes")?;
+    let used: BTreeSet<&str> = pods.iter().flat_map(claims_of).collect();
+    let is_used = |claim: &&PersistentVolumeClaim| {
+        claim.metadata.name.as_deref().is_some_and(|name| used.contains(name))
+    };
+    let bound: BTreeSet<&str> = claims
+        .iter()
+        .filter(is_used)
+        .filter_map(|claim| claim.spec.as_ref()?.volume_name.as_deref())
+        .collect();
+    let block = volumes.iter().filter_map(|volume| {
+        let spec = volume.spec.as_ref().filter(|spec| spec.volume_mode.as_deref() == Some("Block"))?;
+        let bound = volume.metadata.name.as_deref().is_some_and(|name| bound.contains(name));
+        bound.then(|| spec.csi.as_ref().map(|csi| csi.volume_handle.clone()))?
+    });
+    Ok(block.collect())
+}
+
+fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_load_is_block_and_every_claim_has_its_own_path() {
+        let users = users(Load::FULL);
+        let claims: Vec<_> = users.iter().flat_map(|user| &user.claims).collect();
+        assert_eq!(claims.len(), 50);
+        assert_eq!(claims.iter().filter(|(_, mode)| *mode == VolumeMode::Block).count(), 25);
+        let volumes: BTreeSet<String> = users.iter().flat_map(User::volumes).collect();
+        assert_eq!(volumes.len(), 50);
+        let pod = users[1].pod().unwrap();
+        assert_eq!(claims_of(&pod).count(), 10);
+        let container = &pod.spec.unwrap().containers[0];
+        assert_eq!(container.volume_devices.as_ref().map(Vec::len), Some(5));
+    }
+
+    #[test]
+    fn missing_duplicate_and_leaked_loop_devices_are_reported() {
+        let in_use = BTreeSet::from(["pvc-1".to_owned(), "pvc-2".to_owned()]);
+        let judge = |images: &[&str]| {
+            attachment_errors(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())
+        };
+        assert!(judge(&["/d/pvc-1/image", "/d/pvc-2/image"]).is_empty());
+        assert_eq!(judge(&["/d/pvc-1/image"]), ["block volume pvc-2 is in use and has 0 loop devices"]);
+        let twice = judge(&["/d/pvc-1/image", "/d/pvc-1/image", "/d/pvc-2/image"]);
+        assert_eq!(twice, ["block volume pvc-1 is in use and has 2 loop devices"]);
+        let idle = judge(&["/d/pvc-1/image", "/d/pvc-2/image", "/d/pvc-3/image (deleted)"]);
+        assert_eq!(idle, ["leaked: a loop device of /d/pvc-3/image (deleted), which no pod uses"]);
+    }
+}

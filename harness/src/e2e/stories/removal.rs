@@ -1,0 +1,143 @@
+//! Everything is deleted. Nothing may remain in the API or on the node.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
+use kube::api::{DeleteParams, ListParams};
+use kube::runtime::watcher;
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use testvm::excerpt::list;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until, until_one};
+use tokio::time::{Instant, sleep};
+
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::inventory::Inventory;
+
+pub(in crate::e2e) const NAME: &str = "removal";
+
+/// The poll interval: the driver deletes data in the background, which no event announces.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    before: Option<&Inventory>,
+) -> StepResult {
+    steps.step("delete the namespace of the stories", delete_namespace(env)).await?;
+    steps.step("no volume of the driver is left", no_volumes(env)).await?;
+    let title = "files, project ids, loop devices and mounts are as before";
+    match (env.node, before) {
+        (Some(node), Some(before)) => steps.step(title, nothing_left(env, node, before)).await,
+        _ => {
+            steps.skip(title, FOREIGN_NODE);
+            Ok(())
+        }
+    }
+}
+
+/// Deletes the namespace with all its claims and pods, and waits until it is deleted.
+///
+/// The objects in it are deleted first: while any is left, Kubernetes checks such a namespace again only
+/// after 5 s, then 10 s.
+pub(in crate::e2e) async fn delete_namespace(env: &TestEnv<'_>) -> Result<()> {
+    // Deletes the controllers, pods and claims together, so that claims are deleted while in use.
+    delete_all(env.stateful_sets()).await.context("delete the StatefulSets")?;
+    delete_all(env.pods()).await.context("delete the pods")?;
+    delete_all(env.claims()).await.context("delete the claims")?;
+    none_left(env, env.pods(), |_| true).await.context("pods do not go")?;
+    none_left(env, env.claims(), |_| true).await.context("claims do not go")?;
+    let namespaces: Api<Namespace> = Api::all(env.client.clone());
+    let name = &env.namespace;
+    match namespaces.delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        result => drop(result.map_err(api_error).with_context(|| format!("delete namespace {name}"))?),
+    }
+    until_one(namespaces, name, env.timeouts.end, |namespace| {
+        let Some(namespace) = namespace else { return State::Ready };
+        let conditions = namespace.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let why: Vec<_> =
+            conditions.filter(|c| c.status == "True").filter_map(|c| c.message.clone()).collect();
+        State::Pending(format!("it still exists: {}", why.join("; ")))
+    })
+    .await
+    .with_context(|| format!("namespace {name} does not go"))
+    .map(drop)
+}
+
+async fn delete_all<K>(api: Api<K>) -> Result<()>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let deleted = api.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+    deleted.map_err(api_error).map(drop)
+}
+
+/// Has the provisioner delete the retained volumes of the claims of the stories, too.
+pub(in crate::e2e) async fn retain_none(env: &TestEnv<'_>) -> Result<()> {
+    let volumes = claims::volumes(env).list(&ListParams::default()).await.map_err(api_error)?;
+    let policy = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+    for volume in volumes.iter().filter(|volume| is_of_the_stories(env, volume)) {
+        let retained = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+        if retained == Some("Retain") {
+            claims::patch_volume(env, &volume.name_any(), &policy).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until no volume of the driver belongs to a claim of the stories.
+pub(in crate::e2e) async fn no_volumes(env: &TestEnv<'_>) -> Result<()> {
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    none_left(env, volumes, |volume| is_of_the_stories(env, volume)).await
+}
+
+fn is_of_the_stories(env: &TestEnv<'_>, volume: &PersistentVolume) -> bool {
+    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let namespace = claim.and_then(|claim| claim.namespace.as_deref());
+    is_of_the_driver(env, volume) && namespace == Some(&env.namespace)
+}
+
+/// Waits until there is no volume of the driver.
+pub(in crate::e2e) async fn no_volumes_of_the_driver(env: &TestEnv<'_>) -> Result<()> {
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    none_left(env, volumes, |volume| is_of_the_driver(env, volume)).await
+}
+
+fn is_of_the_driver(env: &TestEnv<'_>, volume: &PersistentVolume) -> bool {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.is_some_and(|csi| csi.driver == env.driver.name)
+}
+
+async fn none_left<K>(env: &TestEnv<'_>, api: Api<K>, is_ours: impl Fn(&K) -> bool) -> Result<()>
+where
+    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    until(api, watcher::Config::default(), env.timeouts.end, |objects| {
+        let ours = objects.values().filter(|object| is_ours(object));
+        let left: Vec<_> = ours.map(ResourceExt::name_any).collect();
+        State::ready_if(left.is_empty(), format!("left {}", list(&left)))
+    })
+    .await
+    .map(drop)
+}
+
+/// Waits until the node has nothing that it did not have before.
+pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    let deadline = Instant::now() + env.timeouts.end;
+    loop {
+        let more = Inventory::take(node).await?.added_since(before);
+        if more.is_empty() {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "leaked {}", list(&more));
+        sleep(POLL_INTERVAL).await;
+    }
+}

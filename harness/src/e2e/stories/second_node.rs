@@ -1,0 +1,47 @@
+//! A second node joins, first without storage and then with it. It gets the volumes for which the first node
+//! has no space, and leaves.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::{Cluster, DataDisk, Node};
+
+use super::{full_node, install, node_without_storage};
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::environment::TestEnv;
+
+pub(in crate::e2e) const NAME: &str = "second-node";
+
+const INDEX: u8 = 1;
+
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+    first: &Node,
+) -> StepResult {
+    let booted = cluster.boot_node(steps.session(), INDEX, DataDisk::Unmounted);
+    let second = steps.step("boot a second node without a data file system", booted).await?;
+    node_without_storage::run(steps, env, &second).await?;
+    full_node::run(steps, env, first, &second).await?;
+    steps.step("the second node leaves", leave(env, second)).await
+}
+
+/// Removes the node as an administrator does, with its pods' objects, because no kubelet reports their end.
+async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
+    let name = node.name().to_owned();
+    node.stop().await?;
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    nodes.delete(&name, &DeleteParams::default()).await.map_err(api_error).context("delete the Node")?;
+    for pod in env.live_driver_pods().await? {
+        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name) {
+            env.caused.replace([&pod]);
+            let forced = DeleteParams::default().grace_period(0);
+            let deleted = env.driver_pods().delete(&pod.name_any(), &forced).await;
+            deleted.map_err(api_error).context("delete the driver's pod")?;
+        }
+    }
+    install::serves(env, 1).await
+}

@@ -1,0 +1,55 @@
+//! The deletion of a VolumeSnapshot whose node was deleted does not finish, because no csi-snapshotter removes the finalizer
+//! of its VolumeSnapshotContent. An administrator removes the finalizer, as the manual says.
+
+use anyhow::Result;
+use kube::ResourceExt;
+
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::environment::TestEnv;
+use crate::test_env::snapshots::{self, Existing, IN_DELETION};
+use crate::test_env::workload::VolumeMode;
+
+/// A snapshot of a node that never existed, so that no csi-snapshotter handles its objects.
+const SNAPSHOT: Existing<'_> = Existing {
+    name: "of-deleted-node",
+    handle: "snapshot-of-deleted-node",
+    mode: VolumeMode::Filesystem,
+    node: "deleted-node",
+};
+
+pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    steps.step("the deletion of a VolumeSnapshot of a deleted node does not finish", stays(env)).await?;
+    steps.step("without its content's finalizer, the VolumeSnapshot is deleted", released(env)).await
+}
+
+async fn stays(env: &TestEnv<'_>) -> Result<()> {
+    let name = SNAPSHOT.name;
+    snapshots::import(env, SNAPSHOT).await?;
+    snapshots::until_content(env, name, "snapshot-controller does not bind it", |content| {
+        let uid = content.data.pointer("/spec/volumeSnapshotRef/uid");
+        uid.is_some() && content.metadata.finalizers.as_ref().is_some_and(|names| !names.is_empty())
+    })
+    .await?;
+    // snapshot-controller deletes a bound content only after it has recorded the binding in both objects.
+    snapshots::until_snapshot(env, name, "it is not bound", |snapshot| {
+        let bound = snapshot.data.pointer("/status/boundVolumeSnapshotContentName");
+        bound.is_some() && snapshot.finalizers().iter().any(|name| name.ends_with("-bound-protection"))
+    })
+    .await?;
+    snapshots::delete_snapshot(env, name).await?;
+    snapshots::until_content(env, name, "snapshot-controller does not delete it", |content| {
+        content.metadata.deletion_timestamp.is_some()
+            && content.metadata.annotations.as_ref().is_some_and(|names| names.contains_key(IN_DELETION))
+    })
+    .await?;
+    snapshots::until_snapshot(env, name, "it was deleted", |snapshot| {
+        snapshot.metadata.deletion_timestamp.is_some()
+    })
+    .await
+}
+
+async fn released(env: &TestEnv<'_>) -> Result<()> {
+    snapshots::release_content(env, SNAPSHOT.name).await?;
+    snapshots::content_gone(env, SNAPSHOT.name).await?;
+    snapshots::snapshot_gone(env, SNAPSHOT.name).await
+}

@@ -1,0 +1,97 @@
+//! A volume, its snapshot and a copy of the snapshot are deleted in every order.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use futures::future::try_join_all;
+use testvm_cluster::Node;
+
+use super::names::{SIZE, name};
+use crate::e2e::steps::{StepResult, Steps};
+use crate::e2e::stories::outages::until_bound;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::{claims, snapshots};
+
+/// One of the objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Volume,
+    Snapshot,
+    Restored,
+}
+
+use Part::{Restored, Snapshot, Volume};
+
+const ORDERS: [[Part; 3]; 6] = [
+    [Volume, Snapshot, Restored],
+    [Volume, Restored, Snapshot],
+    [Snapshot, Volume, Restored],
+    [Snapshot, Restored, Volume],
+    [Restored, Volume, Snapshot],
+    [Restored, Snapshot, Volume],
+];
+
+/// The names of one set of the objects.
+struct Set {
+    volume: String,
+    snapshot: String,
+    copy: String,
+    mode: VolumeMode,
+}
+
+pub(super) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    node: &Node,
+    mode: VolumeMode,
+) -> StepResult {
+    let deleted = async {
+        let sets = ORDERS.iter().enumerate().map(async |(index, order)| {
+            let set = Set::of(index, mode);
+            set.create(env, node).await?;
+            for part in order {
+                set.delete(env, *part).await?;
+            }
+            anyhow::Ok(())
+        });
+        try_join_all(sets).await.map(drop)
+    };
+    let title = format!("{mode}: a volume, its snapshot and a copy are deleted in every order");
+    steps.step(&title, deleted).await
+}
+
+impl Set {
+    fn of(index: usize, mode: VolumeMode) -> Set {
+        let [volume, snapshot, copy] =
+            ["volume", "snapshot", "copy"].map(|part| name(&format!("order-{index}-{part}"), mode));
+        Set { volume, snapshot, copy, mode }
+    }
+
+    /// Creates the objects, without pods.
+    async fn create(&self, env: &TestEnv<'_>, node: &Node) -> Result<()> {
+        let class = env.driver.class_name();
+        let volume = claim(&self.volume, &class, SIZE, self.mode, "ReadWriteOnce")?;
+        claims::create(env, &claims::with_selected_node(volume, node.name())).await?;
+        until_bound(env, &BTreeSet::from([self.volume.clone()]), 1).await?;
+        snapshots::request(env, &self.snapshot, &self.volume, None).await?;
+        snapshots::ready(env, &self.snapshot).await?;
+        let copy = snapshots::restored_claim(env, &self.copy, &self.snapshot, SIZE, self.mode)?;
+        claims::create(env, &claims::with_selected_node(copy, node.name())).await?;
+        until_bound(env, &BTreeSet::from([self.copy.clone()]), 1).await
+    }
+
+    /// Deletes one of the objects, and waits until the driver has deleted its data.
+    async fn delete(&self, env: &TestEnv<'_>, part: Part) -> Result<()> {
+        match part {
+            Volume => claims::delete_with_volume(env, &self.volume).await,
+            Restored => claims::delete_with_volume(env, &self.copy).await,
+            Snapshot => {
+                let content = snapshots::content_name(env, &self.snapshot).await?;
+                snapshots::delete_snapshot(env, &self.snapshot).await?;
+                snapshots::snapshot_gone(env, &self.snapshot).await?;
+                snapshots::content_gone(env, &content).await
+            }
+        }
+    }
+}

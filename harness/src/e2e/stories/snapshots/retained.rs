@@ -1,0 +1,78 @@
+//! A snapshot of a class with the policy Retain outlives its objects and its volume. An administrator creates new objects
+//! for the snapshot.
+
+use anyhow::Result;
+use kube::ResourceExt;
+use testvm_cluster::Node;
+
+use super::names::{SIZE, name, snapshots_added_since};
+use super::restored::{restored, written};
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::Inventory;
+use crate::test_env::pods::end;
+use crate::test_env::snapshots::{self, Existing};
+use crate::test_env::workload::VolumeMode;
+
+/// Classes have no namespace, so the story deletes its own.
+const CLASS: &str = "loopfs-e2e-retain";
+
+pub(super) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    node: &Node,
+    mode: VolumeMode,
+) -> StepResult {
+    let before =
+        steps.step(&format!("{mode}: list the snapshots on the node"), Inventory::take(node)).await?;
+    let handle = steps
+        .step(
+            &format!("{mode}: a retained snapshot outlives its volume and its objects"),
+            retain(env, node, &before, mode),
+        )
+        .await?;
+    let imported = name("imported", mode);
+    let existing = Existing { name: &imported, handle: &handle, mode, node: node.name() };
+    let claim = name("from-imported", mode);
+    let restored = async {
+        snapshots::import(env, existing).await?;
+        snapshots::ready(env, &imported).await?;
+        restored(env, &claim, &imported, SIZE, mode).await
+    };
+    steps
+        .step(&format!("{mode}: a claim is restored from new objects of the retained snapshot"), restored)
+        .await?;
+    let deleted = async {
+        claims::delete(env, &claim).await?;
+        snapshots::delete_snapshot(env, &imported).await?;
+        snapshots::snapshot_gone(env, &imported).await?;
+        snapshots::content_gone(env, &imported).await?;
+        let left = snapshots_added_since(node, &before).await?;
+        anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
+        anyhow::Ok(())
+    };
+    steps.step(&format!("{mode}: the snapshot is deleted with its new objects"), deleted).await
+}
+
+/// Takes a snapshot, deletes everything but its data, and returns its handle.
+async fn retain(env: &TestEnv<'_>, node: &Node, before: &Inventory, mode: VolumeMode) -> Result<String> {
+    let (claim, snapshot) = (name("retained-source", mode), name("retained-snapshot", mode));
+    written(env, &claim, mode).await?;
+    end(env, &claim).await?;
+    snapshots::create_retaining_class(env, CLASS).await?;
+    snapshots::request(env, &snapshot, &claim, Some(CLASS)).await?;
+    let content = snapshots::ready(env, &snapshot).await?;
+    let handle = snapshots::text(&content, "/status/snapshotHandle")?.to_owned();
+    claims::delete_with_volume(env, &claim).await?;
+    snapshots::delete_snapshot(env, &snapshot).await?;
+    snapshots::snapshot_gone(env, &snapshot).await?;
+    // The VolumeSnapshotContent outlives its VolumeSnapshot, until an administrator deletes it.
+    snapshots::content(env, &content.name_any()).await?;
+    snapshots::delete_content(env, &content.name_any()).await?;
+    snapshots::content_gone(env, &content.name_any()).await?;
+    snapshots::delete_class(env, CLASS).await?;
+    let kept = snapshots_added_since(node, before).await?;
+    anyhow::ensure!(kept == [handle.as_str()], "the node has the snapshots {kept:?}, not {handle}");
+    Ok(handle)
+}

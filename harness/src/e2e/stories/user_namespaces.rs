@@ -1,0 +1,121 @@
+//! The limit of a Filesystem volume for a pod that is root on it. In the host's user namespace, a pod can
+//! evade the limit. In a user namespace of its own (`hostUsers: false`), it cannot.
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use kube::api::PostParams;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
+use testvm_cluster::waiting::{State, until_logged};
+
+use crate::e2e::steps::{StepResult, Steps};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{self, end};
+use crate::test_env::sizes::Size;
+use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
+use crate::test_env::workload::{VolumeMode, claim, holder};
+
+pub(in crate::e2e) const NAME: &str = "user-namespaces";
+
+const SIZE: Size = Size::mebibytes(1);
+/// The names of pods and their claims.
+const HOST: &str = "host-users";
+const OWN: &str = "own-users";
+/// A project id of no volume: those of the store's volumes are far larger.
+const OTHER_PROJECT: &str = "1";
+/// The host's user namespace maps all ids to themselves.
+const IDENTITY: [&str; 3] = ["0", "0", "4294967295"];
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    steps.step("pods with and without a user namespace start with a volume", start(env)).await?;
+    steps.step("hostUsers: true: the pod changes the project id of its volume", changes(env)).await?;
+    steps
+        .step("hostUsers: false: the pod is root of a namespace of its own, and writes", writes(env))
+        .await?;
+    steps.step("hostUsers: false: the project id cannot be changed: EINVAL", cannot_change(env)).await?;
+    steps.step("hostUsers: false: a pod with volumeDevices is refused", refused(env)).await?;
+    steps
+        .step("the driver reports the volume whose project id was changed, and no other", reported(env))
+        .await?;
+    steps.step("pods and claims go", clear(env)).await
+}
+
+async fn start(env: &TestEnv<'_>) -> Result<()> {
+    create_runtime_class(env).await?;
+    for name in [HOST, OWN] {
+        let claim = claim(name, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+        claims::create(env, &claim).await?;
+    }
+    let host = holder(HOST, HOST, VolumeMode::Filesystem)?;
+    let own = with_user_namespace(holder(OWN, OWN, VolumeMode::Filesystem)?);
+    tokio::try_join!(pods::create(env, &host), pods::create(env, &own)).map(drop)
+}
+
+/// Runs a program in the pod that changes the project id of its volume, as any owner of a directory can try.
+async fn change_project(env: &TestEnv<'_>, pod: &str) -> Result<ExecOutput> {
+    exec(&env.pods(), pod, &["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, "/vol"]).await
+}
+
+async fn changes(env: &TestEnv<'_>) -> Result<()> {
+    let said = change_project(env, HOST).await?;
+    anyhow::ensure!(said.succeeded, "the project id could not be changed: {}{}", said.stdout, said.stderr);
+    Ok(())
+}
+
+async fn writes(env: &TestEnv<'_>) -> Result<()> {
+    let map = exec_ok(&env.pods(), OWN, &["/volume-check", "read", "/proc/self/uid_map"]).await?;
+    let map: Vec<&str> = map.split_whitespace().collect();
+    anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
+    pods::write(env, OWN, VolumeMode::Filesystem, "/vol/file", "by root of the pod").await?;
+    pods::reads(env, OWN, "/vol/file", "by root of the pod").await
+}
+
+async fn cannot_change(env: &TestEnv<'_>) -> Result<()> {
+    let said = change_project(env, OWN).await?;
+    anyhow::ensure!(!said.succeeded, "the project id was changed: {}", said.stdout);
+    anyhow::ensure!(
+        said.stderr.contains("(EINVAL)"),
+        "the project id could not be changed, but not because of the user namespace: {}",
+        said.stderr
+    );
+    Ok(())
+}
+
+async fn refused(env: &TestEnv<'_>) -> Result<()> {
+    let pod = with_user_namespace(holder("block-own-users", OWN, VolumeMode::Block)?);
+    match env.pods().create(&PostParams::default(), &pod).await {
+        Err(kube::Error::Api(status)) if status.code == 422 => {
+            anyhow::ensure!(status.message.contains("volumeDevices: Forbidden"), "{}", status.message);
+            Ok(())
+        }
+        Err(error) => Err(api_error(error)).context("create a pod with hostUsers: false and volumeDevices"),
+        Ok(_) => anyhow::bail!("the API server accepts hostUsers: false together with volumeDevices"),
+    }
+}
+
+/// Checks that the driver has logged the finding of its audit exactly once.
+async fn reported(env: &TestEnv<'_>) -> Result<()> {
+    let changed = claims::volume_of(env, HOST).await?.name_any();
+    let unchanged = claims::volume_of(env, OWN).await?.name_any();
+    let pods = env.live_driver_pods().await?;
+    let pod = pods.first().context("the driver has no pod")?.name_any();
+    until_logged(&env.driver_pods(), &pod, Some("csi"), env.timeouts.start, |line| {
+        let abnormal = line.contains("ProjectChanged");
+        if abnormal && line.contains(&unchanged) {
+            return State::Failed(format!("the volume of {OWN} is reported: {line}"));
+        }
+        State::ready_if(abnormal && line.contains(&changed), format!("nothing is logged of volume {changed}"))
+    })
+    .await
+}
+
+async fn clear(env: &TestEnv<'_>) -> Result<()> {
+    tokio::try_join!(end(env, HOST), end(env, OWN))?;
+    for claim in [HOST, OWN] {
+        let volume = claims::volume_of(env, claim).await?.name_any();
+        claims::delete(env, claim).await?;
+        claims::gone(env, &volume).await?;
+    }
+    delete_runtime_class(env).await
+}
