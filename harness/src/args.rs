@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use testvm::report::{Report, ReportFiles};
+use testvm::report::{Report, ReportFiles, Timed};
 use testvm::session::Session;
 use testvm::vm::report_repeated_boots;
 use tokio::signal::unix::{SignalKind, signal};
@@ -103,8 +103,9 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             print!("{}", list());
             Ok(ExitCode::SUCCESS)
         }
-        Command::Test(args) => {
+        Command::Test(mut args) => {
             let _lock = session.exclusive("test").await?;
+            args.resolve_failed(&session.workspace.reports("test").join("report.json"))?;
             let files = report_files(session, "test")?;
             conclude(session, &files, lanes::run(session, args).await?)
         }
@@ -157,12 +158,13 @@ fn report_files(session: &Session, run: &str) -> anyhow::Result<ReportFiles> {
 
 /// Prints the report, writes its files, and returns the exit code.
 fn conclude(session: &Session, files: &ReportFiles, mut report: Report) -> anyhow::Result<ExitCode> {
-    // The repeated boots of `cargo harness e2e`; a lane reports its own.
     report_repeated_boots("virtual machines", &mut report);
     report.versions = session.versions.all();
+    let ended = session.progress.ended().into_iter();
+    report.steps = ended.map(|(name, time)| Timed { name, time: Some(time) }).collect();
     files.write(&report)?;
     session.progress.finish();
-    println!("{}", report.table());
+    println!("{}{}", report.table(), report.times());
     println!("reports and logs: {}", files.directory().display());
     if report.not_run() > 0 {
         println!("{} not run", report.not_run());

@@ -96,12 +96,32 @@ pub(crate) async fn loopfs_tool(session: &Session, profile: ProgramProfile) -> R
     built.program("loopfs")
 }
 
+/// Builds the tests of loopfs and csi that run in virtual machines, with the programs of loopfs that they run. One build for all, so that
+/// what they share is compiled once.
+///
+/// # Errors
+/// The tests do not compile.
+pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
+    let args = [
+        "test",
+        "--profile=guest-tests",
+        "--no-run",
+        "--package=loopfs",
+        "--package=csi",
+        "--test=kernel",
+        "--test=power_cut",
+        "--test=engine",
+        "--features=loopfs/kernel-tests,csi/kernel-tests,csi/engine-tests",
+    ];
+    programs(session, "build the tests for virtual machines", &args).await
+}
+
 /// Builds the example programs of loopfs as its kernel tests are built, so that both share the library.
 ///
 /// # Errors
 /// An example does not compile.
-pub(crate) async fn loopfs_examples(session: &Session, feature: &str) -> Result<Built> {
+pub(crate) async fn loopfs_examples(session: &Session) -> Result<Built> {
     let profile = "--profile=guest-tests";
-    let args = ["build", profile, "--package", "loopfs", "--features", feature, "--examples"];
+    let args = ["build", profile, "--package", "loopfs", "--features", "kernel-tests", "--examples"];
     programs(session, "build the examples of loopfs", &args).await
 }

@@ -2,14 +2,15 @@
 //! volumes in memory.
 //!
 //! The nodes are fake nodes, so there is no virtual machine. Decisions of Kubernetes that need no kubelet
-//! take seconds here. The provisioner has only the rights of the manifests. On the same control plane, etcd is restored from a
-//! backup, and two versions of the driver run side by side. The Helm chart of the driver is tested on another one, which has nothing
-//! installed.
+//! take seconds here. The provisioner has only the rights of the manifests. On another control plane, etcd is restored from a
+//! backup, and two versions of the driver run side by side. The Helm chart of the driver is tested on one that has nothing installed. All
+//! of them run concurrently.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::future::LocalBoxFuture;
 use testvm::process::Program;
 use testvm::report::Report;
 use testvm::session::Session;
@@ -19,9 +20,10 @@ use super::chart;
 use super::libtest::Run;
 use super::passes::require_pass;
 use super::{restored_backup, side_by_side};
-use crate::fake_nodes;
+use crate::fake_nodes::{self, LiveTests};
 
 const SUITE: &str = "apiserver: provisioner";
+const PROFILE: ClusterProfile = ClusterProfile::Default;
 
 /// The timeout of all tests together. Each wait in a test takes at most half a minute.
 const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
@@ -29,65 +31,105 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 /// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
 
+/// The number of control planes that share the tests. Each test has a control plane for itself and waits most of the time.
+const SHARDS: usize = 2;
+
 /// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart,
 /// [`restored_backup::NAME`] the restoration of etcd, and [`side_by_side::NAME`] the two versions.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
-    let (of_chart, of_tests) = split(only, chart::NAME);
-    let mut report = Report::new();
-    if only.is_empty() || !of_tests.is_empty() {
-        report.append(session.until_cancelled(prepare_and_run(session, kubernetes, &of_tests)).await?);
+    let names = [chart::NAME, restored_backup::NAME, side_by_side::NAME];
+    let (parts, tests): (Vec<&str>, Vec<&str>) =
+        only.iter().map(String::as_str).partition(|text| names.contains(text));
+    let selected = |part| only.is_empty() || parts.contains(&part);
+    let path = session.until_cancelled(fake_nodes::build_live_tests(session, PROFILE)).await?;
+    let mut work: Vec<LocalBoxFuture<'_, Result<Report>>> = Vec::new();
+    // These change the control plane for all who use it. The second one replaces the rights of the nodes.
+    let on_one = [restored_backup::NAME, side_by_side::NAME].into_iter().filter(|part| selected(part));
+    let on_one: Vec<&str> = on_one.collect();
+    if only.is_empty() || !tests.is_empty() {
+        for (number, shard) in shards(&all_tests(&path).await?, &tests).into_iter().enumerate() {
+            work.push(Box::pin(run_shard(session, kubernetes, &path, number + 1, shard)));
+        }
     }
-    if only.is_empty() || !of_chart.is_empty() {
-        report.append(session.until_cancelled(chart::run(session, kubernetes)).await?);
+    if !on_one.is_empty() {
+        work.push(Box::pin(run_parts(session, kubernetes, &path, on_one)));
+    }
+    if selected(chart::NAME) {
+        work.push(Box::pin(chart::run(session, kubernetes)));
+    }
+    let work = async { Ok(futures::future::join_all(work).await) };
+    let mut report = Report::new();
+    for of_part in session.until_cancelled(work).await? {
+        report.append(of_part?);
     }
     Ok(report)
 }
 
-/// Returns the texts that are the name of a part, and the other ones.
-fn split(only: &[String], part: &str) -> (Vec<String>, Vec<String>) {
-    only.iter().cloned().partition(|text| text == part)
+/// Returns the names of all tests of the program.
+async fn all_tests(program: &Path) -> Result<Vec<String>> {
+    let args = [fake_nodes::ALL, "--skip", fake_nodes::SERVING, "--list", "--format", "terse"];
+    let listed = Program::new(program).named("the provisioner's tests").args(args).run().await?;
+    Ok(listed.stdout.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-async fn prepare_and_run(
+/// Distributes the tests whose names contain one of `only`, or all, so that each shard has some of each module.
+fn shards(all: &[String], only: &[&str]) -> Vec<Vec<String>> {
+    let selected = all.iter().filter(|name| only.is_empty() || only.iter().any(|text| name.contains(text)));
+    let mut shards = vec![Vec::new(); SHARDS];
+    selected.enumerate().for_each(|(index, name)| shards[index % SHARDS].push(name.clone()));
+    shards.retain(|shard| !shard.is_empty());
+    shards
+}
+
+async fn run_shard(
     session: &Session,
     kubernetes: &KubernetesSource,
-    only: &[String],
+    path: &Path,
+    number: usize,
+    tests: Vec<String>,
 ) -> Result<Report> {
-    let logs = session.workspace.reports("test").join("apiserver");
-    let (of_backup, of_others) = split(only, restored_backup::NAME);
-    let (of_versions, of_tests) = split(&of_others, side_by_side::NAME);
-    fake_nodes::with_live_tests(
-        session,
-        ClusterProfile::Default,
-        kubernetes,
-        &logs,
-        async |tests, control_plane| {
-            let mut report = Report::new();
-            if only.is_empty() || !of_tests.is_empty() {
-                report.append(test(session, tests.program(), &of_tests, &logs).await?);
-            }
-            if only.is_empty() || !of_backup.is_empty() {
-                let restored = restored_backup::run(session, tests, control_plane, &logs).await?;
-                report.append(require_pass(restored_backup::SUITE, restored));
-            }
-            // The last part: it replaces the rights of the nodes.
-            if only.is_empty() || !of_versions.is_empty() {
-                let of_both = side_by_side::run(session, tests, control_plane, &logs).await?;
-                report.append(require_pass(side_by_side::SUITE, of_both));
-            }
-            Ok(report)
-        },
-    )
+    let logs = session.workspace.reports("test").join(format!("apiserver-{number}"));
+    fake_nodes::with_driver(session, PROFILE, kubernetes, &logs, async |control_plane, kubeconfigs| {
+        let program = LiveTests::new(path.to_owned(), control_plane, kubeconfigs).program();
+        test(session, program, number, &tests, &logs).await
+    })
     .await
 }
 
-async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -> Result<Report> {
-    let step = session.progress.step("run the tests of the provisioner against the API server");
+async fn run_parts(
+    session: &Session,
+    kubernetes: &KubernetesSource,
+    path: &Path,
+    parts: Vec<&str>,
+) -> Result<Report> {
+    let logs = session.workspace.reports("test").join("apiserver");
+    fake_nodes::with_driver(session, PROFILE, kubernetes, &logs, async |control_plane, kubeconfigs| {
+        let tests = LiveTests::new(path.to_owned(), control_plane, kubeconfigs);
+        let mut report = Report::new();
+        if parts.contains(&restored_backup::NAME) {
+            let restored = restored_backup::run(session, &tests, control_plane, &logs).await?;
+            report.append(require_pass(restored_backup::SUITE, restored));
+        }
+        if parts.contains(&side_by_side::NAME) {
+            let of_both = side_by_side::run(session, &tests, control_plane, &logs).await?;
+            report.append(require_pass(side_by_side::SUITE, of_both));
+        }
+        Ok(report)
+    })
+    .await
+}
+
+async fn test(
+    session: &Session,
+    program: Program,
+    number: usize,
+    tests: &[String],
+    logs: &Path,
+) -> Result<Report> {
+    let step = session.progress.step(format!("run the tests of the provisioner against API server {number}"));
     let log = logs.join("tests.log");
     // All tests use the same nodes, and each test needs them exclusively.
-    let all = [fake_nodes::ALL.to_owned()];
-    let selected = if only.is_empty() { &all } else { only };
-    let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVING]).args(selected).log(&log);
+    let program = program.args(["--test-threads=1", "--exact"]).args(tests).log(&log);
     let ended = match program.timeout(TESTS_TIMEOUT).finish().await {
         Ok(finished) if finished.status.success() => Ok(()),
         Ok(finished) => Err(finished.failure()),
@@ -98,11 +140,24 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
         session.progress.line(line);
     }
     let mut report = Report::new();
-    Run::parse(&output).report_selected(&mut report, SUITE, ended, only);
+    Run::parse(&output).report(&mut report, SUITE, ended);
     if report.succeeded() {
         step.done(report.summary());
     } else {
         step.failed(report.summary());
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shards;
+
+    #[test]
+    fn each_test_is_in_one_shard() {
+        let all = ["a::1", "a::2", "b::1"].map(str::to_owned);
+        assert_eq!(shards(&all, &[]), [vec!["a::1", "b::1"], vec!["a::2"]]);
+        assert_eq!(shards(&all, &["b::"]), [vec!["b::1"]]);
+        assert!(shards(&all, &["c::"]).is_empty());
+    }
 }

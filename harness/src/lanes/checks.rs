@@ -4,7 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use testvm::process::{Finished, Program};
+use testvm::rust_build;
 use testvm::session::Session;
+
+/// Runs a command of cargo that may compile.
+pub(super) async fn cargo(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {
+    let _turn = session.turn_to_compile().await;
+    run(session, name, rust_build::program(session.workspace.root()).args(args.iter().copied())).await
+}
 
 /// Runs a program of the unit lane, and returns how it ended and its duration.
 pub(super) async fn run(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {

@@ -84,8 +84,7 @@ pub(super) async fn check(session: &Session, suite: &str, report: &mut Report) {
         let name = format!("package of {package}");
         // In a checkout with changes, too. Cargo compiles the package as those who depend on it do.
         let args = ["package", "--package", package, "--allow-dirty"];
-        let cargo = rust_build::program(session.workspace.root()).args(args);
-        let (result, time) = checks::run(session, &name, cargo).await;
+        let (result, time) = checks::cargo(session, &name, &args).await;
         report.record(suite, &name, time, &result.and_then(must_succeed));
     }
 }

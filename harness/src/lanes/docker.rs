@@ -12,7 +12,6 @@ use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
 use testvm::packages;
 use testvm::report::Report;
-use testvm::rust_build;
 use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Vm};
 use testvm_cluster::ContainerImage;
@@ -25,7 +24,6 @@ use crate::nodes;
 
 const SUITE: &str = "docker: csi";
 const TEST: &str = "engine";
-const FEATURE: &str = "engine-tests";
 
 /// The directory of the disk with the tests and the image.
 const PAYLOAD: &str = "/opt/tests";
@@ -65,7 +63,7 @@ pub(super) async fn run(session: &Session, only: &[String]) -> Result<Report> {
 
 async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
-    let tests = rust_build::test_binary(session, "csi", TEST, FEATURE).await?;
+    let tests = builds::guest_tests(session).await?.test("csi", TEST)?;
     let driver = builds::driver_programs(session, ProgramProfile::Test).await?;
     let image = nodes::driver_image(driver, builds::loopfs_tool(session, ProgramProfile::Test).await?);
     let init = builds::guest_programs(session).await?.init;
@@ -78,6 +76,7 @@ async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     cache::empty_dir(&logs)?;
     let directory = tempfile::tempdir().context("create a directory")?;
     let devices = devices(directory.path(), tests, &image, logs.clone()).await?;
+    let _processor = session.processor().await;
     let step = session.progress.step("run the tests of the image in a Docker engine");
     let vm = machine.boot(devices, directory.path()).await?;
     step.note("testing");

@@ -2,7 +2,6 @@
 //! concurrently as this machine has processors. It also simulates power cuts.
 
 use std::collections::BTreeMap;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,8 +12,8 @@ use testvm::images::debian_program::{DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::packages;
+use testvm::process::Program;
 use testvm::report::{Case, Outcome, Report};
-use testvm::rust_build;
 use testvm::session::Session;
 use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile, Hypervisor};
@@ -25,9 +24,8 @@ use super::libtest::Run;
 use super::{machine_faults, power_cut};
 use crate::builds;
 
-/// The test target and the feature that enables it, the same in every crate that has them.
+/// The test target, the same in every crate that has kernel tests.
 pub(super) const TEST: &str = "kernel";
-pub(super) const FEATURE: &str = "kernel-tests";
 /// The crates with kernel tests.
 const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 /// The program of loopfs, which its tests run, and its path in the guest.
@@ -47,45 +45,95 @@ const SEED: &str = "LOOPFS_TEST_SEED";
 const STEPS: &str = "LOOPFS_TEST_STEPS";
 
 /// Tests that take long and whose results depend on the number of volumes, calls or devices rather than on
-/// the kernel. If all kernels are booted, they run on the default kernel only.
+/// the kernel. If several kernels are booted, they run on the default kernel only.
 const ON_ONE_KERNEL: [&str; 4] = ["many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
+
+/// Tests of calls whose results depend on the kernel. They run on each kernel.
+const KERNELS_DIFFER: [&str; 8] = [
+    "clones::",
+    "detach::",
+    "device_cgroup::",
+    "losetup::",
+    "other_programs::",
+    "refusals::",
+    "settings::",
+    "special_files::",
+];
 
 const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
 /// The timeout if the number of random operations is given, which may be any.
 const LONG_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
-pub(super) async fn run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kernel, only)).await
+/// The kernels that a run boots.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kernels<'a> {
+    One(&'a str),
+    /// All tests on the default kernel and on one of the others, which the commit chooses, and [`KERNELS_DIFFER`] on the rest.
+    OfTheCommit,
+    All,
 }
 
-async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
-    let kernels = match kernel {
-        Some(name) => vec![name.to_owned()],
-        None => Kernel::names(&session.workspace)?,
-    };
+/// What one kernel runs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Share {
+    All,
+    /// All but [`ON_ONE_KERNEL`].
+    Most,
+    /// [`KERNELS_DIFFER`].
+    Differing,
+}
+
+pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]) -> Result<Report> {
+    session.until_cancelled(prepare_and_run(session, kernels, only)).await
+}
+
+async fn prepare_and_run(session: &Session, kernels: Kernels<'_>, only: &[String]) -> Result<Report> {
+    let names = Kernel::names(&session.workspace)?;
     let default = Kernel::default_name(session)?;
+    let shares = match kernels {
+        Kernels::One(name) => vec![(name.to_owned(), Share::All)],
+        Kernels::All => shares(&names, &default, None),
+        // A test that is named runs everywhere.
+        Kernels::OfTheCommit if !only.is_empty() => shares(&names, &default, None),
+        Kernels::OfTheCommit => shares(&names, &default, Some(commit(session).await)),
+    };
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let programs = Programs::build(session, directory.path()).await?;
-    // A guest keeps one processor busy, and occasionally a second one with work of its kernel. With more guests, processors of
-    // guests that wait for each other use up the time: three guests on two processors took twice as long.
-    let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let tested = futures::stream::iter(kernels.iter().enumerate()).map(async |(number, name)| {
-        let elsewhere = kernels.len() > 1 && *name != default;
-        let left_out: &[&str] = if elsewhere { &ON_ONE_KERNEL } else { &[] };
+    let tested = futures::stream::iter(&shares).map(async |(name, share)| {
+        let _processor = session.processor().await;
         let started = Instant::now();
-        let result = test(session, name, &programs, left_out, only).await;
-        (number, with_failure(result, name, started))
+        let result = test(session, name, &programs, *share, only).await;
+        with_failure(result, name, started)
     });
-    let reports: BTreeMap<usize, Report> = tested.buffer_unordered(at_once).collect().await;
+    let reports: Vec<Report> = tested.buffered(shares.len()).collect().await;
     let mut report = Report::new();
-    for of_kernel in reports.into_values() {
-        report.append(of_kernel);
-    }
+    reports.into_iter().for_each(|of_kernel| report.append(of_kernel));
     if only.is_empty() {
         require_tests(&ON_ONE_KERNEL, &mut report);
+        require_tests(&KERNELS_DIFFER, &mut report);
     }
     Ok(report)
+}
+
+/// Returns the kernels with their shares, the default kernel first: its share takes longest. Without a number, all others run most tests.
+fn shares(names: &[String], default: &str, commit: Option<u64>) -> Vec<(String, Share)> {
+    let others: Vec<&String> = names.iter().filter(|name| *name != default).collect();
+    let chosen = commit.map(|commit| commit % others.len().max(1) as u64);
+    let share =
+        |index| if chosen.is_none_or(|chosen| chosen == index) { Share::Most } else { Share::Differing };
+    let of_others = (0..).zip(others).map(|(index, name)| (name.clone(), share(index)));
+    let mut shares: Vec<_> = std::iter::once((default.to_owned(), Share::All)).chain(of_others).collect();
+    shares.sort_by_key(|(_, share)| *share as u8);
+    shares
+}
+
+/// Returns a number that depends on the commit of the checkout, or 0 outside a Git repository.
+async fn commit(session: &Session) -> u64 {
+    let git =
+        Program::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(session.workspace.root());
+    let printed = git.run().await.map(|finished| finished.stdout).unwrap_or_default();
+    u64::from_str_radix(printed.trim(), 16).unwrap_or_default()
 }
 
 /// Adds a failure for each of these names that is in the name of no test that ran. Kernels skip such tests, because another runs them.
@@ -129,18 +177,17 @@ impl Programs {
     /// Builds them. `directory` is for those that are not in the cache.
     async fn build(session: &Session, directory: &Path) -> Result<Programs> {
         let file = |path: String, host: PathBuf| GuestFile { path, mode: 0o755, host };
+        let tests = builds::guest_tests(session).await?;
         let mut files = Vec::new();
         for package in PACKAGES {
-            let host = rust_build::test_binary(session, package, TEST, FEATURE).await?;
-            files.push(file(format!("/tests/{package}"), host));
+            files.push(file(format!("/tests/{package}"), tests.test(package, TEST)?));
         }
         if go_tests::is_installed() {
             files.push(file(GO_TESTS.to_owned(), go_tests::kernel_tests(session, directory).await?));
         }
-        let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
-        let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
-        files.push(file(TOOL_PATH.to_owned(), tool));
-        let examples = builds::loopfs_examples(session, FEATURE).await?;
+        let power_cut = tests.test("loopfs", power_cut::TEST)?;
+        files.push(file(TOOL_PATH.to_owned(), tests.program(TOOL)?));
+        let examples = builds::loopfs_examples(session).await?;
         files.extend(
             examples.programs().map(|(name, host)| file(format!("{EXAMPLES}/{name}"), host.to_owned())),
         );
@@ -159,7 +206,7 @@ async fn test(
     session: &Session,
     kernel: &str,
     programs: &Programs,
-    left_out: &[&'static str],
+    share: Share,
     only: &[String],
 ) -> Result<Report> {
     let Programs { init, files, power_cut } = programs;
@@ -169,9 +216,17 @@ async fn test(
     // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;
     let (kernel, hypervisor, logs) = (&kernel, &hypervisor, logs.as_path());
+    let left_out: &[&str] = if share == Share::Most { &ON_ONE_KERNEL } else { &[] };
+    let differing = KERNELS_DIFFER.map(str::to_owned);
+    let selected = if share == Share::Differing { &differing } else { only };
     let guest = Guest { kernel, hypervisor, init, files, logs, left_out };
-    let mut report = run_on(session, guest, only).await?;
-    if left_out.is_empty() && machine_faults::is_selected(only) {
+    let mut report = run_on(session, guest, selected).await?;
+    if share == Share::Differing {
+        let why = "another commit runs them on this kernel; --lane kernels runs all on each";
+        report.push(&suite(kernel.name()), "all other tests", Outcome::Skipped(why.to_owned()), None);
+        return Ok(report);
+    }
+    if share == Share::All && machine_faults::is_selected(only) {
         let machine = machine_faults::Machine { kernel, hypervisor, init, logs };
         report.append(machine_faults::run(session, &machine).await);
     }
@@ -328,6 +383,21 @@ mod tests {
         let mut passed = Report::new();
         passed.push("kernel sid: loopfs", "a test", Outcome::Passed, Duration::ZERO);
         assert_eq!(with_failure(Ok(passed), "sid", started).failed(), 0);
+    }
+
+    #[test]
+    fn each_commit_chooses_one_other_kernel() {
+        let names = ["old", "default", "new"].map(str::to_owned);
+        let shares = |commit| shares(&names, "default", commit);
+        for (commit, [second, third]) in [
+            (None, [("old", Share::Most), ("new", Share::Most)]),
+            (Some(0), [("old", Share::Most), ("new", Share::Differing)]),
+            (Some(7), [("new", Share::Most), ("old", Share::Differing)]),
+        ] {
+            let expected =
+                [("default", Share::All), second, third].map(|(name, share)| (name.to_owned(), share));
+            assert_eq!(shares(commit), expected, "{commit:?}");
+        }
     }
 
     #[test]

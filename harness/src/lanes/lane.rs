@@ -26,6 +26,8 @@ pub(super) enum Lane {
     /// Each fault of `cargo harness e2e --break` on a cluster. Each run must fail and name its fault. Runs only if --lane
     /// selects it.
     SelfCheck,
+    /// All tests of the lane kernel on each kernel. Runs only if --lane selects it.
+    Kernels,
     /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
     /// csi/conformance has the definition of the driver for them. Runs only if --lane selects it.
     Conformance,
@@ -49,7 +51,7 @@ pub(super) enum Lane {
     Image,
 }
 
-pub(super) const ALL: [Lane; 16] = [
+pub(super) const ALL: [Lane; 17] = [
     Lane::Unit,
     Lane::Apiserver,
     Lane::Kernel,
@@ -59,6 +61,7 @@ pub(super) const ALL: [Lane; 16] = [
     Lane::LongStories,
     Lane::OtherProjects,
     Lane::SelfCheck,
+    Lane::Kernels,
     Lane::Conformance,
     Lane::Node,
     Lane::Versions,
@@ -91,6 +94,7 @@ impl Lane {
             Lane::LongStories => "long-stories",
             Lane::OtherProjects => "other-projects",
             Lane::SelfCheck => "self-check",
+            Lane::Kernels => "kernels",
             Lane::Node => "node",
             Lane::Versions => "versions",
             Lane::Kind => "kind",

@@ -1,5 +1,6 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
+mod again;
 mod apiserver;
 mod chart;
 mod checks;
@@ -29,12 +30,12 @@ mod versions;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use futures::StreamExt;
 use testvm::go_build;
 use testvm::progress::seconds;
-use testvm::report::{Outcome, Report};
+use testvm::report::{Outcome, Report, Timed};
 use testvm::session::Session;
 use testvm::test_machine::MACHINE;
-use testvm::vm::report_repeated_boots;
 
 use self::lane::Lane;
 pub(crate) use self::lane::descriptions;
@@ -51,50 +52,33 @@ use crate::node_options::KubernetesOptions;
 pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
     let skips = Skips::read(session)?;
     let mut report = Report::new();
-    for lane in args.selected()? {
-        if session.cancel.is_cancelled() {
-            report.push(lane.name(), "run the lane", Outcome::NotRun, Duration::ZERO);
-            continue;
+    for round in 1..=args.repeat.get() {
+        let mut of_round = run_once(session, &args, &skips).await?;
+        if args.repeat.get() > 1 {
+            session.progress.line(format!("run {round} of {}: {}", args.repeat, of_round.summary()));
+            of_round.cases.iter_mut().for_each(|case| case.suite += &format!(" (run {round})"));
         }
-        let started = Instant::now();
-        let result = match lane {
-            Lane::Unit => unit::run(session).await,
-            Lane::Apiserver => apiserver::run(session, &args.e2e.kubernetes().source(), &args.only).await,
-            Lane::Kernel => kernel::run(session, args.e2e.kernel(), &args.only).await,
-            Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
-            Lane::Docker => docker::run(session, &args.only).await,
-            Lane::E2e => run_e2e(session, args.e2e.clone()).await,
-            Lane::LongStories => run_long_stories(session, args.e2e.kubernetes()).await,
-            Lane::OtherProjects => run_other_projects(session, args.e2e.kubernetes()).await,
-            Lane::SelfCheck => run_self_check(session, args.e2e.kubernetes()).await,
-            Lane::Node => node::run(session, args.e2e.kubernetes(), args.e2e.kernel()).await,
-            Lane::Versions => versions::run(session).await,
-            Lane::Kind => run_kind(session, args.e2e.kubernetes()).await,
-            Lane::Upgrade => run_upgrade(session, args.e2e.kubernetes()).await,
-            Lane::Conformance => {
-                let selection = conformance::Selection::new(args.quick, &args.only);
-                conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
-            }
-            Lane::SecondDriver => second_driver::run(session, &args.e2e.kubernetes().source()).await,
-            Lane::Image => image::run(session).await,
-        };
-        let mut cases = result.unwrap_or_else(|error| {
-            let outcome = Outcome::Failed(format!("{error:#}"));
-            let mut cases = Report::new();
-            cases.push(lane.name(), "run the lane", outcome, started.elapsed());
-            cases
-        });
-        skips.judge(&mut cases);
-        // With --only, other lanes may have the selected tests.
-        if args.only.is_empty() {
-            cases = require_pass(lane.name(), cases);
+        report.append(of_round);
+        if !report.succeeded() {
+            break;
         }
-        report_repeated_boots(lane.name(), &mut cases);
-        // Failures are printed now, because the table at the end may be an hour away.
-        let (summary, time) = (cases.summary(), seconds(started.elapsed()));
-        session.progress.line(format!("lane {}: {summary} in {time}{}", lane.name(), cases.failures()));
-        report.append(cases);
     }
+    Ok(report)
+}
+
+async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<Report> {
+    let (of_ci, named): (Vec<Lane>, Vec<Lane>) =
+        args.selected()?.into_iter().partition(|lane| lane.runs_in_ci());
+    let run = |lane| Box::pin(run_lane(session, lane, args, skips));
+    // Most lanes wait for others most of the time: the API server, a node, the compiler. The lanes that run only if they are named fill
+    // the machine.
+    let mut reports: Vec<Report> =
+        futures::stream::iter(of_ci).map(run).buffered(lane::ALL.len()).collect().await;
+    for lane in named {
+        reports.push(run(lane).await);
+    }
+    let mut report = Report::new();
+    reports.into_iter().for_each(|cases| report.append(cases));
     if !session.cancel.is_cancelled() {
         if args.only.is_empty() {
             skips.require_checks(&mut report);
@@ -102,6 +86,62 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         require_matches(&args.only, &mut report);
     }
     Ok(report)
+}
+
+/// Runs one lane. A lane that cannot run is a failed case.
+async fn run_lane(session: &Session, lane: Lane, args: &TestArgs, skips: &Skips) -> Report {
+    let mut cases = Report::new();
+    if session.cancel.is_cancelled() {
+        cases.push(lane.name(), "run the lane", Outcome::NotRun, None);
+        return cases;
+    }
+    let started = Instant::now();
+    let kubernetes = args.e2e.kubernetes();
+    let result = match lane {
+        Lane::Unit => unit::run(session).await,
+        Lane::Apiserver => apiserver::run(session, &kubernetes.source(), &args.only).await,
+        Lane::Kernel => {
+            let kernels = args.e2e.kernel().map_or(kernel::Kernels::OfTheCommit, kernel::Kernels::One);
+            kernel::run(session, kernels, &args.only).await
+        }
+        Lane::Kernels => kernel::run(session, kernel::Kernels::All, &[]).await,
+        Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
+        Lane::Docker => docker::run(session, &args.only).await,
+        Lane::E2e => run_e2e(session, args.e2e.clone()).await,
+        Lane::LongStories => run_long_stories(session, kubernetes).await,
+        Lane::OtherProjects => run_other_projects(session, kubernetes).await,
+        Lane::SelfCheck => run_self_check(session, kubernetes).await,
+        Lane::Node => node::run(session, kubernetes, args.e2e.kernel()).await,
+        Lane::Versions => versions::run(session).await,
+        Lane::Kind => run_kind(session, kubernetes).await,
+        Lane::Upgrade => run_upgrade(session, kubernetes).await,
+        Lane::Conformance => {
+            let selection = conformance::Selection::new(args.quick, &args.only);
+            conformance::run(session, &kubernetes.source(), &selection).await
+        }
+        Lane::SecondDriver => second_driver::run(session, &kubernetes.source()).await,
+        Lane::Image => image::run(session).await,
+    };
+    match result {
+        Ok(report) => cases = report,
+        Err(error) => cases.record::<()>(lane.name(), "run the lane", started.elapsed(), &Err(error)),
+    }
+    skips.judge(&mut cases);
+    // With --only, other lanes may have the selected tests.
+    if args.only.is_empty() {
+        cases = require_pass(lane.name(), cases);
+    }
+    // Failures are printed now, because the table at the end may be an hour away.
+    cases.cases.iter_mut().for_each(|case| case.lane = Some(lane.name()));
+    let (summary, time) = (cases.summary(), started.elapsed());
+    session.progress.line(format!(
+        "lane {}: {summary} in {}{}",
+        lane.name(),
+        seconds(time),
+        cases.failures()
+    ));
+    cases.lanes.push(Timed { name: lane.name().to_owned(), time: Some(time) });
+    cases
 }
 
 /// Fetches and builds what only some lanes need.
@@ -115,6 +155,8 @@ pub(crate) async fn fetch(session: &Session) -> Result<()> {
 
 async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
+    // The longest lane takes its processor before it builds anything.
+    let _processor = session.processor().await;
     e2e::run(session, args.without_long_stories()).await
 }
 

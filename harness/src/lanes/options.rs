@@ -1,7 +1,11 @@
 //! The options of `cargo harness test`, and the lanes that they select.
 
+use std::num::NonZero;
+use std::path::Path;
+
 use anyhow::Result;
 
+use super::again;
 use super::lane::{ALL, Lane};
 use crate::e2e;
 
@@ -19,6 +23,12 @@ pub struct TestArgs {
     /// In the conformance lane, run only one spec of each suite and mode, and no slow one.
     #[arg(long, conflicts_with = "only")]
     pub(super) quick: bool,
+    /// Run again what failed in the last run: its tests, or its lanes if something else than a test failed.
+    #[arg(long, conflicts_with_all = ["lanes", "only", "quick"])]
+    failed: bool,
+    /// Run everything this many times, and stop after the first run with a failure.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(super) repeat: NonZero<u32>,
     #[command(flatten)]
     pub(super) e2e: e2e::Args,
 }
@@ -31,6 +41,22 @@ struct LaneOption {
 }
 
 impl TestArgs {
+    /// Replaces `--failed` by the lanes and tests that failed in the run with this `report.json`.
+    ///
+    /// # Errors
+    /// The report cannot be read, or nothing failed.
+    pub(crate) fn resolve_failed(&mut self, report: &Path) -> Result<()> {
+        if !self.failed {
+            return Ok(());
+        }
+        let failed = again::failed(report)?;
+        self.lanes = ALL.into_iter().filter(|lane| failed.lanes.contains(lane.name())).collect();
+        anyhow::ensure!(!self.lanes.is_empty(), "{} names no lane of a failure", report.display());
+        let take_names = self.lanes.iter().all(|lane| TAKE_ONLY.contains(lane));
+        self.only = failed.tests.into_iter().filter(|_| take_names).collect();
+        Ok(())
+    }
+
     /// Returns the lanes to run: those that --lane names, or those of CI that take every given option.
     ///
     /// # Errors
@@ -68,16 +94,15 @@ impl TestArgs {
                 self.e2e.kernel().is_some(),
                 &[Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node],
             ),
-            option(
-                "--only",
-                !self.only.is_empty(),
-                &[Lane::Kernel, Lane::Apiserver, Lane::Docker, Lane::Conformance],
-            ),
+            option("--only", !self.only.is_empty(), &TAKE_ONLY),
             option("--quick", self.quick, &[Lane::Conformance]),
             option("the options of e2e and its nodes", self.e2e.is_of_e2e_only(), &[Lane::E2e]),
         ]
     }
 }
+
+/// The lanes that take `--only`.
+const TAKE_ONLY: [Lane; 4] = [Lane::Kernel, Lane::Apiserver, Lane::Docker, Lane::Conformance];
 
 /// The lanes that run programs of Kubernetes of the selected release. The lane versions runs all releases.
 const WITH_KUBERNETES: [Lane; 10] = [

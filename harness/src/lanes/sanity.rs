@@ -13,14 +13,13 @@ use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::packages;
 use testvm::report::Report;
-use testvm::rust_build;
 use testvm::session::Session;
 use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile};
 use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip};
-use super::kernel::{FEATURE, TEST};
+use super::kernel::TEST;
 use super::libtest::Run;
 use crate::builds::{self, ProgramProfile};
 
@@ -103,7 +102,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let sanity = go_build::build(session, &CSI_TEST).await?.join("csi-sanity");
     let driver = builds::driver_programs(session, ProgramProfile::Test).await?.csi;
-    let left = rust_build::test_binary(session, "csi", TEST, FEATURE).await?;
+    let left = builds::guest_tests(session).await?.test("csi", TEST)?;
     let init = builds::guest_programs(session).await?.init;
     let kernel = Kernel::prepare(session, kernel).await?;
     let hypervisor = vm::choose(session, &kernel, &init).await?;
@@ -126,6 +125,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         tests: tests(),
         logs: logs.clone(),
     };
+    let _processor = session.processor().await;
     let step = session.progress.step(format!(
         "run csi-sanity on Linux {} ({})",
         kernel.release(),

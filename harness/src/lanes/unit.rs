@@ -70,7 +70,7 @@ const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
 const OTHER_TARGET_CHECK: &[&str] =
     &["check", "--package", "loopfs", "--all-features", "--target", OTHER_TARGET];
 
-const TESTS: &[&str] = &["test", "--workspace", "--features", "loopfs/cli", "--no-fail-fast"];
+const TESTS: [&str; 4] = ["test", "--workspace", "--features", "loopfs/cli"];
 
 /// The directory of the alert rules, and how promtool checks them there.
 const MONITORING: &str = "csi/monitoring";
@@ -87,7 +87,7 @@ const SYSTEMD: &str = "/run/systemd/system";
 pub(super) async fn run(session: &Session) -> Result<Report> {
     let mut report = Report::new();
     for (name, args) in CHECKS {
-        let (result, time) = timed(session, name, args).await;
+        let (result, time) = checks::cargo(session, name, args).await;
         let result = result.and_then(must_succeed);
         let result = result.and_then(|finished| match name {
             DEPENDENCIES => no_upper_layers(&finished.stdout, "loopfs", &NOT_IN_LOOPFS),
@@ -100,7 +100,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
     let name = format!("loopfs for {OTHER_TARGET}");
     match rust_build::has_target(session, OTHER_TARGET).await {
         Ok(true) => {
-            let (result, time) = timed(session, &name, OTHER_TARGET_CHECK).await;
+            let (result, time) = checks::cargo(session, &name, OTHER_TARGET_CHECK).await;
             report.record(SUITE, &name, time, &result.and_then(must_succeed));
         }
         Ok(false) => {
@@ -112,8 +112,14 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
     }
 
     dependencies::check(session, SUITE, &mut report).await;
-    let (result, time) = timed(session, "tests", TESTS).await;
-    match result {
+    let compile = [&TESTS[..], &["--no-run"]].concat();
+    let (compiled, time) = checks::cargo(session, "compile the tests", &compile).await;
+    let tests = rust_build::program(session.workspace.root()).args(TESTS).arg("--no-fail-fast");
+    let tested = async {
+        compiled.and_then(must_succeed)?;
+        checks::run(session, "tests", tests).await.0
+    };
+    match tested.await {
         Ok(finished) => {
             let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
             Run::parse(&finished.stdout).report(&mut report, "unit tests", ended);
@@ -185,11 +191,6 @@ async fn ensure_promtool(session: &Session) -> Result<(), String> {
         let cause = error.to_string();
         format!("{WITHOUT_PROMTOOL} ({})", cause.lines().next().unwrap_or_default())
     })
-}
-
-async fn timed(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {
-    let program = rust_build::program(session.workspace.root()).args(args.iter().copied());
-    checks::run(session, name, program).await
 }
 
 /// Checks that `tree`, the dependencies of `package`, has none of the crates `upper`. It has one crate per line:

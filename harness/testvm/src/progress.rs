@@ -21,6 +21,7 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 pub struct Progress {
     display: Display,
     times: Option<StepTimes>,
+    ended: Arc<Mutex<Vec<(String, Duration)>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,12 +41,18 @@ impl Progress {
     /// Creates a display on standard error.
     #[must_use]
     pub fn new() -> Progress {
-        Progress { display: Display::new(), times: None }
+        Progress { display: Display::new(), times: None, ended: Arc::default() }
     }
 
     /// Creates a display on standard error that says how long each step took the last time.
     pub(crate) fn with_times(times: StepTimes) -> Progress {
-        Progress { display: Display::new(), times: Some(times) }
+        Progress { times: Some(times), ..Progress::new() }
+    }
+
+    /// Returns the titles of the steps that have ended, with their times.
+    #[must_use]
+    pub fn ended(&self) -> Vec<(String, Duration)> {
+        lock(&self.ended).clone()
     }
 
     /// Begins a step. It is displayed until [`done`](Step::done). A step that is dropped before is displayed
@@ -167,6 +174,7 @@ impl Step {
 
     fn end(&mut self, word: &str, summary: &str) {
         self.ended = true;
+        lock(&self.progress.ended).push((self.title.clone(), self.elapsed()));
         let colon = if summary.is_empty() { "" } else { ": " };
         let line = format!("{word:<6} {} ({}){colon}{summary}", self.title, seconds(self.elapsed()));
         if let Shown::Bar(bar) = &self.shown {

@@ -1,5 +1,7 @@
 //! The results of a run, with their times: for users, for CI and for the exit code.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::ErrorKind;
@@ -35,7 +37,9 @@ pub enum Outcome {
 /// One check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
-    /// The lane, or the part of a lane, to which the case belongs.
+    /// The lane, if the case belongs to one.
+    pub lane: Option<&'static str>,
+    /// The part of a run to which the case belongs.
     pub suite: String,
     pub name: String,
     #[serde(flatten)]
@@ -45,10 +49,22 @@ pub struct Case {
     pub time: Option<Duration>,
 }
 
+/// The time of a part of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Timed {
+    pub name: String,
+    #[serde(rename = "seconds", serialize_with = "as_seconds")]
+    pub time: Option<Duration>,
+}
+
 /// All cases of a run, in the order in which they ran.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     pub cases: Vec<Case>,
+    /// The time of each lane. Lanes run concurrently.
+    pub lanes: Vec<Timed>,
+    /// The time of each step of the progress.
+    pub steps: Vec<Timed>,
     /// The versions of what was tested and of what tested it.
     pub versions: Used,
 }
@@ -63,7 +79,7 @@ impl Report {
     /// Adds a case.
     pub fn push(&mut self, suite: &str, name: &str, outcome: Outcome, time: impl Into<Option<Duration>>) {
         let time = time.into();
-        self.cases.push(Case { suite: suite.to_owned(), name: name.to_owned(), outcome, time });
+        self.cases.push(Case { lane: None, suite: suite.to_owned(), name: name.to_owned(), outcome, time });
     }
 
     /// Records `result` as a case that passed or failed.
@@ -98,6 +114,22 @@ impl Report {
     /// Adds all cases of another report.
     pub fn append(&mut self, other: Report) {
         self.cases.extend(other.cases);
+        self.lanes.extend(other.lanes);
+        self.steps.extend(other.steps);
+    }
+
+    /// Returns the times of the lanes, and of the steps and cases that took longest, with a title before each.
+    #[must_use]
+    pub fn times(&self) -> String {
+        let full_name = |case: &Case| format!("{}: {}", case.suite, case.name);
+        let cases: Vec<Timed> =
+            self.cases.iter().map(|case| Timed { name: full_name(case), time: case.time }).collect();
+        // A step of a story is a case.
+        let of_cases: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        let steps = self.steps.iter().filter(|step| !of_cases.contains(step.name.as_str()));
+        longest("lanes", &self.lanes, usize::MAX)
+            + &longest("longest steps", steps, LONGEST)
+            + &longest("longest cases", &cases, LONGEST)
     }
 
     /// Returns the number of cases that passed.
@@ -254,7 +286,7 @@ impl ReportFiles {
         let junit = report.junit(self.project).to_string().context("render junit.xml")?;
         let json = serde_json::to_string_pretty(&Summary { summary: report.summary(), report })
             .context("render report.json")?;
-        let text = format!("{}\n{}\n", report.table(), report.summary());
+        let text = format!("{}{}\n{}\n", report.table(), report.times(), report.summary());
         for (name, content) in [(JUNIT, junit), (JSON, json), (TEXT, text)] {
             let path = directory.join(name);
             fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
@@ -276,6 +308,20 @@ struct Summary<'a> {
     summary: String,
     #[serde(flatten)]
     report: &'a Report,
+}
+
+/// The number of steps and of cases whose times are printed.
+const LONGEST: usize = 12;
+
+fn longest<'a>(title: &str, all: impl IntoIterator<Item = &'a Timed>, count: usize) -> String {
+    let mut timed: Vec<_> = all.into_iter().filter_map(|part| Some((part.time?, &part.name))).collect();
+    timed.sort_by_key(|(time, _)| Reverse(*time));
+    if timed.is_empty() {
+        return String::new();
+    }
+    let lines =
+        timed.into_iter().take(count).map(|(time, name)| format!("  {:>12}  {name}\n", seconds(time)));
+    format!("\n{title}\n{}", lines.collect::<String>())
 }
 
 fn case_lines(text: &mut String, case: &Case, fold: bool) {
@@ -357,6 +403,22 @@ mod tests {
     #[case::only_skips(&[Outcome::Skipped("n/a".into())], false)]
     fn success_takes_a_pass_and_no_failure(#[case] outcomes: &[Outcome], #[case] expected: bool) {
         assert_eq!(report(outcomes).succeeded(), expected);
+    }
+
+    #[test]
+    fn the_longest_steps_and_cases_are_listed() {
+        let timed =
+            |name: &str, seconds| Timed { name: name.into(), time: Some(Duration::from_secs(seconds)) };
+        let mut report = Report { lanes: vec![timed("unit", 5), timed("e2e", 70)], ..Report::new() };
+        for case in 0..LONGEST as u64 + 1 {
+            report.push("flow", &case.to_string(), Outcome::Passed, Duration::from_secs(case));
+        }
+        report.push("flow", "not measured", Outcome::Passed, None);
+        report.steps = vec![timed("flow: 3", 3), timed("build it", 4)];
+        let times = report.times();
+        assert!(times.starts_with("\nlanes\n  1 min 10 s  e2e\n         5.0 s  unit\n"), "{times}");
+        assert!(times.contains("longest steps\n         4.0 s  build it\n\nlongest cases\n"), "{times}");
+        assert!(!times.contains("flow: 0") && !times.contains("not measured"), "{times}");
     }
 
     #[test]

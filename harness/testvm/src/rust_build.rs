@@ -60,34 +60,6 @@ impl Toolchain {
     }
 }
 
-/// Builds the test binary `tests/<test>` of a package.
-///
-/// # Errors
-/// The binary does not compile.
-pub async fn test_binary(session: &Session, package: &str, test: &str, feature: &str) -> Result<PathBuf> {
-    let step = session.progress.step(format!("build the {test} tests of {package}"));
-    let built = build_tests(session, &step, package, test, feature).await?;
-    step.done("");
-    built.program(test)
-}
-
-/// Builds a program that the tests `tests/<test>` of its package run.
-///
-/// # Errors
-/// The program does not compile.
-pub async fn tested_program(
-    session: &Session,
-    package: &str,
-    test: &str,
-    feature: &str,
-    program: &str,
-) -> Result<PathBuf> {
-    let step = session.progress.step(format!("build the program {program}"));
-    let built = build_tests(session, &step, package, test, feature).await?;
-    step.done("");
-    built.program(program)
-}
-
 /// Builds the unit tests of a package's library for this machine. The program runs where it was built.
 ///
 /// # Errors
@@ -98,6 +70,7 @@ pub async fn unit_tests(
     feature: &str,
     profile: Profile,
 ) -> Result<PathBuf> {
+    let _turn = session.turn_to_compile().await;
     let step = session.progress.step(format!("build the tests of {package} with {feature}"));
     let notes = step.notes();
     let release: &[&str] = match profile {
@@ -115,19 +88,6 @@ pub async fn unit_tests(
     Built::parse(&finished.stdout).program(package)
 }
 
-/// Builds tests and the programs of the package, which cargo builds first.
-async fn build_tests(
-    session: &Session,
-    step: &Step,
-    package: &str,
-    test: &str,
-    feature: &str,
-) -> Result<Built> {
-    let profile = "--profile=guest-tests";
-    let args = ["test", profile, "--no-run", "--package", package, "--test", test, "--features", feature];
-    cargo(session, step, &args).await
-}
-
 /// Builds the benchmark `name` of a package, which the feature `bench` enables.
 ///
 /// # Errors
@@ -143,8 +103,10 @@ pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathB
 /// # Errors
 /// The programs do not compile.
 pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<Built> {
+    let root = session.workspace.root();
+    let _turn = session.turn_to_compile().await;
     let step = session.progress.step(title);
-    let built = cargo(session, &step, args).await?;
+    let built = run(program(root), root, &step, args).await?;
     step.done("");
     Ok(built)
 }
@@ -162,6 +124,7 @@ pub async fn programs_of(
     title: &str,
     args: &[&str],
 ) -> Result<Built> {
+    let _turn = session.turn_to_compile().await;
     let step = session.progress.step(title);
     let cargo = program(root).env("CARGO_TARGET_DIR", target).env("CARGO_BUILD_BUILD_DIR", target);
     let built = run(cargo, root, &step, args).await?;
@@ -188,6 +151,16 @@ impl Built {
         path.with_context(|| format!("cargo built no program called {name}"))
     }
 
+    /// Returns the path of the test binary `tests/<name>` of a package.
+    ///
+    /// # Errors
+    /// Cargo did not build it.
+    pub fn test(&self, package: &str, name: &str) -> Result<PathBuf> {
+        let is_it = |artifact: &&Artifact| artifact.target.name == name && artifact.is_of(package);
+        let path = self.0.iter().find(is_it).and_then(|artifact| artifact.executable.clone());
+        path.with_context(|| format!("cargo built no tests called {name} of {package}"))
+    }
+
     /// Returns the name and the path of each program.
     pub fn programs(&self) -> impl Iterator<Item = (&str, &Path)> {
         self.0
@@ -199,18 +172,23 @@ impl Built {
 #[derive(Deserialize)]
 struct Artifact {
     reason: String,
+    package_id: String,
     target: Target,
     executable: Option<PathBuf>,
+}
+
+impl Artifact {
+    /// The id of a package ends in `/NAME#VERSION`, or in `#NAME@VERSION` if its directory has another name.
+    fn is_of(&self, package: &str) -> bool {
+        let (path, version) = self.package_id.rsplit_once('#').unwrap_or_default();
+        let directory = path.rsplit('/').next().unwrap_or_default();
+        version.split_once('@').map_or(directory, |(name, _)| name) == package
+    }
 }
 
 #[derive(Deserialize)]
 struct Target {
     name: String,
-}
-
-async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
-    let root = session.workspace.root();
-    run(program(root), root, step, args).await
 }
 
 async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<Built> {
@@ -296,13 +274,17 @@ mod tests {
 
     #[test]
     fn programs_are_found_among_the_messages() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"name":"library"},"executable":null}
+        let messages = r#"{"reason":"compiler-artifact","package_id":"a#1","target":{"name":"library"},"executable":null}
 {"reason":"build-script-executed","package_id":"x"}
-{"reason":"compiler-artifact","target":{"name":"kernel"},"executable":"/t/kernel-1"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/disk#0.1.0","target":{"name":"kernel"},"executable":"/t/kernel-1"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/a#tool@0.1.0","target":{"name":"kernel"},"executable":"/t/kernel-2"}
 {"reason":"build-finished","success":true}"#;
         let built = Built(artifacts(messages));
         assert_eq!(built.program("kernel").unwrap(), PathBuf::from("/t/kernel-1"));
         assert!(built.program("library").is_err());
-        assert_eq!(built.programs().collect::<Vec<_>>(), [("kernel", Path::new("/t/kernel-1"))]);
+        assert_eq!(built.programs().count(), 2);
+        for (package, path) in [("disk", Some("/t/kernel-1")), ("tool", Some("/t/kernel-2")), ("a", None)] {
+            assert_eq!(built.test(package, "kernel").ok(), path.map(PathBuf::from), "{package}");
+        }
     }
 }

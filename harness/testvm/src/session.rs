@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::fcntl::Flock;
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache};
@@ -50,6 +52,9 @@ pub struct Session {
     pub cancel: CancellationToken,
     /// The versions of what this session uses.
     pub versions: Versions,
+    compiler: Mutex<()>,
+    /// A permit for each processor.
+    processors: Semaphore,
     /// The temporary files of this process, which are removed with the session.
     _scratch: ScratchDir,
 }
@@ -81,8 +86,23 @@ impl Session {
             progress,
             cancel: CancellationToken::new(),
             versions: Versions::default(),
+            compiler: Mutex::new(()),
+            processors: Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)),
             _scratch: scratch,
         }
+    }
+
+    /// Waits for a turn to compile with cargo, and keeps it until the guard is dropped. Two builds at the same time would wait for cargo's
+    /// lock, and the wait would be part of the time of a step.
+    pub async fn turn_to_compile(&self) -> MutexGuard<'_, ()> {
+        self.compiler.lock().await
+    }
+
+    /// Waits for a processor of this machine that no virtual machine keeps busy, and keeps it until the permit is dropped. With more
+    /// machines than processors, those that wait for each other inside use up the time: three on two processors took twice as long.
+    pub async fn processor(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.processors.acquire().await.ok()
     }
 
     /// Records the exact versions that belong to `what`, and prints `summary` if they are used for the first time.

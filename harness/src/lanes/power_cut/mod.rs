@@ -102,6 +102,8 @@ async fn cut_and_check(
     step.note(format!("{} writes, {} cuts", entries.len(), cuts.len()));
     let mut disks = vec![Disk { mode: DiskMode::Persistent, ..killed }];
     for (index, cut) in cuts.iter().enumerate() {
+        // A copy takes a moment in which this task would do nothing else.
+        tokio::task::yield_now().await;
         let image = directory.join(format!("cut-{index}"));
         disk::copy(&new, &image)?;
         replay(&image, &entries, cut)?;

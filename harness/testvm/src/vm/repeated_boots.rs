@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::excerpt::list;
 use crate::report::{Outcome, Report};
 
-/// The number of boots that one lane may repeat.
+/// The number of boots that one run may repeat.
 const MAX_REPEATED: usize = 3;
 
 static REPEATED: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -16,7 +16,7 @@ pub(super) fn record(why: String) {
     REPEATED.lock().unwrap_or_else(PoisonError::into_inner).push(why);
 }
 
-/// Adds the boots that were repeated since the last call to the report, as a case that fails if there were too many.
+/// Adds the boots that were repeated to the report, as a case that fails if there were too many.
 pub fn report_repeated_boots(suite: &str, report: &mut Report) {
     let repeated = std::mem::take(&mut *REPEATED.lock().unwrap_or_else(PoisonError::into_inner));
     judge(suite, &repeated, report);
