@@ -14,7 +14,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -73,9 +73,8 @@ async fn main() -> Result<ExitCode> {
 
     let cluster = start(&session, &inputs).await?;
     let mut report = Report::new();
-    let started = Instant::now();
-    let tested = test(&cluster, &inputs.manifests).await;
-    report.record("driver", "volumes survive kills and power cuts", started.elapsed(), &tested);
+    let test = test(&cluster, &inputs.manifests);
+    report.run("driver", "volumes survive kills and power cuts", test).await;
     // The logs of all components are complete only after an orderly stop.
     cluster.stop().await?;
     session.progress.finish();

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, KubeletRoot, Node};
 
 use super::faults::{self, Fault};
-use super::steps::{StepResult, Steps};
 use super::stories::power_cut::{self, Load};
 use super::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,

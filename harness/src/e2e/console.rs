@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::KindMachine;
-
-use super::steps::{StepResult, Steps};
 
 /// The fence of a block of commands.
 const FENCE: &str = "```console";

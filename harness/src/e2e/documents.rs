@@ -3,10 +3,10 @@
 
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::{KindMachine, SPARE_DISK};
 
 use super::console::{self, Block, NODE, Place, TIMEOUT, TOOL};
-use super::steps::{StepResult, Steps};
 
 /// The name of the story.
 const NAME: &str = "documents";

@@ -7,11 +7,11 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::kind::KindMachine;
 
 use super::console::{self, Block, Place, TIMEOUT, on_node};
-use super::steps::{StepResult, Steps};
 use super::stories::{flow, removal};
 use crate::test_env::environment::TestEnv;
 

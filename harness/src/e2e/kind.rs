@@ -11,11 +11,11 @@ use testvm::excerpt::list;
 use testvm::images::shell;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
 use testvm_cluster::{ContainerImage, KubernetesSource, client};
 
 use super::runner::{self, AfterFailure, Plan, Selection};
-use super::steps::{StepResult, Steps};
 use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
 use crate::image::{self, TARGETS};

@@ -17,7 +17,6 @@ mod run;
 mod runner;
 mod self_check;
 mod state_dump;
-mod steps;
 mod stories;
 mod upgrade;
 

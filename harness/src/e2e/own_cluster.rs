@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, Parts};
 
 use super::state_dump;
-use super::steps::{StepResult, Steps};
 use crate::test_env::node_debug;
 
 /// The directories of a run: that of the cluster, that of its logs, and that of the state of the cluster after a failure.

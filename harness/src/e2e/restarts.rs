@@ -4,9 +4,9 @@
 use anyhow::Result;
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::restarts::Watch;
 
-use super::steps::{StepResult, Steps};
 use crate::test_env::disturbances::watched;
 use crate::test_env::environment::TestEnv;
 

@@ -11,13 +11,13 @@ use kube::config::Kubeconfig;
 use nix::fcntl::Flock;
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, ClusterProfile, KubeletRoot, background, client, gvisor, snapshotter};
 
 use super::catalogue;
 use super::faults::Fault;
 use super::own_cluster::{self, Places};
 use super::runner::{self, AfterFailure, Plan, Selection};
-use super::steps::{self, StepResult, Steps};
 use super::{kind, self_check, state_dump, stories, upgrade};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 use crate::nodes::{self, Additions};
@@ -218,8 +218,8 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
         }
         None if background::is_background(session) => against_one_that_stays(session, manifests, &args).await,
         None => {
-            let cases: Vec<steps::HandedOver> = background::run_again(session, args.again()).await?;
-            Ok(steps::report_of(cases))
+            let cases = background::run_again(session, args.again()).await?;
+            Ok(Report { cases, ..Report::default() })
         }
     }
 }

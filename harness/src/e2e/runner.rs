@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm::steps::{StepFailed, StepResult, Steps};
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
 use super::catalogue::{Entry, Run, STORIES, State};
 use super::faults::Fault;
-use super::steps::{StepFailed, StepResult, Steps};
 use super::stories::{flow, install, removal};
 use super::{restarts, state_dump};
 use crate::node_options::NodeOptions;

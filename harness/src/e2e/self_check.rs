@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm::steps::Steps;
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, thaw};
@@ -15,7 +16,6 @@ use testvm_cluster::waiting::until_event;
 
 use super::faults::{self, Fault};
 use super::restarts;
-use super::steps::Steps;
 use super::stories::power_cut::{self, Load};
 use super::stories::{flow, install, removal};
 use crate::test_env::disturbances::watched;

@@ -141,11 +141,7 @@ async fn test(
     }
     let mut report = Report::new();
     Run::parse(&output).report(&mut report, SUITE, ended);
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
-    }
+    report.end(step);
     Ok(report)
 }
 

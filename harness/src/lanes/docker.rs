@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::cache;
@@ -80,23 +80,12 @@ async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     let step = session.progress.step("run the tests of the image in a Docker engine");
     let vm = machine.boot(devices, directory.path()).await?;
     step.note("testing");
-    let tested = test(session, &vm, only, &logs).await;
-    let started = Instant::now();
-    let report = with_stop(tested, started, vm.power_off().await)?;
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
-    }
-    Ok(report)
-}
-
-/// Adds a machine that did not stop in order to the report. An error of the tests comes first.
-fn with_stop(tested: Result<Report>, started: Instant, stopped: Result<()>) -> Result<Report> {
-    let mut report = tested?;
-    if stopped.is_err() {
-        report.record(SUITE, "stop the machine", started.elapsed(), &stopped);
-    }
+    let mut report = Report::new();
+    let tested = test(session, &vm, only, &logs, &mut report).await;
+    // Also after an error the machine is stopped in order, so that the logs are complete.
+    report.run(SUITE, "stop the machine", vm.power_off()).await;
+    tested?;
+    report.end(step);
     Ok(report)
 }
 
@@ -129,7 +118,7 @@ async fn devices(
     Ok(Devices { disks, mounts, forwards: Vec::new(), memory_mib: MEMORY_MIB, logs })
 }
 
-async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path) -> Result<Report> {
+async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path, report: &mut Report) -> Result<()> {
     bash(vm.control(), &format!("docker load --quiet --input {PAYLOAD}/{ARCHIVE}"), LOAD_TIMEOUT).await?;
     let program = command_line();
     let output = vm.control().exec(program.iter().chain(only), TESTS_TIMEOUT + KILL_AFTER).await?;
@@ -137,15 +126,13 @@ async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path) -> Resul
     for line in output.stdout.lines().filter(|line| line.starts_with(MESSAGE_PREFIX)) {
         session.progress.line(line);
     }
-    let mut report = Report::new();
-    let run = Run::parse(&output.stdout);
-    run.report_selected(&mut report, SUITE, result(output.code), only);
+    Run::parse(&output.stdout).report_selected(report, SUITE, result(output.code), only);
     if !report.succeeded() {
         // A test removes its container, unless it was killed.
         let printed = bash(vm.control(), CONTAINER_LOGS, LOGS_TIMEOUT).await;
         store(&logs.join("containers.log"), &printed.unwrap_or_else(|error| format!("{error:#}\n")))?;
     }
-    Ok(report)
+    Ok(())
 }
 
 /// Returns the command line of the tests. The machine itself ends tests that take too long, so that the host gets their
@@ -182,8 +169,6 @@ fn store(path: &Path, text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use testvm::report::Outcome;
-
     use super::*;
 
     #[test]
@@ -196,17 +181,5 @@ mod tests {
         assert_eq!(report.passed(), 1, "{report:?}");
         assert!(result(137).unwrap_err().contains("600s"));
         assert_eq!(result(101).unwrap_err(), "exit code 101");
-    }
-
-    #[test]
-    fn an_error_of_the_tests_is_not_hidden_by_one_of_the_stop() {
-        let stopped = || Err(anyhow::anyhow!("it did not stop"));
-        let error = with_stop(Err(anyhow::anyhow!("no output")), Instant::now(), stopped()).unwrap_err();
-        assert_eq!(error.to_string(), "no output");
-        let mut tested = Report::new();
-        tested.push(SUITE, "a test", Outcome::Passed, Duration::ZERO);
-        let report = with_stop(Ok(tested.clone()), Instant::now(), stopped()).unwrap();
-        assert_eq!((report.passed(), report.failed()), (1, 1));
-        assert!(with_stop(Ok(tested), Instant::now(), Ok(())).unwrap().succeeded());
     }
 }

@@ -274,11 +274,7 @@ async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<
     ));
     let heard = machine.run(&step).await?;
     let report = evaluate(guest, only, &heard);
-    if report.succeeded() {
-        step.done(report.summary())
-    } else {
-        step.failed(report.summary())
-    }
+    report.end(step);
     Ok(report)
 }
 

@@ -61,11 +61,7 @@ pub(super) async fn run(session: &Session, machine: &Machine<'_>) -> Report {
         // One machine has all faults.
         report.record(&suite, name, None, &ended.and_then(|ending| names(ending, texts)));
     }
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
-    }
+    report.end(step);
     report
 }
 

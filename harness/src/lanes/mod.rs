@@ -132,7 +132,7 @@ async fn run_lane(session: &Session, lane: Lane, args: &TestArgs, skips: &Skips)
         cases = require_pass(lane.name(), cases);
     }
     // Failures are printed now, because the table at the end may be an hour away.
-    cases.cases.iter_mut().for_each(|case| case.lane = Some(lane.name()));
+    cases.cases.iter_mut().for_each(|case| case.lane = Some(lane.name().to_owned()));
     let (summary, time) = (cases.summary(), started.elapsed());
     session.progress.line(format!(
         "lane {}: {summary} in {}{}",

@@ -5,7 +5,7 @@
 //! are restarted. A provisioner runs on each node and must find out by itself.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
@@ -15,6 +15,7 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::ControlPlane;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until_one};
@@ -60,7 +61,6 @@ pub(super) async fn run(
     control_plane: &ControlPlane,
     logs: &Path,
 ) -> Result<Report> {
-    let step = session.progress.step("restore etcd from a backup while the provisioner runs");
     let log = logs.join("restored-backup.log");
     let silence = WATCH_SILENCE.as_secs().to_string();
     let program = tests.serving(fake_nodes::SERVE).env(fake_nodes::WATCH_SILENCE, silence).log(&log);
@@ -68,66 +68,44 @@ pub(super) async fn run(
     let backup = directory.path().join("backup");
     let mut provisioner = program.spawn()?;
     let mut report = Report::new();
-    let mut part = Part { control_plane, report: &mut report };
+    let mut steps = Steps::begin(session, &mut report, SUITE);
     let volumes = tokio::select! {
-        volumes = part.run(&backup, |text| step.note(text)) => volumes,
+        volumes = restore(&mut steps, control_plane, &backup) => volumes,
         ended = provisioner.wait() => anyhow::bail!("the provisioner ended with {}; see {}", ended?, log.display()),
     };
     let status = provisioner.stop(STOP_GRACE).await?;
-    if let Some(lost) = volumes {
-        let started = Instant::now();
-        let stored = fake_nodes::stored_volumes(&log);
-        let result = stored.and_then(|stored| {
+    if let Ok(lost) = volumes {
+        let is_kept = async {
+            let stored = fake_nodes::stored_volumes(&log)?;
             anyhow::ensure!(status.success(), "the provisioner did not exit cleanly: {status}");
             anyhow::ensure!(stored.contains(&lost), "the node has the volumes {stored:?}, and not {lost}");
             Ok(())
-        });
-        report.record(SUITE, "the volume whose objects the backup lacks is kept", started.elapsed(), &result);
-    }
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
+        };
+        report.run(SUITE, "the volume whose objects the backup lacks is kept", is_kept).await;
     }
     Ok(report)
 }
 
-struct Part<'a> {
-    control_plane: &'a ControlPlane,
-    report: &'a mut Report,
-}
-
-impl Part<'_> {
-    /// Returns the volume whose objects the backup lacks, or `None` after a failure.
-    async fn run(&mut self, backup: &Path, note: impl Fn(&'static str)) -> Option<String> {
-        let control_plane = self.control_plane;
-        note("back up");
-        let prepare = async {
-            create_namespace(control_plane.client(), NAMESPACE).await?;
-            provision(control_plane, KEPT, BIND_TIMEOUT).await?;
-            control_plane.back_up(backup).await
-        };
-        self.case("a claim gets its volume, and etcd is backed up", prepare).await?;
-        note("write");
-        let write = async {
-            write_objects(control_plane).await?;
-            provision(control_plane, LOST, BIND_TIMEOUT).await
-        };
-        let lost = self.case("resource versions grow, and a later claim gets its volume", write).await?;
-        note("restore");
-        self.case("etcd is restored from the backup", control_plane.restore(backup)).await?;
-        note("wait for the provisioner");
-        let provision = provision(control_plane, NEW, RECOVERY_TIMEOUT);
-        self.case("a new claim gets its volume without a restart of the provisioner", provision).await?;
-        let claims = claims(control_plane);
-        let delete = workload::delete_claim(control_plane.client(), &claims, KEPT, RECOVERY_TIMEOUT);
-        self.case("a claim of the backup is deleted with its volume", delete).await?;
-        Some(lost)
-    }
-
-    async fn case<T>(&mut self, name: &str, check: impl Future<Output = Result<T>>) -> Option<T> {
-        self.report.run(SUITE, name, check).await
-    }
+/// Returns the volume whose objects the backup lacks.
+async fn restore(steps: &mut Steps<'_>, control_plane: &ControlPlane, backup: &Path) -> StepResult<String> {
+    let prepare = async {
+        create_namespace(control_plane.client(), NAMESPACE).await?;
+        provision(control_plane, KEPT, BIND_TIMEOUT).await?;
+        control_plane.back_up(backup).await
+    };
+    steps.step("a claim gets its volume, and etcd is backed up", prepare).await?;
+    let write = async {
+        write_objects(control_plane).await?;
+        provision(control_plane, LOST, BIND_TIMEOUT).await
+    };
+    let lost = steps.step("resource versions grow, and a later claim gets its volume", write).await?;
+    steps.step("etcd is restored from the backup", control_plane.restore(backup)).await?;
+    let provision = provision(control_plane, NEW, RECOVERY_TIMEOUT);
+    steps.step("a new claim gets its volume without a restart of the provisioner", provision).await?;
+    let claims = claims(control_plane);
+    let delete = workload::delete_claim(control_plane.client(), &claims, KEPT, RECOVERY_TIMEOUT);
+    steps.step("a claim of the backup is deleted with its volume", delete).await?;
+    Ok(lost)
 }
 
 fn claims(control_plane: &ControlPlane) -> Api<PersistentVolumeClaim> {

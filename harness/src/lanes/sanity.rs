@@ -143,11 +143,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         Run::parse(&read(&name)).report(&mut report, &suite, heard.ended_well(&name).0);
     }
     heard.verdict(&mut report, "sanity");
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
-    }
+    report.end(step);
     Ok(report)
 }
 

@@ -26,6 +26,7 @@ use serde_json::json;
 use testvm::process::{Process, Program};
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::ControlPlane;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_event, until_one};
@@ -78,67 +79,14 @@ pub(super) async fn run(
     control_plane: &ControlPlane,
     logs: &Path,
 ) -> Result<Report> {
-    let step = session.progress.step("run two versions of the driver side by side");
     let client = control_plane.client().clone();
     let claims = Api::namespaced(client.clone(), NAMESPACE);
     let labels = manifests::of_claim_labels(session)?;
     let scene = Scene { tests, control_plane, client, claims, labels, logs };
-    let mut part = Part { report: Report::new() };
-    // After a failure, the report says which case failed.
-    let _completed = Box::pin(part.run(session, &scene, |text| step.note(text))).await;
-    let report = part.report;
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
-    }
+    let mut report = Report::new();
+    // After a failure, the report says which step failed.
+    let _completed = Box::pin(scene.run(&mut Steps::begin(session, &mut report, SUITE))).await;
     Ok(report)
-}
-
-struct Part {
-    report: Report,
-}
-
-impl Part {
-    /// Returns `None` after a failure.
-    async fn run(&mut self, session: &Session, scene: &Scene<'_>, note: impl Fn(&'static str)) -> Option<()> {
-        let name = "the provisioner of the earlier version is built, and has a pod on its node";
-        let earlier = self.case(name, Box::pin(scene.prepare(session))).await?;
-        note("roll out");
-        let started = scene.start_roll_out(&earlier);
-        let name = "the earlier version creates a volume with the rights of the present version";
-        let on_a = self.case(name, started).await?;
-        let name = "while no controller runs, an Immediate claim waits, and the earlier version reports the right that it lacks";
-        self.case(name, scene.wait_for_controller()).await?;
-        let name =
-            "the claims that wait get their volumes as soon as the present version runs on the other node";
-        let (controller, on_b) = self.case(name, scene.continue_roll_out()).await?;
-        let name = "claims are served side by side, each with one volume on its node";
-        self.case(name, scene.serve_batch("both")).await?;
-        let name = "claims are expanded and deleted on both nodes";
-        self.case(name, scene.expand_and_delete("both")).await?;
-        let name =
-            "a claim that the earlier version returns to the scheduler is selected again by the controller";
-        self.case(name, scene.return_to_scheduler()).await?;
-        note("wait for the labels");
-        let name = "the claims of both versions are labelled, and later claims get their volumes";
-        self.case(name, scene.rely_on_labels()).await?;
-        note("replace the earlier version");
-        let name = "the present version replaces the earlier one, and has one volume for each later claim";
-        self.case(name, scene.replace(on_a)).await?;
-        note("go back");
-        let name =
-            "while no controller runs, the earlier version with its own rights places Immediate claims";
-        let on_a = self.case(name, scene.go_back(&earlier, controller)).await?;
-        let name = "the earlier version and the controller place the same Immediate claims, and each gets one volume";
-        let controller = self.case(name, scene.place_twice()).await?;
-        let name = "all processes exit cleanly, and no node has a second volume for a claim";
-        self.case(name, scene.stop(on_a, controller, on_b)).await
-    }
-
-    async fn case<T>(&mut self, name: &str, check: impl Future<Output = Result<T>>) -> Option<T> {
-        self.report.run(SUITE, name, check).await
-    }
 }
 
 /// The earlier version.
@@ -223,6 +171,35 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
+    async fn run(&self, steps: &mut Steps<'_>) -> StepResult {
+        let title = "the provisioner of the earlier version is built, and has a pod on its node";
+        let earlier = steps.step(title, self.prepare(steps.session())).await?;
+        let title = "the earlier version creates a volume with the rights of the present version";
+        let on_a = steps.step(title, self.start_roll_out(&earlier)).await?;
+        let title = "while no controller runs, an Immediate claim waits, and the earlier version reports the right that it lacks";
+        steps.step(title, self.wait_for_controller()).await?;
+        let title =
+            "the claims that wait get their volumes as soon as the present version runs on the other node";
+        let (controller, on_b) = steps.step(title, self.continue_roll_out()).await?;
+        let title = "claims are served side by side, each with one volume on its node";
+        steps.step(title, self.serve_batch("both")).await?;
+        steps.step("claims are expanded and deleted on both nodes", self.expand_and_delete("both")).await?;
+        let title =
+            "a claim that the earlier version returns to the scheduler is selected again by the controller";
+        steps.step(title, self.return_to_scheduler()).await?;
+        let title = "the claims of both versions are labelled, and later claims get their volumes";
+        steps.step(title, self.rely_on_labels()).await?;
+        let title = "the present version replaces the earlier one, and has one volume for each later claim";
+        steps.step(title, self.replace(on_a)).await?;
+        let title =
+            "while no controller runs, the earlier version with its own rights places Immediate claims";
+        let on_a = steps.step(title, self.go_back(&earlier, controller)).await?;
+        let title = "the earlier version and the controller place the same Immediate claims, and each gets one volume";
+        let controller = steps.step(title, self.place_twice()).await?;
+        let title = "all processes exit cleanly, and no node has a second volume for a claim";
+        steps.step(title, self.stop(on_a, controller, on_b)).await
+    }
+
     /// Builds the earlier version, and creates its pod and what the claims need.
     async fn prepare(&self, session: &Session) -> Result<Earlier> {
         create_namespace(&self.client, NAMESPACE).await?;

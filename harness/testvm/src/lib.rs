@@ -6,7 +6,7 @@
 //! - [`release_build`]: static programs for other architectures, the same from every checkout. [`cargo_tool`] installs
 //!   programs of crates.
 //! - [`vm`]: a machine as data, and as a process with one owner. [`test_machine`] runs test binaries in one.
-//! - [`report`] and [`progress`]: the results for users and CI, and the steps while they run.
+//! - [`report`], [`progress`] and [`steps`]: the results for users and CI, and the steps while they run.
 //! - [`cache`] and [`process`]: artifacts that are built once, and child processes that end with their owner.
 //! - [`versions`] and [`scratch`]: the exact versions that a run uses, and its temporary files.
 //!
@@ -78,6 +78,7 @@ pub mod report;
 pub mod rust_build;
 pub mod scratch;
 pub mod session;
+pub mod steps;
 pub mod test_machine;
 pub mod versions;
 pub mod vm;

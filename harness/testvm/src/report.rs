@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::excerpt::excerpt;
-use crate::progress::seconds;
+use crate::progress::{Step, seconds};
 use crate::versions::{self, Used};
 
 /// The result of one case.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "message")]
 pub enum Outcome {
     Passed,
@@ -35,17 +35,17 @@ pub enum Outcome {
 }
 
 /// One check.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Case {
     /// The lane, if the case belongs to one.
-    pub lane: Option<&'static str>,
+    pub lane: Option<String>,
     /// The part of a run to which the case belongs.
     pub suite: String,
     pub name: String,
     #[serde(flatten)]
     pub outcome: Outcome,
     /// `None` if the time of this case alone was not measured.
-    #[serde(rename = "seconds", serialize_with = "as_seconds")]
+    #[serde(rename = "seconds", serialize_with = "as_seconds", deserialize_with = "from_seconds")]
     pub time: Option<Duration>,
 }
 
@@ -109,6 +109,14 @@ impl Report {
         let result = Box::pin(check).await;
         self.record(suite, name, started.elapsed(), &result);
         result.ok()
+    }
+
+    /// Ends a step of the progress with the summary of this report.
+    pub fn end(&self, step: Step) {
+        match self.succeeded() {
+            true => step.done(self.summary()),
+            false => step.failed(self.summary()),
+        }
     }
 
     /// Adds all cases of another report.
@@ -377,6 +385,10 @@ fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> R
     time.map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
+fn from_seconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.map(Duration::from_secs_f64))
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -473,16 +485,20 @@ mod tests {
     #[test]
     fn junit_and_json_hold_every_case_and_message() {
         let dir = tempfile::tempdir().unwrap();
-        let report = report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun]);
+        let mut report = report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun]);
+        report.push("suite", "case", Outcome::Unavailable("no tool".into()), None);
         ReportFiles::begin(dir.path().to_owned(), "project").unwrap().write(&report).unwrap();
         let junit = std::fs::read_to_string(dir.path().join("junit.xml")).unwrap();
-        assert!(junit.contains("tests=\"3\"") && junit.contains("failures=\"1\""), "{junit}");
+        assert!(junit.contains("tests=\"4\"") && junit.contains("failures=\"1\""), "{junit}");
         assert!(junit.contains("reason &lt;&amp;"), "{junit}");
         let json: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
         assert_eq!(json["cases"][1]["outcome"], "failed");
         assert_eq!(json["cases"][1]["message"], "reason <&>");
+        let cases: Vec<Case> = serde_json::from_value(json["cases"].clone()).unwrap();
+        assert_eq!(cases, report.cases);
     }
+
     #[test]
     fn a_run_that_is_killed_leaves_no_report_of_an_earlier_run() {
         let dir = tempfile::tempdir().unwrap();

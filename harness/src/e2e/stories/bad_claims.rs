@@ -7,10 +7,10 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::until_event;
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;

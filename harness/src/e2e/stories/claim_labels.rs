@@ -7,12 +7,12 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Cluster;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
 
 use super::component;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claim_labels::until_recorded;
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::environment::TestEnv;

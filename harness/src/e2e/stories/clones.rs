@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
+use testvm::steps::{StepResult, Steps};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, reads, start, write};

@@ -5,10 +5,10 @@ use anyhow::{Context, Result};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until_event, until_one};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, reads, start, write};

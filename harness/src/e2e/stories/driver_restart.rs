@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until};
 
 use super::install;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;

@@ -10,6 +10,7 @@ use kube::api::PostParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, freeze};
@@ -18,7 +19,6 @@ use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
 use crate::e2e::faults::Fault;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};

@@ -6,11 +6,11 @@ use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_one};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec, exec_ok};
@@ -14,7 +15,6 @@ use testvm_cluster::waiting::until_event;
 
 use super::flow::{check_mount_options, exec_sees, verdict};
 use super::removal::nothing_left;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;

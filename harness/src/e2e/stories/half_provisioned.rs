@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::future::try_join_all;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use tokio::time::{Instant, sleep};
 
 use super::{outages, removal};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;

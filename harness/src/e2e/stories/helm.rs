@@ -3,11 +3,11 @@
 use anyhow::{Context, Result};
 use kube::ResourceExt;
 use serde_json::json;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Cluster;
 
 use super::install;
 use crate::e2e::doctor;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::helm::Helm;
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;

@@ -2,10 +2,10 @@
 //! succeeds while the pod runs.
 
 use anyhow::{Context, Result};
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_event, until_one};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};

@@ -9,6 +9,7 @@ use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
@@ -16,7 +17,6 @@ use testvm_cluster::exec::log_tail;
 use testvm_cluster::waiting::{State, until, until_one};
 
 use crate::e2e::doctor;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::disturbances::replace_pods_if_any;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 

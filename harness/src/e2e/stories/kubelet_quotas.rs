@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use serde_json::Value;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
@@ -16,7 +17,6 @@ use testvm_cluster::waiting::{State, until};
 use tokio::time::{Instant, sleep};
 
 use super::{driver_restart, install};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::projects::{FIRST_OF_KUBELET, Projects};
 use crate::test_env::sizes::Size;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::mount_table::{Mounted, mounts};
 use testvm_cluster::{KUBELET_ROOT, Node};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
 
 use super::node_debug;
 use crate::e2e::doctor;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
 use crate::test_env::claims;

@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::{Node, TOOLS_DIR, log_file};
 use testvm_guest::control::ExecOutput;
 
 use crate::e2e::state_dump;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::nodes::DBG;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 
 use super::full_node::largest;
 use super::install::{rolled_out, serves};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;

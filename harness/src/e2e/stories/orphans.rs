@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec_in, exec_ok};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};

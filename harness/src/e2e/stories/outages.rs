@@ -10,12 +10,12 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use testvm::excerpt::list;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, Node};
 
 use super::removal;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};

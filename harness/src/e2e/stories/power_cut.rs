@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, Persisten
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
@@ -17,7 +18,6 @@ use tokio::time::{Instant, sleep};
 
 use super::install;
 use crate::e2e::faults::Fault;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::disturbances::cut_power;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;

@@ -2,9 +2,9 @@
 //! the driver, and the driver itself publishes the volume read-only.
 
 use anyhow::Result;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec;
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end, start, start_read_only};

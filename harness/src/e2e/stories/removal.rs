@@ -11,12 +11,12 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use testvm::excerpt::list;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until, until_one};
 use tokio::time::{Instant, sleep};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;

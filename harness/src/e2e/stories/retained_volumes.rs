@@ -7,11 +7,11 @@ use kube::api::{DeleteParams, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::until_event;
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};

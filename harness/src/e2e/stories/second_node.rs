@@ -5,11 +5,11 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::{Cluster, DataDisk, Node};
 
 use super::{full_node, install, node_without_storage};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::environment::TestEnv;
 
 pub(in crate::e2e) const NAME: &str = "second-node";

@@ -4,11 +4,11 @@
 use anyhow::{Context, Result};
 use kube::ResourceExt;
 use kube::api::PostParams;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
 use testvm_cluster::waiting::{State, until_logged};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};

@@ -10,11 +10,12 @@ mod nodes;
 mod table;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, Parts};
 
@@ -22,7 +23,6 @@ use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;
 use super::own_cluster::{self, Places};
 use super::state_dump;
-use super::steps::{StepResult, Steps};
 use super::stories::{install, removal};
 use crate::earlier::{EarlierVersion, earlier_version};
 use crate::node_options::NodeOptions;
@@ -90,9 +90,8 @@ pub(super) async fn run(
     };
     let manifests = manifests::of_checkout(&earlier.checkout)?.with_image(EARLIER_DRIVER)?;
     test(session, &mut report, &cluster, &second, manifests, namespace, reports).await?;
-    let started = Instant::now();
-    let stopped = second.stop().await.and(cluster.stop().await);
-    report.record("cluster", "stop the nodes and the control plane", started.elapsed(), &stopped);
+    let stop = async { second.stop().await.and(cluster.stop().await) };
+    report.run("cluster", "stop the nodes and the control plane", stop).await;
     Ok(report)
 }
 

@@ -7,7 +7,7 @@ mod comparison;
 mod options;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
@@ -75,11 +75,7 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
     let fixture = Fixture { root, helm: &helm, control_plane: &control_plane, kubernetes: kubernetes.minor };
     let mut report = Report::new();
     fixture.run(&mut report).await;
-    if report.succeeded() {
-        step.done(report.summary());
-    } else {
-        step.failed(report.summary());
-    }
+    report.end(step);
     // Also after a failure the control plane is stopped in order, so that its logs are complete.
     control_plane.stop().await?;
     Ok(report)
@@ -87,7 +83,7 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
 
 impl Fixture<'_> {
     async fn run(&self, report: &mut Report) {
-        case(report, "the chart renders the objects of csi/deploy", self.defaults()).await;
+        report.run(SUITE, "the chart renders the objects of csi/deploy", self.defaults()).await;
         let enabled = json!({"enabled": true});
         let mut components = vec![
             ("node-loss", json!({"components": {"nodeLoss": true}})),
@@ -102,29 +98,29 @@ impl Fixture<'_> {
         }
         for (component, values) in components {
             let name = format!("the chart renders the objects of the component {component}");
-            case(report, &name, self.component(component, &values)).await;
+            report.run(SUITE, &name, self.component(component, &values)).await;
         }
         let name =
             "with the component builtin-objects, the provisioners create the CSIDriver and the classes";
-        case(report, name, self.builtin_objects()).await;
-        case(report, "the chart renders snapshot-controller", self.snapshot_controller()).await;
-        case(report, "an archive of the chart renders the same objects", self.archive()).await;
+        report.run(SUITE, name, self.builtin_objects()).await;
+        report.run(SUITE, "the chart renders snapshot-controller", self.snapshot_controller()).await;
+        report.run(SUITE, "an archive of the chart renders the same objects", self.archive()).await;
         let name = "a release is installed, upgraded and uninstalled, and leaves no object";
-        case(report, name, self.install_and_uninstall()).await;
-        case(report, "create namespaces and custom resources for the dry runs", self.prepare()).await;
+        report.run(SUITE, name, self.install_and_uninstall()).await;
+        report.run(SUITE, "create namespaces and custom resources for the dry runs", self.prepare()).await;
         for accepted in accepted(self.kubernetes) {
             let name = format!("the API server accepts {}", accepted.name);
-            case(report, &name, self.accepts(&accepted)).await;
+            report.run(SUITE, &name, self.accepts(&accepted)).await;
         }
         for (values, named) in refused() {
-            case(report, &format!("Helm refuses {values}"), self.refuses(&values, None, named)).await;
+            report.run(SUITE, &format!("Helm refuses {values}"), self.refuses(&values, None, named)).await;
         }
         let name = format!("Helm refuses Kubernetes {TOO_OLD}");
-        case(report, &name, self.refuses(&json!({}), Some(TOO_OLD), "kubeVersion")).await;
+        report.run(SUITE, &name, self.refuses(&json!({}), Some(TOO_OLD), "kubeVersion")).await;
         let values = json!({"components": {"claimLabels": true}});
         let name = format!("Helm refuses {values} for Kubernetes {TOO_OLD_FOR_CLAIM_LABELS}");
         let refuses = self.refuses(&values, Some(TOO_OLD_FOR_CLAIM_LABELS), "components.claimLabels");
-        case(report, &name, refuses).await;
+        report.run(SUITE, &name, refuses).await;
     }
 
     async fn rendered(&self, values: &Value) -> Result<Manifests> {
@@ -240,13 +236,6 @@ impl Fixture<'_> {
         anyhow::ensure!(message.contains(named), "the message does not name {named}: {message}");
         Ok(())
     }
-}
-
-/// Adds a check and its result to the report.
-async fn case(report: &mut Report, name: &str, check: impl Future<Output = Result<()>>) {
-    let started = Instant::now();
-    let result = check.await;
-    report.record(SUITE, name, started.elapsed(), &result);
 }
 
 fn same(expected: &Objects, found: &Manifests) -> Result<()> {

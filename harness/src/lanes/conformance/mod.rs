@@ -68,14 +68,11 @@ pub(super) async fn run(
         report.push(LANE, "run the specs", Outcome::Failed(format!("{error:#}")), started.elapsed());
     }
     if !report.succeeded() {
-        let started = Instant::now();
-        let written = e2e::write_state(session, &cluster, &reports).await;
-        report.record(LANE, "store the state of the cluster", started.elapsed(), &written);
+        let written = e2e::write_state(session, &cluster, &reports);
+        report.run(LANE, "store the state of the cluster", written).await;
     }
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
-    let started = Instant::now();
-    let stopped = cluster.stop().await;
-    report.record(LANE, "stop the node and the control plane", started.elapsed(), &stopped);
+    report.run(LANE, "stop the node and the control plane", cluster.stop()).await;
     Ok(report)
 }
 
@@ -165,9 +162,8 @@ impl Lane<'_> {
         }
         push_problems(report, LANE, &problems);
         if !self.session.cancel.is_cancelled() {
-            let started = Instant::now();
-            let left = e2e::nothing_left(self.session, self.cluster, &before).await;
-            report.record(LANE, "no volume, device, project id or mount is left", started.elapsed(), &left);
+            let left = e2e::nothing_left(self.session, self.cluster, &before);
+            report.run(LANE, "no volume, device, project id or mount is left", left).await;
         }
         Ok(())
     }

@@ -3,16 +3,15 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
-use testvm::excerpt::excerpt;
-use testvm::report::{Outcome, Report};
-use testvm::session::Session;
+use testvm::report::Outcome;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok, log_tail};
 use testvm_cluster::leak_check::Entries;
@@ -21,7 +20,7 @@ use testvm_cluster::waiting::{State, until};
 use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
 use testvm_cluster::{Cluster, Node};
 
-use super::parts::{DATA_DIR, LANE};
+use super::parts::DATA_DIR;
 use crate::nodes::VOLUME_CHECK;
 use crate::test_env::sizes::Size;
 
@@ -52,123 +51,64 @@ const LOG_LINES: i64 = 200;
 /// Why the checks of the capacity must fail.
 const NO_SIZE: &str = "local-path enforces no size: a volume is a directory without a quota";
 
-/// The flow on a cluster.
-pub(super) struct Flow<'a> {
-    pub(super) session: &'a Session,
-    pub(super) cluster: &'a Cluster,
-    pub(super) report: &'a mut Report,
-}
+/// Runs all steps and adds each to the report. After a failed step, the others do not run.
+pub(super) async fn run(steps: &mut Steps<'_>, cluster: &Cluster, manifests: &Manifests) -> StepResult {
+    let node = cluster.nodes().first().context("the cluster has no node");
+    let node = steps.step("find the node", async { node }).await?;
+    let client = cluster.client();
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
 
-impl Flow<'_> {
-    /// Runs all steps and adds each to the report. After a failed step, the others do not run.
-    pub(super) async fn run(&mut self, manifests: &Manifests) {
-        if self.steps(manifests).await.is_err() {
-            self.report.push(LANE, "remaining steps", Outcome::NotRun, Duration::ZERO);
-        }
-    }
+    steps.step("install the provisioner", install(cluster, manifests)).await?;
+    let before = steps.step("list files and mounts", Entries::of_file_system(node, DATA_DIR)).await?;
 
-    /// Returns the error of the step that failed, which is in the report.
-    async fn steps(&mut self, manifests: &Manifests) -> Result<()> {
-        let cluster = self.cluster;
-        let node = cluster.nodes().first().context("the cluster has no node");
-        let node = self.step("find the node", async { node }).await?;
-        let client = cluster.client();
-        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
+    steps.step("create a claim of 1Mi and a pod that mounts it", create(cluster, &claims, &pods)).await?;
+    let kill = async {
+        until_helper_pods(cluster, |count| count > 0, "no pod creates the directory").await?;
+        kill_provisioner(cluster, node).await
+    };
+    let title = "kill the provisioner after it has begun to create the volume";
+    let killed = steps.step(title, kill).await?;
+    steps.step("the pod runs", workload::until_pod_runs(&pods, WRITER, TIMEOUT)).await?;
+    steps.step("the provisioner was started again", replaced(cluster, &killed)).await?;
+    let write = async {
+        exec_ok(&pods, WRITER, &["/volume-check", "write", FILE, TEXT]).await?;
+        reads(&pods, WRITER).await
+    };
+    steps.step("the pod writes and reads a file", write).await?;
 
-        self.step("install the provisioner", install(cluster, manifests)).await?;
-        let before = self.step("list files and mounts", Entries::of_file_system(node, DATA_DIR)).await?;
-
-        self.step("create a claim of 1Mi and a pod that mounts it", create(cluster, &claims, &pods)).await?;
-        let killed = self
-            .step("kill the provisioner after it has begun to create the volume", async {
-                until_helper_pods(cluster, |count| count > 0, "no pod creates the directory").await?;
-                kill_provisioner(cluster, node).await
-            })
-            .await?;
-        self.step("the pod runs", workload::until_pod_runs(&pods, WRITER, TIMEOUT)).await?;
-        self.step("the provisioner was started again", replaced(cluster, &killed)).await?;
-        self.step("the pod writes and reads a file", async {
-            exec_ok(&pods, WRITER, &["/volume-check", "write", FILE, TEXT]).await?;
-            reads(&pods, WRITER).await
-        })
+    let (size, volume) = (SIZE.bytes().to_string(), format!("writable:{MOUNT}"));
+    let (size, volume) = (size.as_str(), volume.as_str());
+    let check_new = ["/volume-check", "check-new", "--size", size, "--grown-size", size, volume];
+    let check = exec(&pods, WRITER, &check_new);
+    steps
+        .judged("the volume has the size of the claim", check, |output| judge(output, "total bytes"))
         .await?;
+    let check_limit = ["/volume-check", "check-limit", MOUNT, size];
+    let check = exec(&pods, WRITER, &check_limit);
+    steps.judged("no more than the claim fits", check, |output| judge(output, "which is too many")).await?;
 
-        let (size, volume) = (SIZE.bytes().to_string(), format!("writable:{MOUNT}"));
-        let (size, volume) = (size.as_str(), volume.as_str());
-        let check_new = ["/volume-check", "check-new", "--size", size, "--grown-size", size, volume];
-        self.expected_failure(
-            "the volume has the size of the claim",
-            exec(&pods, WRITER, &check_new),
-            "total bytes",
-        )
-        .await?;
-        let check_limit = ["/volume-check", "check-limit", MOUNT, size];
-        self.expected_failure(
-            "no more than the claim fits",
-            exec(&pods, WRITER, &check_limit),
-            "which is too many",
-        )
-        .await?;
-
-        let killed = self
-            .step("kill the provisioner while the volume is in use", kill_provisioner(cluster, node))
-            .await?;
-        self.step("a second pod reads the file", async {
-            workload::create_pod(&pods, &pod(READER)?).await?;
-            workload::until_pod_runs(&pods, READER, TIMEOUT).await?;
-            reads(&pods, READER).await
-        })
-        .await?;
-        self.step("the provisioner was started once more", replaced(cluster, &killed)).await?;
-        self.step("delete the pods", async {
-            workload::end_pod(&pods, WRITER, TIMEOUT).await?;
-            workload::end_pod(&pods, READER, TIMEOUT).await
-        })
-        .await?;
-        self.step("delete the claim and its volume", workload::delete_claim(client, &claims, CLAIM, TIMEOUT))
-            .await?;
-        self.step("no file, mount or helper pod is left", async {
-            until_helper_pods(cluster, |count| count == 0, "there are pods that delete directories").await?;
-            Entries::of_file_system(node, DATA_DIR).await?.require_none_added_since(&before)
-        })
-        .await
-    }
-
-    /// Runs a step, and adds it to the report.
-    async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let shown = self.session.progress.step(title);
-        let started = Instant::now();
-        let result = self.session.until_cancelled(work).await;
-        match &result {
-            Ok(_) => shown.done(""),
-            Err(error) => shown.failed(excerpt(&format!("{error:#}"))),
-        }
-        self.report.record(LANE, title, started.elapsed(), &result);
-        result
-    }
-
-    /// Runs a check that must fail, and adds it to the report.
-    async fn expected_failure(
-        &mut self,
-        title: &str,
-        check: impl Future<Output = Result<ExecOutput>>,
-        proof: &str,
-    ) -> Result<()> {
-        let shown = self.session.progress.step(title);
-        let started = Instant::now();
-        let output = self.session.until_cancelled(check).await;
-        let outcome = match &output {
-            Ok(output) => judge(output, proof),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
-        };
-        match &outcome {
-            Outcome::ExpectedFailure(_) => shown.done("failed as expected"),
-            _ => shown.failed("see the table"),
-        }
-        self.report.push(LANE, title, outcome, started.elapsed());
-        output.map(drop)
-    }
+    let kill = kill_provisioner(cluster, node);
+    let killed = steps.step("kill the provisioner while the volume is in use", kill).await?;
+    let read = async {
+        workload::create_pod(&pods, &pod(READER)?).await?;
+        workload::until_pod_runs(&pods, READER, TIMEOUT).await?;
+        reads(&pods, READER).await
+    };
+    steps.step("a second pod reads the file", read).await?;
+    steps.step("the provisioner was started once more", replaced(cluster, &killed)).await?;
+    let end = async {
+        workload::end_pod(&pods, WRITER, TIMEOUT).await?;
+        workload::end_pod(&pods, READER, TIMEOUT).await
+    };
+    steps.step("delete the pods", end).await?;
+    let delete = workload::delete_claim(client, &claims, CLAIM, TIMEOUT);
+    steps.step("delete the claim and its volume", delete).await?;
+    let nothing_left = async {
+        until_helper_pods(cluster, |count| count == 0, "there are pods that delete directories").await?;
+        Entries::of_file_system(node, DATA_DIR).await?.require_none_added_since(&before)
+    };
+    steps.step("no file, mount or helper pod is left", nothing_left).await
 }
 
 /// Judges a check of the capacity, which must fail with a message that contains `proof`.

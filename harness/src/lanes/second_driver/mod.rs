@@ -6,16 +6,14 @@
 mod flow;
 mod parts;
 
-use std::time::Instant;
-
 use anyhow::Result;
 use testvm::cache;
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm::steps::Steps;
 use testvm_cluster::manifests::Manifests;
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource};
 
-use self::flow::Flow;
 use self::parts::LANE;
 
 /// Runs the flow on a cluster of its own.
@@ -24,9 +22,8 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
     let manifests = Manifests::read(&parts::manifests(session))?;
     let cluster = session.until_cancelled(start(session, kubernetes)).await?;
     let mut report = Report::new();
-    let mut flow = Flow { session, cluster: &cluster, report: &mut report };
-    flow.run(&manifests).await;
-    if !report.succeeded() {
+    let tested = flow::run(&mut Steps::begin(session, &mut report, LANE), &cluster, &manifests).await;
+    if tested.is_err() || !report.succeeded() {
         // A log that cannot be written must not hide the failure.
         let written =
             flow::write_logs(&cluster, &session.workspace.reports(LANE).join("provisioner.log")).await;
@@ -35,9 +32,7 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
         }
     }
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
-    let started = Instant::now();
-    let stopped = cluster.stop().await;
-    report.record(LANE, "stop the node and the control plane", started.elapsed(), &stopped);
+    report.run(LANE, "stop the node and the control plane", cluster.stop()).await;
     Ok(report)
 }
 

@@ -7,13 +7,13 @@ use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde::Deserialize;
 use serde_json::json;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::until_event;
 
 use super::tenants::{HOSTILE, OTHER, Tenants, directory_of, quota};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::e2e::stories::install;
 use crate::test_env::claims;
 use crate::test_env::disturbances::replace_pods;

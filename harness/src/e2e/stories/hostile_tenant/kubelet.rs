@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use tokio::time::{Instant, sleep};
 
 use super::tenants::{GROWN, HOSTILE, OTHER, TOOL_DEADLINE, Tenants};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::e2e::stories::install;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::workload::VolumeMode;

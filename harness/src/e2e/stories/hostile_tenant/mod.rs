@@ -6,12 +6,12 @@ mod kubelet;
 mod sub_paths;
 mod tenants;
 
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 
 use self::foreign_files::Settings;
 use self::tenants::{OTHER, move_in};
 use super::removal;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::environment::TestEnv;
 
 pub(in crate::e2e) const NAME: &str = "hostile-tenant";

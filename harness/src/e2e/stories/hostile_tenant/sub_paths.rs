@@ -5,12 +5,12 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, VolumeMount};
 use kube::api::PostParams;
 use testvm::excerpt::list;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, PodProgram};
 
 use super::tenants::{HOSTILE, TOOL_DEADLINE, Tenants, directory_of, of_user};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::nodes::VOLUME_CHECK;
 use crate::test_env::pods;
 use crate::test_env::workload::{Held, VolumeMode};

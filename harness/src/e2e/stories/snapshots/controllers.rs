@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::Result;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Cluster;
 use testvm_cluster::waiting::until_established;
 use testvm_cluster::workload;
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::e2e::stories::component;
 use crate::test_env::disturbances::delete_snapshot_controller;
 use crate::test_env::environment::TestEnv;

@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use kube::ResourceExt;
+use testvm::steps::{StepResult, Steps};
 
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::snapshots::{self, Existing, IN_DELETION};
 use crate::test_env::workload::VolumeMode;

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use futures::future::try_join_all;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 
 use super::names::{SIZE, name};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::workload::{VolumeMode, claim};

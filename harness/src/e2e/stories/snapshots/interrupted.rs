@@ -7,11 +7,11 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::watcher;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::containers::{Container, freeze, thaw, until_replaced};
 
 use super::names::{SIZE, snapshots_added_since};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::TestEnv;

@@ -9,10 +9,10 @@ mod names;
 mod restored;
 mod retained;
 
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, Node};
 
 use super::removal;
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::VolumeMode;

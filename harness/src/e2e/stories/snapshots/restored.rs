@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use anyhow::Result;
+use testvm::steps::{StepResult, Steps};
 
 use super::names::{SIZE, name, volume};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{check_kept, check_new, end, start, write};

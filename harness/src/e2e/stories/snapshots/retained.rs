@@ -3,11 +3,11 @@
 
 use anyhow::Result;
 use kube::ResourceExt;
+use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 
 use super::names::{SIZE, name, snapshots_added_since};
 use super::restored::{restored, written};
-use crate::e2e::steps::{StepResult, Steps};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
