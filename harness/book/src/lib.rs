@@ -1,5 +1,4 @@
-//! Builds the book in `docs` with mdBook, and checks it: mdBook prints no warning, each page is in SUMMARY.md, and each link
-//! of the built pages leads somewhere.
+//! Builds the book in `docs` with mdBook, and checks it: mdBook prints no warning, and each page is in SUMMARY.md.
 //!
 //! `docs/decisions/0062-the-book.md` gives the reasons.
 

@@ -1,10 +1,4 @@
-//! The links of the pages: those that leave the book are rewritten, and all of them are checked in the built pages.
-
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result};
+//! Rewrites the links of the pages that leave the book. The test `documents` of the harness checks that all links lead somewhere.
 
 use crate::markdown::is_fence;
 
@@ -43,57 +37,6 @@ fn address(target: &str, sources: &str) -> String {
     if sources.contains("://") { address } else { address.replace(".md", "%2Emd") }
 }
 
-/// Checks the links and images of the pages in `destination`.
-///
-/// # Errors
-/// A link leads to no file, or to no heading of a page of the book. The error lists all of these links.
-pub(crate) fn check(destination: &Path) -> Result<()> {
-    let mut pages = BTreeMap::new();
-    let entries = fs::read_dir(destination).with_context(|| format!("list {}", destination.display()))?;
-    for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "html") {
-            let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            pages.insert(name, text);
-        }
-    }
-    let mut checked = 0;
-    let mut broken = Vec::new();
-    for (name, text) in &pages {
-        for target in targets(text) {
-            checked += 1;
-            if !leads_somewhere(target, name, &pages, destination) {
-                broken.push(format!("{name}: {target}"));
-            }
-        }
-    }
-    anyhow::ensure!(checked > 0, "no links were found in the pages in {}", destination.display());
-    anyhow::ensure!(broken.is_empty(), "links of the book without a target:\n{}", broken.join("\n"));
-    Ok(())
-}
-
-/// Returns the targets of the links and images of a page, without those around its content, which are mdBook's.
-fn targets(page: &str) -> Vec<&str> {
-    let content = page.split_once("<main>").and_then(|(_, rest)| rest.split_once("</main>"));
-    let content = content.map_or("", |(content, _)| content);
-    let attributes = ["href=\"", "src=\""].into_iter().flat_map(|attribute| content.split(attribute).skip(1));
-    attributes.filter_map(|rest| Some(rest.split_once('"')?.0)).collect()
-}
-
-fn leads_somewhere(target: &str, page: &str, pages: &BTreeMap<String, String>, destination: &Path) -> bool {
-    if target.contains("://") {
-        return true;
-    }
-    let (path, heading) = target.split_once('#').unwrap_or((target, ""));
-    let path = if path.is_empty() { page } else { path };
-    match pages.get(path) {
-        Some(text) => heading.is_empty() || text.contains(&format!("id=\"{heading}\"")),
-        // The test `documents` of the harness checks the headings of documents that are not part of the book.
-        None => destination.join(path.replace("%2E", ".")).exists(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,20 +50,5 @@ mod tests {
         assert_eq!(to_sources(page, "https://x"), rewritten);
         assert_eq!(to_sources("[d](../../e.md)", "../.."), "[d](../../e%2Emd)");
         assert_eq!(to_sources("[d](../../e", "../.."), "[d](../../e");
-    }
-
-    #[test]
-    fn links_to_missing_files_and_headings_are_reported() {
-        let directory = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
-        write("notes.md", "");
-        write("b.html", "<nav><a href=\"missing.html\"></a></nav><main><h2 id=\"there\"></h2></main>");
-        let links = "<a href=\"b.html#there\"></a><a href=\"notes%2Emd\"></a><a href=\"#here\" id=\"here\"></a>\
-                     <a href=\"https://c.d\">";
-        write("a.html", &format!("<main>{links}</main>"));
-        check(directory.path()).unwrap();
-        write("a.html", "<main><a href=\"b.html#gone\"></a><img src=\"c.svg\"></main>");
-        let error = check(directory.path()).unwrap_err().to_string();
-        assert!(error.ends_with("a.html: b.html#gone\na.html: c.svg"), "{error}");
     }
 }

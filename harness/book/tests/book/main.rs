@@ -17,6 +17,6 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn the_book_builds_without_warnings_and_its_links_lead_somewhere() {
+fn the_book_builds_without_warnings() {
     book::build(&root().join("docs"), &root().join("target/book"), book::SOURCES_IN_CHECKOUT).unwrap();
 }
