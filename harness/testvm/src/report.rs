@@ -428,7 +428,7 @@ mod tests {
         report.push("flow", "not measured", Outcome::Passed, None);
         report.steps = vec![timed("flow: 3", 3), timed("build it", 4)];
         let times = report.times();
-        assert!(times.starts_with("\nlanes\n  1 min 10 s  e2e\n         5.0 s  unit\n"), "{times}");
+        assert!(times.starts_with("\nlanes\n    1 min 10 s  e2e\n         5.0 s  unit\n"), "{times}");
         assert!(times.contains("longest steps\n         4.0 s  build it\n\nlongest cases\n"), "{times}");
         assert!(!times.contains("flow: 0") && !times.contains("not measured"), "{times}");
     }
