@@ -9,7 +9,7 @@ use testvm::session::Session;
 use testvm::vm::report_repeated_boots;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{bench, deb, e2e, fetch, image, lanes, project, release, up};
+use crate::{bench, e2e, fetch, lanes, project, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -61,9 +61,9 @@ enum Command {
     /// Stop the cluster that `up` or `e2e --keep` left running.
     Down(up::DownArgs),
     /// Write the driver's image for each platform, as an archive for a registry.
-    Image(image::ImageArgs),
+    Image(release::ImageArgs),
     /// Write a Debian package of the driver for each platform.
-    Deb(deb::DebArgs),
+    Deb(release::DebArgs),
     /// Write the files of a release: the image, the packages, the manifests, checksums and notes.
     Release(release::ReleaseArgs),
 }
@@ -123,11 +123,11 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Image(args) => {
             let _lock = session.exclusive("image").await?;
-            session.until_cancelled(image::image(session, args)).await.map(|()| ExitCode::SUCCESS)
+            session.until_cancelled(release::image(session, args)).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Deb(args) => {
             let _lock = session.exclusive("image").await?;
-            session.until_cancelled(deb::deb(session, args)).await.map(|()| ExitCode::SUCCESS)
+            session.until_cancelled(release::deb(session, args)).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Release(args) => {
             let _lock = session.exclusive("image").await?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use testvm::cache::{self, Recipe};
-use testvm::process::Program;
+use testvm::process::{Program, git};
 use testvm::rust_build::programs_of;
 use testvm::session::Session;
 
@@ -170,12 +170,6 @@ async fn export(root: &Path, commit: &str, paths: &[&str], directory: &Path) -> 
         .await?;
     Program::new("tar").arg("--extract").arg("--file").arg(&archive).current_dir(directory).run().await?;
     fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))
-}
-
-/// Returns git for the repository of `root`, also in a hook, whose environment names another one.
-pub(crate) fn git(root: &Path) -> Program {
-    let git = Program::new("git").current_dir(root);
-    ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].into_iter().fold(git, Program::env_remove)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode};
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -20,6 +20,7 @@ use testvm::process::Program;
 use testvm::rust_build::{self, Profile};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
 
@@ -240,10 +241,8 @@ pub(crate) async fn pod_of_controller(client: &Client, node: &str) -> Result<Pod
 
 async fn pod_of(client: &Client, app: &str, node: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::all(client.clone());
-    let of_app = ListParams::default().labels(&format!("{APP}={app}"));
-    let pods =
-        pods.list(&of_app).await.map_err(api_error).with_context(|| format!("list the pods of {app}"))?;
-    let on_node = pods.items.into_iter().find(|pod| node_of(pod) == Some(node));
+    let pods = objects::list(&pods, &format!("{APP}={app}")).await?;
+    let on_node = pods.into_iter().find(|pod| node_of(pod) == Some(node));
     on_node.with_context(|| format!("no pod of {app} is on {node}"))
 }
 
@@ -269,7 +268,7 @@ pub(crate) async fn register(client: &Client, name: &str, driver: &str) -> Resul
         }},
     }))?;
     let nodes: Api<Node> = Api::all(client.clone());
-    nodes.create(&PostParams::default(), &node).await.map_err(api_error).context("create a Node")?;
+    objects::create(&nodes, &node).await?;
     let status = json!({"status": {
         "capacity": {"cpu": "8", "memory": "8Gi", "pods": "110"},
         "allocatable": {"cpu": "8", "memory": "8Gi", "pods": "110"},
@@ -285,6 +284,6 @@ pub(crate) async fn register(client: &Client, name: &str, driver: &str) -> Resul
         "spec": {"drivers": [{"name": driver, "nodeID": name, "topologyKeys": [topology]}]},
     }))?;
     let csi_nodes: Api<CSINode> = Api::all(client.clone());
-    csi_nodes.create(&PostParams::default(), &csi).await.map_err(api_error).context("create a CSINode")?;
+    objects::create(&csi_nodes, &csi).await?;
     Ok(())
 }

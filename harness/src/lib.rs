@@ -3,22 +3,19 @@
 //!
 //! The parts that know nothing of loopfs are crates of their own: `testvm-cluster` (a control plane and its
 //! nodes), `testvm` (images and virtual machines), and `testvm-guest` (PID 1 in them, and the messages between
-//! both). `volume-check` is the program of the test pods.
+//! both). `volume-check` is the program of the test pods, and `release` writes the files of a release.
 
 pub mod args;
 pub mod bench;
 mod builds;
-pub mod deb;
 pub mod e2e;
 mod earlier;
 mod fake_nodes;
 pub mod fetch;
 mod helm;
-pub mod image;
 pub mod lanes;
 mod node_options;
 mod nodes;
 mod project;
-pub mod release;
 mod test_env;
 pub mod up;

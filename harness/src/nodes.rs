@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use release::{DRIVER, driver_files};
 use testvm::images::shell;
 use testvm::session::Session;
 use testvm_cluster::conformance::Suite;
@@ -19,9 +20,6 @@ use crate::node_options::{Losetup, NodeOptions};
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 /// An image with a shell, for interactive use; csi/examples uses it.
 pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
-/// The image of the driver, as in the manifests.
-pub(crate) const DRIVER: &str = "docker.io/library/loopfs:dev";
-
 /// The image of the earlier version of the driver, in the lane upgrade.
 pub(crate) const EARLIER_DRIVER: &str = "docker.io/library/loopfs:earlier";
 
@@ -165,16 +163,6 @@ pub(crate) fn driver_image(driver: DriverPrograms, tool: PathBuf) -> ContainerIm
         reference: DRIVER,
         files: driver_files(driver.csi, driver.provisioner, tool),
     }
-}
-
-/// Returns the path of each program in the image of the driver, and its path on the host. The image runs the first.
-pub(crate) fn driver_files(
-    csi: PathBuf,
-    provisioner: PathBuf,
-    tool: PathBuf,
-) -> Vec<(&'static str, PathBuf)> {
-    // With the tool, `loopfs doctor` can run where the driver runs.
-    vec![("/loopfs-csi", csi), ("/loopfs-provisioner", provisioner), ("/loopfs", tool)]
 }
 
 /// Returns the image of the earlier version of the driver.

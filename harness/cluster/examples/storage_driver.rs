@@ -27,6 +27,7 @@ use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::leak_check::Entries;
 use testvm_cluster::manifests::Manifests;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
 use testvm_cluster::{
@@ -131,11 +132,11 @@ async fn test(cluster: &Cluster, manifests: &Path) -> Result<()> {
 
     workload::create_namespace(client, NAMESPACE).await?;
     let claim = workload::claim(CLAIM, CLASS, "64Mi", VolumeMode::Filesystem, "ReadWriteOnce")?;
-    workload::create_claim(&claims, &claim).await?;
+    objects::create(&claims, &claim).await?;
     let command = &["/bin/sh", "-c", "trap exit TERM; while :; do sleep 1; done"];
     let program = PodProgram { container: "shell", image: SHELL, command };
     let held = Held { claim: CLAIM, path: "/vol", mode: VolumeMode::Filesystem, read_only: false };
-    workload::create_pod(&pods, &workload::pod(POD, program, &[held])?).await?;
+    objects::create(&pods, &workload::pod(POD, program, &[held])?).await?;
 
     // The driver is killed while it provides the volume, and the volume becomes ready nevertheless.
     let killed = containers::kill_in(node, &driver_pods, DRIVER_LABELS, DRIVER_CONTAINER).await?;
@@ -156,7 +157,7 @@ async fn test(cluster: &Cluster, manifests: &Path) -> Result<()> {
     let read = exec_ok(&pods, POD, &["/bin/sh", "-c", "cat /vol/text"]).await?;
     anyhow::ensure!(read == TEXT, "after the power cut, the pod reads {read:?} instead of {TEXT:?}");
 
-    workload::end_pod(&pods, POD, TIMEOUT).await?;
+    objects::remove(pods, POD, TIMEOUT).await?;
     workload::delete_claim(client, &claims, CLAIM, TIMEOUT).await?;
     Entries::of_file_system(node, DATA_DIR).await?.require_none_added_since(&before)
 }

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
-use super::api_error::api_error;
 use super::node::Node;
+use super::objects;
 use super::waiting::{State, until};
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -67,8 +66,7 @@ pub async fn kill(node: &Node, container: &Container) -> Result<()> {
 /// # Errors
 /// No pod has the labels, its container does not run, or the node cannot be reached.
 pub async fn kill_in(node: &Node, pods: &Api<Pod>, labels: &str, container: &str) -> Result<Container> {
-    let selected = pods.list(&ListParams::default().labels(labels)).await.map_err(api_error);
-    let selected = selected.with_context(|| format!("list the pods with the labels {labels}"))?;
+    let selected = objects::list(&pods, labels).await?;
     let pod = selected.iter().next().with_context(|| format!("no pod has the labels {labels}"))?;
     let container = Container::of(pod, container)?;
     kill(node, &container).await?;

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kube::api::PostParams;
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
@@ -19,12 +18,12 @@ use testvm::process::{Process, Program, tail};
 use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
 
-use super::api_error::api_error;
 use super::client;
 use super::components::{self, API_SERVICE_ADDRESS, ClusterProfile, Durability, HOST_SEEN_FROM_GUEST};
 use super::kubeconfig;
 use super::layout::Layout;
 use super::loopback::LoopbackLease;
+use super::objects;
 use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
 use super::release::KubernetesSource;
@@ -167,24 +166,19 @@ impl ControlPlane {
     pub fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
         let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
         let server = SocketAddr::new(host, self.installation.loopback.api_server().port());
-        Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller))
+        let user = kubeconfig::certified(caller);
+        Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), &user))
     }
 
     /// Returns a kubeconfig for a client on the host with a certificate.
     pub fn host_kubeconfig(&self, caller: &Identity) -> String {
-        let server = self.installation.loopback.api_server();
-        kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller)
+        self.kubeconfig_of_user(&kubeconfig::certified(caller))
     }
 
-    /// Returns a kubeconfig for a client on the host with a token.
-    pub(crate) fn kubeconfig_with_token(&self, token: &str) -> String {
-        let user = kubeconfig::token(token);
-        kubeconfig::render_user(
-            self.project.name,
-            self.installation.loopback.api_server(),
-            &self.authority.certificate(),
-            &user,
-        )
+    /// Returns a kubeconfig for a client on the host.
+    pub(crate) fn kubeconfig_of_user(&self, user: &serde_json::Value) -> String {
+        let server = self.installation.loopback.api_server();
+        kubeconfig::render(self.project.name, server, &self.authority.certificate(), user)
     }
 
     /// Checks that every process still runs. The error names each that has ended, with the end of its log.
@@ -381,11 +375,7 @@ async fn grant_kubelet_access(client: &Client) -> Result<()> {
         },
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KUBELET_CLIENT}],
     }))?;
-    Api::all(client.clone())
-        .create(&PostParams::default(), &binding)
-        .await
-        .map_err(api_error)
-        .context("grant the API server the right to call kubelets")?;
+    objects::create(&Api::all(client.clone()), &binding).await?;
     Ok(())
 }
 
@@ -426,8 +416,8 @@ fn write_identities(
         ("scheduler", Subject { user: "system:kube-scheduler", group: None }),
     ];
     for (name, subject) in callers {
-        let caller = authority.client(subject)?;
-        let text = kubeconfig::render(cluster, loopback.api_server(), &authority.certificate(), &caller);
+        let user = kubeconfig::certified(&authority.client(subject)?);
+        let text = kubeconfig::render(cluster, loopback.api_server(), &authority.certificate(), &user);
         write_private(&layout.kubeconfig(name), &text)?;
     }
     Ok(())

@@ -89,7 +89,6 @@ impl DockerMachine {
             hypervisor: self.hypervisor.clone(),
             kernel: self.kernel.clone(),
             initramfs: path,
-            kernel_args: Vec::new(),
             memory_mib: devices.memory_mib,
             cpus: 2,
             disks: std::iter::once(root).chain(devices.disks).collect(),

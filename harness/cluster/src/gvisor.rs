@@ -13,13 +13,9 @@ pub const GVISOR_HANDLER: &str = "gvisor";
 pub(crate) const OPTIONS_FILE: &str = "/etc/containerd/runsc.toml";
 
 const GVISOR: GoModule = GoModule {
-    name: "gvisor",
-    versioned_by: "gvisor.dev/gvisor",
-    version_variables: &[],
     // The main package has the name of its directory.
     renamed: &[("shim", SHIM)],
-    without_go: None,
-    overlay: None,
+    ..GoModule::new("gvisor", "gvisor.dev/gvisor")
 };
 /// The runtime.
 const RUNSC: &str = "runsc";

@@ -23,6 +23,7 @@
 //! |---|---|
 //! | claims, and pods that mount them or have them as devices | [`workload`] |
 //! | programs in pods, port forwarding, logs | [`exec`] |
+//! | requests for objects, whose errors name the request | [`objects`] |
 //! | waits for objects, events and log lines, by watches | [`waiting`] |
 //! | kills and freezes of containers | [`containers`] |
 //! | programs on the node as root | [`Node::exec`], [`Node::output`] |
@@ -100,6 +101,7 @@ pub mod mount_table;
 mod node;
 mod node_spec;
 mod node_vm;
+pub mod objects;
 mod parts;
 mod pki;
 mod plan;

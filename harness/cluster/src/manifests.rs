@@ -233,12 +233,6 @@ mod tests {
                        ---\nkind: ConfigMap\napiVersion: v1\nmetadata: {name: b, namespace: n}\n---\n";
 
     #[test]
-    fn documents_become_objects_and_separators_do_not() {
-        let names: Vec<_> = parse(TWO).unwrap().iter().map(ResourceExt::name_any).collect();
-        assert_eq!(names, ["a.example", "b"]);
-    }
-
-    #[test]
     fn a_namespace_comes_before_what_is_in_it_and_pods_come_last() {
         let dir = tempfile::tempdir().unwrap();
         for (file, kind) in [("a.yaml", "DaemonSet"), ("b.yaml", "Namespace"), ("c.yaml", "ServiceAccount")] {
@@ -276,16 +270,6 @@ mod tests {
         let names: Vec<_> = all.without(&first).objects.iter().map(ResourceExt::name_any).collect();
         assert_eq!(names, ["b"]);
         assert!(all.without(&all).objects.is_empty());
-    }
-
-    #[test]
-    fn objects_of_a_text_are_in_the_order_of_their_application() {
-        let text = "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}}\n---\n\
-                    {kind: Namespace, apiVersion: v1, metadata: {name: n}}\n";
-        let manifests = Manifests::from_text(text).unwrap();
-        let names: Vec<_> = manifests.objects().iter().map(ResourceExt::name_any).collect();
-        assert_eq!(names, ["n", "d"]);
-        assert!(Manifests::from_text("- a\n").is_err());
     }
 
     #[test]

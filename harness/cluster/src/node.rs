@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::api::PostParams;
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
 use testvm::images::disk::{self, Edit};
@@ -25,6 +24,7 @@ use super::node_spec::{
     node_object, node_spec,
 };
 use super::node_vm::NodeVm;
+use super::objects;
 use super::parts::Parts;
 use super::waiting::{State, until_one};
 
@@ -189,11 +189,7 @@ impl Machine {
 async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()> {
     let object: NodeObject = serde_json::from_value(node_object(node, address))?;
     let nodes: Api<NodeObject> = Api::all(client.clone());
-    nodes
-        .create(&PostParams::default(), &object)
-        .await
-        .map_err(api_error)
-        .with_context(|| format!("create Node {}", node.name()))?;
+    objects::create(&nodes, &object).await?;
     Ok(())
 }
 
@@ -241,7 +237,6 @@ async fn machine(
         hypervisor: parts.node.hypervisor.clone(),
         kernel: parts.node.kernel.clone(),
         initramfs: dir.join("initramfs"),
-        kernel_args: Vec::new(),
         memory_mib: control_plane.profile().memory_mib(),
         cpus: 2,
         disks: [

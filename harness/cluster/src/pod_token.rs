@@ -40,7 +40,7 @@ impl ControlPlane {
         let directory = self.layout().root().join("pods");
         create_private_dir(&directory)?;
         let path = directory.join(format!("{name}.kubeconfig"));
-        write_private(&path, &self.kubeconfig_with_token(&token))?;
+        write_private(&path, &self.kubeconfig_of_user(&json!({"token": token})))?;
         Ok(path)
     }
 }

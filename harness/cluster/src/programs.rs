@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use testvm::go_build::{self, GoModule, Overlay, Version, VersionVariable, required_version};
+use testvm::go_build::{self, GoModule, Overlay, Version, VersionVariable};
 use testvm::process::Program;
 use testvm::session::Session;
 
@@ -28,12 +28,9 @@ pub(crate) const fn conformance(minor: KubernetesMinor) -> Option<GoModule> {
 /// Returns the programs of a release.
 pub(crate) const fn kubernetes(minor: KubernetesMinor) -> GoModule {
     GoModule {
-        name: minor.directory(),
-        versioned_by: "k8s.io/kubernetes",
         version_variables: const { &kubernetes_variables(|v| v.to_string(), |_| "clean".into()) },
-        renamed: &[],
         without_go: WITHOUT_GO,
-        overlay: None,
+        ..GoModule::new(minor.directory(), "k8s.io/kubernetes")
     }
 }
 
@@ -73,13 +70,10 @@ const fn kubernetes_variables(
 }
 
 const ETCD: GoModule = GoModule {
-    name: "etcd",
-    versioned_by: "go.etcd.io/etcd/server/v3",
-    version_variables: &[],
     // The main package has the name of its directory.
     renamed: &[("server", "etcd")],
     without_go: WITHOUT_GO,
-    overlay: None,
+    ..GoModule::new("etcd", "go.etcd.io/etcd/server/v3")
 };
 
 const WITHOUT_GO: Option<&str> = Some("--kubernetes-bin DIR uses programs you have instead");
@@ -155,10 +149,7 @@ impl Finder<'_> {
         if matches!(program, "etcd" | "kubectl") {
             return Ok(());
         }
-        let go_mod = self.session.workspace.definitions().join(module.name).join("go.mod");
-        let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
-        let pinned = required_version(&text, module.versioned_by)
-            .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
+        let pinned = go_build::pinned_version(self.session, module)?;
         let answer = Program::new(path).arg("--version").run().await?.stdout;
         let found = Version::parse(&answer)
             .with_context(|| format!("{} --version answered {answer:?}", path.display()))?;

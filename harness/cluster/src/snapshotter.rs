@@ -15,12 +15,8 @@ pub const CSI_SNAPSHOTTER: &str = "registry.k8s.io/sig-storage/csi-snapshotter:v
 pub const MODULE: &str = "github.com/kubernetes-csi/external-snapshotter/v8";
 
 const SNAPSHOTTER: GoModule = GoModule {
-    name: "snapshotter",
-    versioned_by: MODULE,
     version_variables: &[VersionVariable { variable: "main.version", value: |version| version.to_string() }],
-    renamed: &[],
-    without_go: None,
-    overlay: None,
+    ..GoModule::new("snapshotter", MODULE)
 };
 
 /// Builds the images, or takes their programs from the cache. Each image has one program, which its containers run.

@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::{DeleteParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::api_error::api_error;
+use super::objects;
 use super::waiting::{State, until_one};
 
 /// The `volumeMode` of a claim. A pod mounts a file system, but has a block device under `volumeDevices`.
@@ -122,20 +121,7 @@ pub fn claim_spec(class: &str, size: &str, mode: VolumeMode, access: &str) -> Va
 /// The API server refuses it.
 pub async fn create_namespace(client: &Client, name: &str) -> Result<()> {
     let namespace: Namespace = typed(json!({"metadata": {"name": name}}))?;
-    let made = Api::all(client.clone()).create(&PostParams::default(), &namespace).await;
-    made.map_err(api_error).with_context(|| format!("create namespace {name}")).map(drop)
-}
-
-/// Creates a claim.
-///
-/// # Errors
-/// The API server refuses it.
-pub async fn create_claim(
-    claims: &Api<PersistentVolumeClaim>,
-    claim: &PersistentVolumeClaim,
-) -> Result<PersistentVolumeClaim> {
-    let created = claims.create(&PostParams::default(), claim).await;
-    created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
+    objects::create(&Api::all(client.clone()), &namespace).await.map(drop)
 }
 
 /// Returns the name of the PersistentVolume of a bound claim.
@@ -143,7 +129,7 @@ pub async fn create_claim(
 /// # Errors
 /// The claim cannot be read, or names no volume.
 pub async fn volume_of(claims: &Api<PersistentVolumeClaim>, claim: &str) -> Result<String> {
-    let bound = claims.get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
+    let bound = objects::read(claims, claim).await?;
     let name = bound.spec.and_then(|spec| spec.volume_name);
     name.with_context(|| format!("claim {claim} names no volume"))
 }
@@ -159,23 +145,8 @@ pub async fn delete_claim(
     within: Duration,
 ) -> Result<()> {
     let volume = volume_of(claims, claim).await?;
-    let deleted = claims.delete(claim, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete claim {claim}"))?;
-    until_one::<PersistentVolume>(Api::all(client.clone()), &volume, within, |volume| {
-        State::ready_if(volume.is_none(), "it still exists")
-    })
-    .await
-    .with_context(|| format!("volume {volume} is not deleted"))
-    .map(drop)
-}
-
-/// Creates a pod.
-///
-/// # Errors
-/// The API server refuses it.
-pub async fn create_pod(pods: &Api<Pod>, object: &Pod) -> Result<()> {
-    let created = pods.create(&PostParams::default(), object).await;
-    created.map_err(api_error).with_context(|| format!("create pod {}", object.name_any())).map(drop)
+    objects::delete(claims, claim).await?;
+    objects::until_gone(Api::<PersistentVolume>::all(client.clone()), &volume, within).await
 }
 
 /// Waits until a pod runs.
@@ -214,48 +185,6 @@ pub async fn until_available(
     .map(drop)
 }
 
-/// Deletes a pod, and waits until it is deleted and its volumes are unpublished.
-///
-/// # Errors
-/// The API server refuses it, or the pod does not end in time.
-pub async fn end_pod(pods: &Api<Pod>, pod: &str, within: Duration) -> Result<()> {
-    let deleted = pods.delete(pod, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete pod {pod}"))?;
-    until_one(pods.clone(), pod, within, |pod| State::ready_if(pod.is_none(), "it still exists"))
-        .await
-        .with_context(|| format!("pod {pod} does not end"))
-        .map(drop)
-}
-
 fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {
     serde_json::from_value(value).context("an object of the test is not what its type says")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pod_mounts_a_file_system_and_has_a_block_volume_as_a_device() {
-        let held = [
-            Held { claim: "files", path: "/files", mode: VolumeMode::Filesystem, read_only: true },
-            Held { claim: "disk", path: "/dev/disk", mode: VolumeMode::Block, read_only: false },
-        ];
-        let program =
-            PodProgram { container: "test", image: "docker.io/library/test:dev", command: &["/test"] };
-        let spec = pod("p", program, &held).unwrap().spec.unwrap();
-        let container = &spec.containers[0];
-        let mounts = container.volume_mounts.as_ref().unwrap();
-        let devices = container.volume_devices.as_ref().unwrap();
-        assert_eq!((mounts.len(), mounts[0].mount_path.as_str()), (1, "/files"));
-        assert_eq!((devices.len(), devices[0].device_path.as_str()), (1, "/dev/disk"));
-        assert_eq!(spec.volumes.unwrap().len(), 2);
-    }
-
-    #[test]
-    fn a_claim_has_the_requested_size_and_mode() {
-        let spec = claim("c", "fast", "1Mi", VolumeMode::Block, "ReadWriteOnce").unwrap().spec.unwrap();
-        assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
-        assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "1Mi");
-    }
 }

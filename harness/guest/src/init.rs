@@ -12,7 +12,7 @@ use super::children::Children;
 use super::report::{END_OF_CONSOLE, Message, REPORT_PORT, Verdict};
 use super::reporter::Reporter;
 use super::spec::{BootSpec, Mode, SPEC_PATH};
-use super::{kernel_log, modprobe, mounts, node, ports, tests, xfs};
+use super::{devices, kernel_log, modprobe, mounts, node, tests, xfs};
 
 /// Runs PID 1. It powers the machine off and never returns, because the kernel panics if PID 1 ends.
 pub fn main() {
@@ -41,7 +41,7 @@ fn boot() -> Result<()> {
     for module in &spec.modules {
         modprobe::load_module(Path::new(module))?;
     }
-    let reporter = Reporter::new(ports::open(REPORT_PORT)?);
+    let reporter = Reporter::new(devices::port(REPORT_PORT)?);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     reporter.send(&Message::Started { kernel: kernel.trim().to_owned() });
 

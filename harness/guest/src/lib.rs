@@ -12,7 +12,6 @@
 //! host links to the crate for the types of the protocol.
 //!
 //! ```
-//! use std::collections::BTreeMap;
 //! use std::time::Duration;
 //! use testvm_guest::spec::{BootSpec, Mode, TestBinary, TestsSpec};
 //!
@@ -21,9 +20,8 @@
 //!     name: "quota".into(),
 //!     path: "/tests/quota".into(),
 //!     args: Vec::new(),
-//!     env: BTreeMap::new(),
-//!     report: None,
 //!     timeout: Duration::from_secs(60),
+//!     ..TestBinary::default()
 //! };
 //! let mode = Mode::Tests(TestsSpec { binaries: vec![quota], ..TestsSpec::default() });
 //! let spec = BootSpec { modules: Vec::new(), unix_time: 0, mode };
@@ -36,14 +34,13 @@ pub mod report;
 pub mod spec;
 
 mod children;
-mod disks;
+mod devices;
 mod init;
 mod kernel_log;
 mod log_file;
 mod modprobe;
 mod mounts;
 mod node;
-mod ports;
 mod reporter;
 mod requests;
 mod services;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, chroot};
 
-use super::disks;
+use super::devices;
 use super::spec::{Mount, Source};
 
 const HARDENED: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
@@ -65,7 +65,7 @@ fn system(root: &str, fs_type: &str, target: &str, flags: MsFlags, data: &str) -
 pub(super) fn mount_spec(spec: &Mount) -> Result<()> {
     fs::create_dir_all(&spec.target).with_context(|| format!("create {}", spec.target))?;
     let source = match &spec.source {
-        Source::Disk(name) => disks::find(name)?,
+        Source::Disk(name) => devices::disk(name)?,
         Source::Name(name) => name.into(),
         Source::Directory(directory) => return bind(directory, &spec.target, &spec.options),
     };

@@ -17,7 +17,7 @@ use super::report::{End, Message};
 use super::reporter::Reporter;
 use super::services::{Services, StopReason};
 use super::spec::{self, FileSpec, Network, NodeSpec, Step};
-use super::{mounts, ports, requests};
+use super::{devices, mounts, requests};
 
 /// The timeout for configuring the network, which takes a few netlink calls.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
-    let control = ports::open(super::control::CONTROL_PORT)?;
+    let control = devices::port(super::control::CONTROL_PORT)?;
     mounts::switch_root(&spec.root_disk)?;
     sethostname(&spec.hostname).context("set the host name")?;
     for mount in &spec.mounts {
@@ -97,11 +97,7 @@ fn configure(network: &Network, children: &Children, reporter: &Reporter) -> Res
     ip(&["link", "set", "lo", "up"])?;
     ip(&["link", "set", &interface, "up"])?;
     ip(&["address", "add", &network.address, "dev", &interface])?;
-    ip(&["route", "add", "default", "via", &network.gateway])?;
-    if let Some(dns) = &network.dns {
-        fs::write("/etc/resolv.conf", format!("nameserver {dns}\n")).context("write /etc/resolv.conf")?;
-    }
-    Ok(())
+    ip(&["route", "add", "default", "via", &network.gateway])
 }
 
 fn first_interface() -> Result<String> {

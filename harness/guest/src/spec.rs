@@ -39,7 +39,7 @@ pub struct TestsSpec {
 }
 
 /// A test binary, which passes if it ends with exit code 0.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TestBinary {
     pub name: String,
     /// The path in the guest.
@@ -109,13 +109,12 @@ pub struct Network {
     /// The address with its prefix length: `10.0.2.15/24`.
     pub address: String,
     pub gateway: String,
-    pub dns: Option<String>,
 }
 
 impl Default for Network {
     /// Returns the addresses of QEMU's user-mode network. The gateway is the host's loopback.
     fn default() -> Network {
-        Network { address: "10.0.2.15/24".to_owned(), gateway: "10.0.2.2".to_owned(), dns: None }
+        Network { address: "10.0.2.15/24".to_owned(), gateway: "10.0.2.2".to_owned() }
     }
 }
 

@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use super::results::Source;
-use crate::earlier;
 
 /// Returns the commit of the checkout at `root`. The commit is `None` if `root` is no checkout or Git is not installed.
 pub(super) async fn of(root: &Path) -> Source {
     let output = async |args: &[&str]| {
-        let finished = earlier::git(root).args(args.iter().copied()).finish().await.ok()?;
+        let finished = testvm::process::git(root).args(args.iter().copied()).finish().await.ok()?;
         finished.status.success().then_some(finished.stdout)
     };
     let commit = output(&["rev-parse", "HEAD"]).await.map(|commit| commit.trim().to_owned());

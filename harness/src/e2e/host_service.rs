@@ -3,13 +3,12 @@
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::kind::KindMachine;
+use testvm_cluster::objects;
 
 use super::console::{self, Block, Place, TIMEOUT, on_node};
 use super::stories::{flow, removal};
@@ -107,7 +106,7 @@ async fn unprivileged(env: &TestEnv<'_>) -> Result<()> {
     let of_driver = env.driver_pods_if_any().await?;
     anyhow::ensure!(of_driver.is_empty(), "the driver has {} pods", of_driver.len());
     let pods: Api<Pod> = Api::all(env.client.clone());
-    for pod in pods.list(&ListParams::default()).await.map_err(api_error)? {
+    for pod in objects::list(&pods, "").await? {
         let spec = pod.spec.as_ref();
         let mut containers = spec.into_iter().flat_map(|spec| &spec.containers);
         let privileged = containers.any(|container| {

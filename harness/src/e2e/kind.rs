@@ -18,11 +18,10 @@ use testvm_cluster::{ContainerImage, KubernetesSource, client};
 use super::runner::{self, AfterFailure, Plan, Selection};
 use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
-use crate::image::{self, TARGETS};
 use crate::node_options::NodeOptions;
+use crate::nodes;
 use crate::test_env::environment::{TestEnv, Timeouts};
 use crate::test_env::manifests::Manifests;
-use crate::{deb, nodes};
 
 /// The name of the suite in the report.
 const SUITE: &str = "kind";
@@ -240,12 +239,8 @@ async fn plan(session: &Session, documents: bool) -> Result<KindPlan> {
 
 /// Packs programs for this machine as `cargo harness deb` does. Returns the path of the package in the checkout, and here.
 async fn package(session: &Session, programs: &[PathBuf]) -> Result<(String, PathBuf)> {
-    let root = session.workspace.root();
-    let target = TARGETS.iter().find(|target| target.is_native()).context("no package for this machine")?;
-    let name = deb::file_name(&image::version(root)?, target);
     let path = session.workspace.target().join("kind-package.deb");
-    let contents = deb::Contents { programs, native: programs };
-    deb::pack(session, root, target, contents, &path).await?;
+    let name = release::pack_for_this_machine(session, programs, &path).await?;
     Ok((format!("{}/{name}", host_service::PACKAGES), path))
 }
 

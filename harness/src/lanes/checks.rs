@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use testvm::process::{Finished, Program};
+use testvm::report::Report;
 use testvm::rust_build;
 use testvm::session::Session;
 
@@ -26,6 +27,12 @@ pub(super) async fn run(session: &Session, name: &str, program: Program) -> (Res
         Err(_) => drop(step),
     }
     (result, started.elapsed())
+}
+
+/// Runs a program that must succeed, and adds it to the report.
+pub(super) async fn check(session: &Session, suite: &str, report: &mut Report, name: &str, program: Program) {
+    let (result, time) = run(session, name, program).await;
+    report.record(suite, name, time, &result.and_then(must_succeed));
 }
 
 /// Returns an error with the output of the program if it failed.

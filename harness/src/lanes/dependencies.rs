@@ -12,7 +12,7 @@ use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 
-use super::checks::{self, must_succeed};
+use super::checks;
 
 /// Reads deny.toml.
 pub(super) const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
@@ -68,15 +68,13 @@ struct DependencyKind {
 /// Runs the checks.
 pub(super) async fn check(session: &Session, suite: &str, report: &mut Report) {
     deny(session, suite, report).await;
-    let started = Instant::now();
-    let metadata = metadata(session).await;
-    let checked = metadata.as_ref().map_err(|error| anyhow::anyhow!("{error:#}")).and_then(|metadata| {
-        let newer = newer_dependencies(metadata);
+    let Some(metadata) = report.run(suite, "metadata of the crates", metadata(session)).await else { return };
+    let is_supported = async {
+        let newer = newer_dependencies(&metadata);
         anyhow::ensure!(newer.is_empty(), "raise rust-version, or lower a dependency:\n{}", newer.join("\n"));
         Ok(())
-    });
-    report.record(suite, "rust-version of each crate", started.elapsed(), &checked);
-    let Ok(metadata) = metadata else { return };
+    };
+    report.run(suite, "rust-version of each crate", is_supported).await;
     for (version, packages) in members_by_rust_version(&metadata) {
         build_with(session, suite, report, &version, &packages).await;
     }
@@ -85,7 +83,7 @@ pub(super) async fn check(session: &Session, suite: &str, report: &mut Report) {
         // In a checkout with changes, too. Cargo compiles the package as those who depend on it do.
         let args = ["package", "--package", package, "--allow-dirty"];
         let (result, time) = checks::cargo(session, &name, &args).await;
-        report.record(suite, &name, time, &result.and_then(must_succeed));
+        report.record(suite, &name, time, &result.and_then(checks::must_succeed));
     }
 }
 
@@ -98,8 +96,7 @@ async fn deny(session: &Session, suite: &str, report: &mut Report) {
         Err(error) => return report.record::<()>(suite, NAME, Duration::ZERO, &Err(error)),
     };
     let deny = || Program::new(&program).downloads().current_dir(root).args(["--locked", "check"]);
-    let (result, time) = checks::run(session, NAME, deny().args(POLICY)).await;
-    report.record(suite, NAME, time, &result.and_then(must_succeed));
+    checks::check(session, suite, report, NAME, deny().args(POLICY)).await;
 
     // Git must not ask for a password.
     let advisories = deny().arg("advisories").env("GIT_TERMINAL_PROMPT", "0");
@@ -152,8 +149,7 @@ async fn build_with(session: &Session, suite: &str, report: &mut Report, version
         .env_remove("CARGO")
         .env_remove("RUSTC")
         .env_remove("RUSTUP_TOOLCHAIN");
-    let (result, time) = checks::run(session, &name, check).await;
-    report.record(suite, &name, time, &result.and_then(must_succeed));
+    checks::check(session, suite, report, &name, check).await;
 }
 
 async fn metadata(session: &Session) -> Result<Metadata> {

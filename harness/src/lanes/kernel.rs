@@ -313,9 +313,8 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
                 name: binary_name(file).to_owned(),
                 path: file.path.clone(),
                 args: if file.path == GO_TESTS { go_tests::arguments(only) } else { args.clone() },
-                env: BTreeMap::new(),
-                report: None,
                 timeout: if std::env::var_os(STEPS).is_some() { LONG_TIMEOUT } else { BINARY_TIMEOUT },
+                ..TestBinary::default()
             })
             .collect(),
         ..TestsSpec::default()

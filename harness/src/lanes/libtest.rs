@@ -284,11 +284,6 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn unmeasured_times_are_omitted() {
-        assert_eq!(report(GOOD, Ok(())).cases[0].time, None);
-    }
-
-    #[test]
     fn self_skipped_tests_are_unavailable() {
         for space in ["", " "] {
             let output = format!(

@@ -97,9 +97,8 @@ impl<'a> Machine<'a> {
             name: "faults".to_owned(),
             path: DASH.path().to_owned(),
             args: vec!["-c".to_owned(), script],
-            env: BTreeMap::new(),
-            report: None,
             timeout: TIMEOUT,
+            ..TestBinary::default()
         };
         let mount = |name| xfs(name, &format!("/mnt/{name}"), "defaults");
         Ok(TestMachine {
@@ -123,14 +122,6 @@ impl<'a> Machine<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_check_is_selected_by_the_names_of_its_cases() {
-        let selected =
-            |only: &[&str]| is_selected(&only.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
-        assert!(selected(&[]) && selected(&["quota", "fails the machine"]));
-        assert!(!selected(&["quota"]));
-    }
 
     #[test]
     fn a_machine_that_passes_or_fails_for_another_reason_notices_no_fault() {

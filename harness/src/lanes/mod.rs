@@ -10,7 +10,6 @@ mod dependencies;
 mod docker;
 mod ginkgo;
 mod go_tests;
-mod image;
 mod kernel;
 mod lane;
 mod libtest;
@@ -120,7 +119,7 @@ async fn run_lane(session: &Session, lane: Lane, args: &TestArgs, skips: &Skips)
             conformance::run(session, &kubernetes.source(), &selection).await
         }
         Lane::SecondDriver => second_driver::run(session, &kubernetes.source()).await,
-        Lane::Image => image::run(session).await,
+        Lane::Image => session.until_cancelled(release::check_image(session)).await,
     };
     match result {
         Ok(report) => cases = report,

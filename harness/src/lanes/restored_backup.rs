@@ -18,6 +18,7 @@ use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::ControlPlane;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, VolumeMode, create_namespace};
 
@@ -116,7 +117,7 @@ fn claims(control_plane: &ControlPlane) -> Api<PersistentVolumeClaim> {
 async fn provision(control_plane: &ControlPlane, name: &str, within: Duration) -> Result<String> {
     let claims = claims(control_plane);
     let claim = claim(name, CLASS, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
-    workload::create_claim(&claims, &with_selected_node(claim, NODES[0])).await?;
+    objects::create(&claims, &with_selected_node(claim, NODES[0])).await?;
     let bound = until_one(claims.clone(), name, within, |claim| {
         State::ready_if(claim.is_some_and(is_bound), "it is not bound")
     });

@@ -24,12 +24,8 @@ use super::libtest::Run;
 use crate::builds::{self, ProgramProfile};
 
 pub(super) const CSI_TEST: GoModule = GoModule {
-    name: "csi-test",
-    versioned_by: "github.com/kubernetes-csi/csi-test/v5",
     version_variables: &[VersionVariable { variable: "main.VERSION", value: |v| v.to_string() }],
-    renamed: &[],
-    without_go: None,
-    overlay: None,
+    ..GoModule::new("csi-test", "github.com/kubernetes-csi/csi-test/v5")
 };
 
 /// The specs that this driver can never support. All others must run.
@@ -212,9 +208,9 @@ fn sanity(access_type: &str) -> TestBinary {
         name: sanity_name(access_type),
         path: SANITY_PATH.to_owned(),
         args: args.to_vec(),
-        env: BTreeMap::new(),
         report: Some(report),
         timeout: SUITE_KILL_TIMEOUT,
+        ..TestBinary::default()
     }
 }
 
@@ -224,9 +220,8 @@ fn left(access_type: &str) -> TestBinary {
         name: left_name(access_type),
         path: LEFT_PATH.to_owned(),
         args: vec!["--exact".to_owned(), LEFT_TEST.to_owned()],
-        env: BTreeMap::new(),
-        report: None,
         timeout: LEFT_TIMEOUT,
+        ..TestBinary::default()
     }
 }
 

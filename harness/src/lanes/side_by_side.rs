@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim,
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -29,6 +29,7 @@ use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::ControlPlane;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event, until_one};
 use testvm_cluster::workload::{self, VolumeMode, create_namespace};
 
@@ -220,8 +221,7 @@ impl Scene<'_> {
             status: None,
         };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM);
-        let pod = pods.create(&PostParams::default(), &pod).await;
-        let pod = pod.map_err(api_error).context("create the pod of the earlier version")?;
+        let pod = objects::create(&pods, &pod).await?;
         let written = self.control_plane.kubeconfig_of_pod(&pod, "earlier-version").await?;
         let kubeconfigs = written.with_extension("");
         std::fs::create_dir(&kubeconfigs)
@@ -242,7 +242,7 @@ impl Scene<'_> {
         // No provisioner runs on the node of the first claim yet.
         let waiting = [NodeClaim::selected("early-b", B), NodeClaim::immediate("waiting", A)];
         self.create(&waiting).await?;
-        let claim = self.claims.get("waiting").await.map_err(api_error).context("read claim waiting")?;
+        let claim = objects::read(&self.claims, "waiting").await?;
         let lacks = |message: &str| message.contains("cannot list resource \"csinodes\"");
         until_event(&self.client, &claim, &["ProvisioningFailed"], TIMEOUT, lacks).await?;
         Ok(())
@@ -268,7 +268,7 @@ impl Scene<'_> {
     async fn return_to_scheduler(&self) -> Result<()> {
         const TOO_LARGE: &str = "too-large";
         self.create(&[NodeClaim { size: LARGER_THAN_STORE, ..NodeClaim::immediate(TOO_LARGE, A) }]).await?;
-        let claim = self.claims.get(TOO_LARGE).await.map_err(api_error).context("read the claim")?;
+        let claim = objects::read(&self.claims, TOO_LARGE).await?;
         let is_returned = |message: &str| message.contains("returned the claim to the scheduler");
         until_event(&self.client, &claim, &["ProvisioningFailed"], TIMEOUT, is_returned).await?;
         let selected = until_one(self.claims.clone(), TOO_LARGE, TIMEOUT, |claim| {
@@ -276,16 +276,14 @@ impl Scene<'_> {
             State::ready_if(selected.is_some_and(|node| node == A), "no node is selected")
         });
         selected.await?;
-        let deleted = self.claims.delete(TOO_LARGE, &DeleteParams::default()).await;
-        deleted.map_err(api_error).context("delete the claim").map(drop)
+        objects::delete(&self.claims, TOO_LARGE).await
     }
 
     /// Waits until the nodes may rely on the labels, and uses claims from before and after.
     async fn rely_on_labels(&self) -> Result<()> {
         until_recorded(&self.client, SYSTEM, true).await?;
         for (claim, node) in [("early-a", A), ("early-b", B), ("waiting", A)] {
-            let found =
-                self.claims.get(claim).await.map_err(api_error).with_context(|| format!("read {claim}"))?;
+            let found = objects::read(&self.claims, claim).await?;
             let label = found.labels().get(LABEL);
             anyhow::ensure!(
                 label.is_some_and(|label| label == node),
@@ -319,7 +317,7 @@ impl Scene<'_> {
             .context("apply the ClusterRole of the earlier version")?;
         let on_a = self.start_earlier(earlier, "way-back").await?;
         self.serve(&[NodeClaim::selected("back-a", A), NodeClaim::immediate("alone", A)]).await?;
-        let alone = self.claims.get("alone").await.map_err(api_error).context("read claim alone")?;
+        let alone = objects::read(&self.claims, "alone").await?;
         let selected = alone.annotations().get(SELECTED_NODE);
         anyhow::ensure!(selected.is_none(), "claim alone has the selected node {selected:?}");
         Ok(on_a)
@@ -406,7 +404,7 @@ impl Scene<'_> {
     /// Creates an Immediate class whose volumes are on one node.
     async fn create_class(&self, node: &str) -> Result<()> {
         let classes: Api<StorageClass> = Api::all(self.client.clone());
-        let class = classes.get(CLASS).await.map_err(api_error).context("read the StorageClass")?;
+        let class = objects::read(&classes, CLASS).await?;
         let topology = json!([{"matchLabelExpressions": [
             {"key": format!("topology.{}/node", class.provisioner), "values": [node]},
         ]}]);
@@ -416,8 +414,7 @@ impl Scene<'_> {
             allowed_topologies: Some(serde_json::from_value(topology)?),
             ..class
         };
-        let created = classes.create(&PostParams::default(), &of_node).await;
-        created.map_err(api_error).with_context(|| format!("create the class for {node}")).map(drop)
+        objects::create(&classes, &of_node).await.map(drop)
     }
 
     async fn serve_batch(&self, prefix: &str) -> Result<()> {
@@ -433,7 +430,7 @@ impl Scene<'_> {
     async fn create(&self, claims: &[NodeClaim]) -> Result<()> {
         let objects: Vec<PersistentVolumeClaim> =
             claims.iter().map(NodeClaim::object).collect::<Result<_>>()?;
-        try_join_all(objects.iter().map(|object| workload::create_claim(&self.claims, object))).await?;
+        try_join_all(objects.iter().map(|object| objects::create(&self.claims, object))).await?;
         Ok(())
     }
 
@@ -514,8 +511,7 @@ impl Scene<'_> {
     /// Returns the PersistentVolumes of the claims of this part.
     async fn volumes(&self) -> Result<Vec<Volume>> {
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
-        let volumes = volumes.list(&ListParams::default()).await;
-        let volumes = volumes.map_err(api_error).context("list the PersistentVolumes")?;
+        let volumes = objects::list(&volumes, "").await?;
         let of_this_part = volumes.iter().filter(|volume| {
             let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
             claim.and_then(|claim| claim.namespace.as_deref()) == Some(NAMESPACE)

@@ -148,9 +148,8 @@ async fn go(session: &Session, report: &mut Report) {
     });
     report.record(SUITE, "format of Go", time, &result);
     let vet = ["vet", "-tags", go_tests::KERNEL_TESTS, "./..."];
-    let (result, time) =
-        checks::run(session, "lints of Go", go_tests::command(session, "go").args(vet)).await;
-    report.record(SUITE, "lints of Go", time, &result.and_then(must_succeed));
+    let vet = go_tests::command(session, "go").args(vet);
+    checks::check(session, SUITE, report, "lints of Go", vet).await;
     let tests = go_tests::command(session, "go").args(["test", "-v", "./..."]);
     match checks::run(session, TESTS, tests).await.0 {
         Ok(finished) => {
@@ -172,8 +171,7 @@ async fn alert_rules(session: &Session, report: &mut Report) {
     for (name, args) in RULE_CHECKS {
         let directory = session.workspace.root().join(MONITORING);
         let promtool = Program::new("promtool").current_dir(directory).args(args.iter().copied());
-        let (result, time) = checks::run(session, name, promtool).await;
-        report.record(SUITE, name, time, &result.and_then(must_succeed));
+        checks::check(session, SUITE, report, name, promtool).await;
     }
 }
 

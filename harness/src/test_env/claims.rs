@@ -5,10 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload;
 
@@ -34,8 +33,7 @@ pub(crate) fn volumes(env: &TestEnv<'_>) -> Api<PersistentVolume> {
 
 /// Returns the names of the claims among `ours` that have PersistentVolumes: sorted, and once for each PersistentVolume.
 pub(crate) async fn with_objects(env: &TestEnv<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
-    let objects = volumes(env).list(&ListParams::default()).await;
-    let objects = objects.map_err(api_error).context("list the volumes")?;
+    let objects = objects::list(&volumes(env), "").await?;
     let claims = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
     let mut names: Vec<String> = claims.filter(|name| ours(name)).collect();
     names.sort();
@@ -46,7 +44,7 @@ pub(crate) async fn create(
     env: &TestEnv<'_>,
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
-    workload::create_claim(&env.claims(), claim).await
+    objects::create(&env.claims(), claim).await
 }
 
 /// Requests another size of the claim.
@@ -62,11 +60,7 @@ pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()
 /// Requests another size of the claim.
 pub(crate) async fn request_size(claims: &Api<PersistentVolumeClaim>, claim: &str, size: Size) -> Result<()> {
     let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-    let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched
-        .map_err(api_error)
-        .with_context(|| format!("ask for {} in claim {claim}", size.quantity()))
-        .map(drop)
+    objects::patch(claims, claim, &patch).await.map(drop)
 }
 
 /// Waits until the claim's status has the size and no resize in progress.
@@ -94,8 +88,7 @@ pub(crate) fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
 }
 
 pub(crate) async fn delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
-    let deleted = env.claims().delete(claim, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete claim {claim}")).map(drop)
+    objects::delete(&env.claims(), claim).await
 }
 
 /// Deletes a bound claim, and waits until its PersistentVolume is deleted.
@@ -106,12 +99,11 @@ pub(crate) async fn delete_with_volume(env: &TestEnv<'_>, claim: &str) -> Result
 /// Returns the PersistentVolume of a bound claim.
 pub(crate) async fn volume_of(env: &TestEnv<'_>, claim: &str) -> Result<PersistentVolume> {
     let name = workload::volume_of(&env.claims(), claim).await?;
-    volumes(env).get(&name).await.map_err(api_error).with_context(|| format!("read volume {name}"))
+    objects::read(&volumes(env), &name).await
 }
 
 pub(crate) async fn patch_volume(env: &TestEnv<'_>, volume: &str, change: &Value) -> Result<()> {
-    let patched = volumes(env).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
-    patched.map_err(api_error).with_context(|| format!("patch volume {volume}")).map(drop)
+    objects::patch(&volumes(env), volume, change).await.map(drop)
 }
 
 /// Waits until the volume is released, and returns it.
@@ -128,10 +120,5 @@ pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<Persiste
 
 /// Waits until the PersistentVolume is deleted.
 pub(crate) async fn gone(env: &TestEnv<'_>, volume: &str) -> Result<()> {
-    until_one(volumes(env), volume, env.timeouts.end, |volume| {
-        State::ready_if(volume.is_none(), "it still exists")
-    })
-    .await
-    .with_context(|| format!("volume {volume} does not go"))
-    .map(drop)
+    objects::until_gone(volumes(env), volume, env.timeouts.end).await
 }

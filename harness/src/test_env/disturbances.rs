@@ -1,13 +1,12 @@
 //! What stories do to the driver's containers and pods. Another restart of a container fails the story in which it
 //! happens, so these functions declare each in [`TestEnv::caused`].
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::ListParams;
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
+use testvm_cluster::objects;
 use testvm_cluster::restarts::Scope;
 
 use super::environment::TestEnv;
@@ -58,7 +57,6 @@ pub(crate) async fn replace_pods_if_any(env: &TestEnv<'_>) -> Result<()> {
 /// Declares that the caller deletes the pods of snapshot-controller that exist now.
 pub(crate) async fn delete_snapshot_controller(env: &TestEnv<'_>) -> Result<()> {
     let Scope { pods, labels } = snapshot_controller(env);
-    let pods = pods.list(&ListParams::default().labels(&labels)).await.map_err(api_error);
-    env.caused.replace(&pods.context("list the pods of snapshot-controller")?.items);
+    env.caused.replace(&objects::list(&pods, &labels).await?);
     Ok(())
 }

@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
-use kube::api::{DynamicObject, ListParams};
+use kube::api::DynamicObject;
 use kube::{Api, Client, ResourceExt};
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::restarts::Caused;
 use testvm_cluster::{Cluster, Node};
 
@@ -182,9 +182,7 @@ impl<'a> TestEnv<'a> {
 
     /// Returns the driver's pods that are not being deleted, of which there may be none.
     pub(crate) async fn driver_pods_if_any(&self) -> Result<Vec<Pod>> {
-        let selected = ListParams::default().labels(self.driver.pod_labels());
-        let pods =
-            self.driver_pods().list(&selected).await.map_err(api_error).context("list the driver's pods")?;
+        let pods = objects::list(&self.driver_pods(), self.driver.pod_labels()).await?;
         Ok(pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
     }
 }

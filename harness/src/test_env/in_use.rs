@@ -2,8 +2,7 @@
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
-use kube::api::ListParams;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 
 use super::environment::TestEnv;
 use super::sizes::Size;
@@ -104,7 +103,7 @@ async fn check_kept(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]
 
 /// Returns the identities of the containers of all pods. That of a container changes if it is restarted.
 pub(crate) async fn running(env: &TestEnv<'_>) -> Result<Vec<String>> {
-    let pods = env.pods().list(&ListParams::default()).await.map_err(api_error).context("list the pods")?;
+    let pods = objects::list(&env.pods(), "").await?;
     let identities = pods.iter().flat_map(|pod| {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
         statuses.map(move |status| {

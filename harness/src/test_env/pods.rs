@@ -4,6 +4,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_logged};
 use testvm_cluster::workload;
 
@@ -48,13 +49,13 @@ pub(crate) async fn start_read_only(
 
 /// Creates a pod and waits until it runs.
 pub(crate) async fn create(env: &TestEnv<'_>, object: &Pod) -> Result<()> {
-    workload::create_pod(&env.pods(), object).await?;
+    objects::create(&env.pods(), object).await?;
     workload::until_pod_runs(&env.pods(), &object.name_any(), env.timeouts.start).await
 }
 
 /// Deletes a pod, and waits until it is deleted and its volumes are unpublished.
 pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
-    workload::end_pod(&env.pods(), pod, env.timeouts.end).await
+    objects::remove(env.pods(), pod, env.timeouts.end).await
 }
 
 /// Writes a text from a pod to a file of a mounted volume, or to the beginning of a device.

@@ -13,6 +13,7 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 use tokio::time::{Instant, sleep};
 
@@ -61,8 +62,8 @@ pub(crate) async fn reject(env: &TestEnv<'_>, rejected: Rejected) -> Result<()> 
         "metadata": {"name": POLICY}, "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
     }))?;
     let (policies, bindings) = policies(env);
-    policies.create(&PostParams::default(), &policy).await.map_err(api_error).context("create the policy")?;
-    bindings.create(&PostParams::default(), &binding).await.map_err(api_error).context("bind the policy")?;
+    objects::create(&policies, &policy).await?;
+    objects::create(&bindings, &binding).await?;
     in_force(env).await
 }
 

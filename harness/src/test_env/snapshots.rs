@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, TypedLocalObjectReference};
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 
 use super::claims;
@@ -49,7 +50,7 @@ pub(crate) async fn request(env: &TestEnv<'_>, name: &str, claim: &str, class: O
         spec["volumeSnapshotClassName"] = class.into();
     }
     let object = object(SNAPSHOT, name, json!({"spec": spec}));
-    create(&snapshots(env), &object).await
+    objects::create(&snapshots(env), &object).await.map(drop)
 }
 
 /// Creates the objects of an existing snapshot. The driver deletes the snapshot when the VolumeSnapshot is deleted.
@@ -68,19 +69,9 @@ pub(crate) async fn import(env: &TestEnv<'_>, existing: Existing<'_>) -> Result<
     );
     // snapshot-controller labels only the contents that it creates itself.
     content.labels_mut().insert(MANAGED_BY.into(), node.into());
-    create(&contents(env), &content).await?;
+    objects::create(&contents(env), &content).await?;
     let snapshot = json!({"spec": {"source": {"volumeSnapshotContentName": name}}});
-    create(&snapshots(env), &object(SNAPSHOT, name, snapshot)).await
-}
-
-/// Creates a class of the driver whose snapshots stay when their VolumeSnapshot is deleted.
-pub(crate) async fn create_retaining_class(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    let class = object(CLASS, name, json!({"driver": env.driver.name, "deletionPolicy": "Retain"}));
-    create(&classes(env), &class).await
-}
-
-pub(crate) async fn delete_class(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    delete(&classes(env), CLASS, name).await
+    objects::create(&snapshots(env), &object(SNAPSHOT, name, snapshot)).await.map(drop)
 }
 
 /// Waits until a VolumeSnapshot is ready to use, and returns its VolumeSnapshotContent.
@@ -92,35 +83,14 @@ pub(crate) async fn ready(env: &TestEnv<'_>, name: &str) -> Result<DynamicObject
     let snapshot = snapshot.await.with_context(|| format!("VolumeSnapshot {name} is not ready to use"))?;
     let snapshot = snapshot.context("the VolumeSnapshot does not exist")?;
     let bound = text(&snapshot, "/status/boundVolumeSnapshotContentName")?;
-    content(env, bound).await
+    objects::read(&contents(env), bound).await
 }
 
-/// Waits until `condition` holds for a VolumeSnapshotContent. `problem` is the error message if it does not
-/// hold in time.
-pub(crate) async fn until_content(
-    env: &TestEnv<'_>,
-    name: &str,
-    problem: &str,
-    condition: impl Fn(&DynamicObject) -> bool,
-) -> Result<()> {
-    until_holds(env, contents(env), (CONTENT, name), problem, condition).await
-}
-
-/// Waits until `condition` holds for a VolumeSnapshot. `problem` is the error message if it does not
-/// hold in time.
-pub(crate) async fn until_snapshot(
-    env: &TestEnv<'_>,
-    name: &str,
-    problem: &str,
-    condition: impl Fn(&DynamicObject) -> bool,
-) -> Result<()> {
-    until_holds(env, snapshots(env), (SNAPSHOT, name), problem, condition).await
-}
-
-async fn until_holds(
+/// Waits until `condition` holds for an object. `problem` is the error message if it does not hold in time.
+pub(crate) async fn until(
     env: &TestEnv<'_>,
     api: Api<DynamicObject>,
-    (kind, name): (&str, &str),
+    name: &str,
     problem: &str,
     condition: impl Fn(&DynamicObject) -> bool,
 ) -> Result<()> {
@@ -129,47 +99,20 @@ async fn until_holds(
         State::ready_if(object.is_some_and(&condition), format!("it is {metadata:?} {data:?}"))
     })
     .await
-    .with_context(|| format!("{kind} {name}: {problem}"))
+    .with_context(|| format!("{name}: {problem}"))
     .map(drop)
 }
 
 /// Returns the VolumeSnapshotContent that snapshot-controller creates for a VolumeSnapshot, which may not exist yet.
 pub(crate) async fn content_name(env: &TestEnv<'_>, snapshot: &str) -> Result<String> {
-    let snapshot = snapshots(env).get(snapshot).await.map_err(api_error);
-    let uid = snapshot.context("read the VolumeSnapshot")?.uid().context("the VolumeSnapshot has no UID")?;
+    let uid =
+        objects::read(&snapshots(env), snapshot).await?.uid().context("the VolumeSnapshot has no UID")?;
     Ok(format!("snapcontent-{uid}"))
 }
 
-pub(crate) async fn content(env: &TestEnv<'_>, name: &str) -> Result<DynamicObject> {
-    let content = contents(env).get(name).await.map_err(api_error);
-    content.with_context(|| format!("read VolumeSnapshotContent {name}"))
-}
-
-/// Requests the deletion of a VolumeSnapshot.
-pub(crate) async fn delete_snapshot(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    delete(&snapshots(env), SNAPSHOT, name).await
-}
-
-/// Waits until a VolumeSnapshot is deleted.
-pub(crate) async fn snapshot_gone(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    gone(env, snapshots(env), SNAPSHOT, name).await
-}
-
-/// Requests the deletion of a VolumeSnapshotContent.
-pub(crate) async fn delete_content(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    delete(&contents(env), CONTENT, name).await
-}
-
-/// Waits until a VolumeSnapshotContent is deleted.
-pub(crate) async fn content_gone(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    gone(env, contents(env), CONTENT, name).await
-}
-
-/// Removes the finalizers of a VolumeSnapshotContent whose node was deleted: no csi-snapshotter removes them.
-pub(crate) async fn release_content(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    let patched = contents(env).patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
-    patched.with_context(|| format!("remove the finalizers of VolumeSnapshotContent {name}")).map(drop)
+/// Returns a class of the driver whose snapshots stay when their VolumeSnapshot is deleted.
+pub(crate) fn retaining_class(env: &TestEnv<'_>, name: &str) -> DynamicObject {
+    object(CLASS, name, json!({"driver": env.driver.name, "deletionPolicy": "Retain"}))
 }
 
 /// Deletes the VolumeSnapshots of the namespace, and the VolumeSnapshotContents of the driver with their snapshots. A cluster
@@ -180,7 +123,7 @@ pub(crate) async fn delete_all(env: &TestEnv<'_>) -> Result<()> {
         listed => listed.map_err(api_error).context("list the VolumeSnapshotContents")?,
     };
     let nodes: Api<Node> = Api::all(env.client.clone());
-    let nodes = nodes.list(&ListParams::default()).await.map_err(api_error).context("list the Nodes")?;
+    let nodes = objects::list(&nodes, "").await?;
     let nodes: BTreeSet<String> = nodes.iter().map(ResourceExt::name_any).collect();
     let deleted = snapshots(env).delete_collection(&DeleteParams::default(), &ListParams::default()).await;
     deleted.map_err(api_error).context("delete the VolumeSnapshots")?;
@@ -198,7 +141,7 @@ pub(crate) async fn delete_all(env: &TestEnv<'_>) -> Result<()> {
             if_found(contents(env).patch(&name, &PatchParams::default(), &patch).await)
                 .with_context(|| format!("remove the finalizers of {CONTENT} {name}"))?;
         }
-        gone(env, contents(env), CONTENT, &name).await?;
+        objects::until_gone(contents(env), &name, env.timeouts.end).await?;
     }
     Ok(())
 }
@@ -245,15 +188,15 @@ pub(crate) fn text<'a>(object: &'a DynamicObject, pointer: &str) -> Result<&'a s
     text.with_context(|| format!("{} has no text at {pointer}: {}", object.name_any(), object.data))
 }
 
-fn snapshots(env: &TestEnv<'_>) -> Api<DynamicObject> {
+pub(crate) fn snapshots(env: &TestEnv<'_>) -> Api<DynamicObject> {
     Api::namespaced_with(env.client.clone(), &env.namespace, &resource(SNAPSHOT))
 }
 
-fn contents(env: &TestEnv<'_>) -> Api<DynamicObject> {
+pub(crate) fn contents(env: &TestEnv<'_>) -> Api<DynamicObject> {
     Api::all_with(env.client.clone(), &resource(CONTENT))
 }
 
-fn classes(env: &TestEnv<'_>) -> Api<DynamicObject> {
+pub(crate) fn classes(env: &TestEnv<'_>) -> Api<DynamicObject> {
     Api::all_with(env.client.clone(), &resource(CLASS))
 }
 
@@ -267,26 +210,6 @@ fn resource(kind: &str) -> ApiResource {
 
 fn object(kind: &str, name: &str, data: Value) -> DynamicObject {
     DynamicObject::new(name, &resource(kind)).data(data)
-}
-
-async fn create(api: &Api<DynamicObject>, object: &DynamicObject) -> Result<()> {
-    let created = api.create(&PostParams::default(), object).await.map_err(api_error);
-    created.with_context(|| format!("create {}", object.name_any())).map(drop)
-}
-
-async fn delete(api: &Api<DynamicObject>, kind: &str, name: &str) -> Result<()> {
-    let deleted = api.delete(name, &DeleteParams::default()).await.map_err(api_error);
-    deleted.with_context(|| format!("delete {kind} {name}")).map(drop)
-}
-
-async fn gone(env: &TestEnv<'_>, api: Api<DynamicObject>, kind: &str, name: &str) -> Result<()> {
-    until_one(api, name, env.timeouts.end, |object| {
-        let left = object.map(|object| format!("{:?}", object.metadata));
-        State::ready_if(object.is_none(), format!("it still exists: {left:?}"))
-    })
-    .await
-    .with_context(|| format!("{kind} {name} is not deleted"))
-    .map(drop)
 }
 
 #[cfg(test)]

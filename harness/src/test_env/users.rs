@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::PostParams;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_none_complains;
 
 use super::claims;
@@ -54,8 +53,7 @@ pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Resu
     }))
     .await?;
     for user in users {
-        let made = env.pods().create(&PostParams::default(), &user.pod()?).await;
-        made.map_err(api_error).with_context(|| format!("create pod {}", user.name))?;
+        objects::create(&env.pods(), &user.pod()?).await?;
     }
     until_pods(env, users, env.timeouts.start, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned()))
         .await

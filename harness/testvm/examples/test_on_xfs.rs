@@ -9,7 +9,6 @@
 //!     target/x86_64-unknown-linux-musl/release/guest-init path/to/static-test
 //! ```
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,9 +60,8 @@ async fn run(session: &Session, init: &Path, test: &Path) -> Result<Report> {
         name: "test".to_owned(),
         path: TEST.to_owned(),
         args: Vec::new(),
-        env: BTreeMap::new(),
-        report: None,
         timeout: Duration::from_secs(120),
+        ..TestBinary::default()
     };
     let machine = TestMachine {
         name: "test on XFS".to_owned(),

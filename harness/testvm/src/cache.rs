@@ -334,27 +334,6 @@ mod tests {
     }
 
     #[test]
-    fn an_emptied_directory_has_no_files_of_an_earlier_run() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = dir.path().join("logs/of/a/run");
-        empty_dir(&logs).unwrap();
-        std::fs::write(logs.join("old.log"), "").unwrap();
-        empty_dir(&logs).unwrap();
-        assert_eq!(std::fs::read_dir(&logs).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_lock_has_one_holder_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lock");
-        let held = try_lock(&path).unwrap();
-        assert!(held.is_some());
-        assert!(try_lock(&path).unwrap().is_none());
-        drop(held);
-        assert!(try_lock(&path).unwrap().is_some());
-    }
-
-    #[test]
     fn the_key_depends_on_every_input_and_its_length() {
         let key = |a: &str, b: &str| Recipe::new("thing", 1).with(a, b).key();
         assert_eq!(key("ab", "c"), key("ab", "c"));

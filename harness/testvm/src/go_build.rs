@@ -80,6 +80,12 @@ impl Version {
 }
 
 impl GoModule {
+    /// Returns a module that is built as it is: the programs have no version, and the names of their directories.
+    #[must_use]
+    pub const fn new(name: &'static str, versioned_by: &'static str) -> GoModule {
+        GoModule { name, versioned_by, version_variables: &[], renamed: &[], without_go: None, overlay: None }
+    }
+
     fn artifact(&self) -> &'static str {
         self.name.split_once('/').map_or(self.name, |(first, _)| first)
     }
@@ -170,10 +176,7 @@ struct Pinned {
 impl Pinned {
     async fn read(session: &Session, module: &GoModule) -> Result<Pinned> {
         let source = session.workspace.definitions().join(module.name);
-        let path = source.join("go.mod");
-        let go_mod = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let version = required_version(&go_mod, module.versioned_by)
-            .with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))?;
+        let (go_mod, version) = go_mod(session, module)?;
         let toolchain = toolchain(&source, &go_mod).await.with_context(|| {
             let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
             format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.artifact())
@@ -288,6 +291,23 @@ fn with_directory(mut recipe: Recipe, directory: &Path) -> Result<Recipe> {
     Ok(recipe)
 }
 
+/// Returns the version that the programs of a module have.
+///
+/// # Errors
+/// `go.mod` cannot be read, or does not require [`GoModule::versioned_by`].
+pub fn pinned_version(session: &Session, module: &GoModule) -> Result<Version> {
+    go_mod(session, module).map(|(_, version)| version)
+}
+
+fn go_mod(session: &Session, module: &GoModule) -> Result<(String, Version)> {
+    let path = session.workspace.definitions().join(module.name).join("go.mod");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let version = required_version(&text, module.versioned_by);
+    let version =
+        version.with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))?;
+    Ok((text, version))
+}
+
 /// Returns the version of a module that `go.mod` requires.
 #[must_use]
 pub fn required_version(go_mod: &str, module: &str) -> Option<Version> {
@@ -363,20 +383,6 @@ mod tests {
         assert!(Version::parse("go1.9") < Version::parse("1.26.0"));
     }
 
-    #[test]
-    fn the_version_reaches_the_linker() {
-        let module = GoModule {
-            name: "x",
-            versioned_by: "y",
-            version_variables: &[VersionVariable { variable: "a.b", value: |v| v.to_string() }],
-            renamed: &[],
-            without_go: None,
-            overlay: None,
-        };
-        let version = Version { major: 1, minor: 2, patch: 3 };
-        assert_eq!(linker_flags(&module, &version), "-s -w -X a.b=v1.2.3");
-    }
-
     #[tokio::test]
     async fn the_message_of_a_rewriter_that_fails_is_the_error() {
         let dir = tempfile::tempdir().unwrap();
@@ -395,22 +401,6 @@ mod tests {
     }
 
     #[test]
-    fn the_key_depends_on_the_names_of_the_programs() {
-        let key = |renamed| with_names(Recipe::new("x", 1), renamed).key();
-        assert_eq!(key(&[]), Recipe::new("x", 1).key());
-        assert_ne!(key(&[("shim", "a")]), key(&[]));
-        assert_ne!(key(&[("shim", "a")]), key(&[("shim", "b")]));
-    }
-
-    #[test]
-    fn the_sources_have_the_checksum_of_go_sum() {
-        let downloaded =
-            r#"{"Path": "example.org/m", "Version": "v1.2.3", "Dir": "/mod/m@v1.2.3", "Sum": "h1:abc="}"#;
-        let sources: Sources = serde_json::from_str(downloaded).unwrap();
-        assert_eq!(sources, Sources { directory: "/mod/m@v1.2.3".into(), checksum: "h1:abc=".into() });
-    }
-
-    #[test]
     fn the_key_depends_on_every_file_of_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let key = || with_directory(Recipe::new("x", 1), dir.path()).unwrap().key();
@@ -426,5 +416,13 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<&String> = keys.iter().collect();
         assert_eq!(distinct.len(), keys.len());
+    }
+
+    #[test]
+    fn the_key_depends_on_the_names_of_the_programs() {
+        let key = |renamed| with_names(Recipe::new("x", 1), renamed).key();
+        assert_eq!(key(&[]), Recipe::new("x", 1).key());
+        assert_ne!(key(&[("shim", "a")]), key(&[]));
+        assert_ne!(key(&[("shim", "a")]), key(&[("shim", "b")]));
     }
 }

@@ -41,9 +41,8 @@
 //!         name: "quota".into(),
 //!         path: "/tests/quota".into(),
 //!         args: Vec::new(),
-//!         env: Default::default(),
-//!         report: None,
 //!         timeout: std::time::Duration::from_secs(60),
+//!         ..TestBinary::default()
 //!     };
 //!     let machine = TestMachine {
 //!         name: "quota".into(),

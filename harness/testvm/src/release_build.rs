@@ -99,32 +99,3 @@ fn cargo_home() -> Result<PathBuf> {
     }
     Ok(PathBuf::from(std::env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?).join(".cargo"))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_directory_is_mapped_for_both_compilers() {
-        let directories = [(Path::new("/src/a"), "/workspace"), (Path::new("/src/a/target"), "/target")];
-        assert_eq!(
-            rust_flags(&directories).split(SEPARATOR).collect::<Vec<_>>(),
-            [
-                "-Ctarget-feature=+crt-static",
-                "--remap-path-prefix=/src/a=/workspace",
-                "--remap-path-prefix=/src/a/target=/target"
-            ]
-        );
-        assert_eq!(
-            c_flags(&directories),
-            "-ffile-prefix-map=/src/a=/workspace -ffile-prefix-map=/src/a/target=/target"
-        );
-    }
-
-    #[test]
-    fn variables_of_a_target_have_the_names_that_cargo_reads() {
-        assert_eq!(variable("CC", "aarch64-unknown-linux-gnu"), "CC_aarch64_unknown_linux_gnu");
-        let linker = variable("CARGO_TARGET", "aarch64-unknown-linux-gnu").to_uppercase();
-        assert_eq!(linker, "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU");
-    }
-}

@@ -475,14 +475,6 @@ mod tests {
     }
 
     #[test]
-    fn an_unmeasured_time_is_omitted() {
-        let mut report = Report::new();
-        report.push("suite", "case", Outcome::Passed, None);
-        assert_eq!(report.table(), "\nsuite (1 cases)\n  passed   case\n");
-        assert_eq!(serde_json::to_value(&report).unwrap()["cases"][0]["seconds"], serde_json::Value::Null);
-    }
-
-    #[test]
     fn junit_and_json_hold_every_case_and_message() {
         let dir = tempfile::tempdir().unwrap();
         let mut report = report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun]);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::fcntl::Flock;
+use serde::de::DeserializeOwned;
 use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
@@ -214,6 +215,16 @@ impl Workspace {
         &self.definitions
     }
 
+    /// Reads a file in TOML of the definitions.
+    ///
+    /// # Errors
+    /// The file cannot be read or parsed.
+    pub fn definition<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let path = self.definitions.join(path);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("parse {}", path.display()))
+    }
+
     /// Returns cargo's target directory.
     #[must_use]
     pub fn target(&self) -> PathBuf {
@@ -251,11 +262,5 @@ mod tests {
         drop(lock);
         assert!(matches!(session.try_exclusive(&name).unwrap(), Exclusive::Locked(_)));
         std::fs::remove_file(session.lock_path(&name).unwrap()).unwrap();
-    }
-
-    #[test]
-    fn the_name_of_a_variable_begins_with_the_project() {
-        let project = Project { name: "disk-tool", command: "cargo xtask" };
-        assert_eq!(project.variable("ACCELERATOR"), "DISK_TOOL_ACCELERATOR");
     }
 }

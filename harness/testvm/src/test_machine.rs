@@ -91,7 +91,6 @@ impl TestMachine<'_> {
             hypervisor: self.hypervisor.clone(),
             kernel: self.kernel.clone(),
             initramfs,
-            kernel_args: Vec::new(),
             memory_mib: self.memory_mib,
             cpus: 2,
             disks: self.disks,

@@ -55,24 +55,3 @@ pub fn write(used: &Used, path: &Path) -> Result<()> {
     let text = used.iter().map(paragraph).collect::<String>();
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_recorded_once_and_written_in_a_fixed_order() {
-        let versions = Versions::default();
-        assert!(versions.record("QEMU", vec!["qemu-system-x86 1:10.0".into(), "libc6 2.41".into()]));
-        assert!(versions.record("Kubernetes", vec!["k8s.io/kubernetes v1.37.0".into()]));
-        assert!(!versions.record("QEMU", vec!["qemu-system-x86 1:10.0".into(), "libc6 2.41".into()]));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("versions.txt");
-        write(&versions.all(), &path).unwrap();
-        let text = std::fs::read_to_string(path).unwrap();
-        assert_eq!(
-            text,
-            "Kubernetes:\n  k8s.io/kubernetes v1.37.0\nQEMU:\n  qemu-system-x86 1:10.0\n  libc6 2.41\n"
-        );
-    }
-}

@@ -337,25 +337,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_of_the_main_flow_are_parsed() {
-        let words = "--size 1048576 --grown-size 4194304 --flags nosuid,noexec --listen 8080 \
-                     writable:/vol/default readonly:/vol/readonly block:/vol/block";
-        let watch = Watch::parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
-        let expected = Watch {
-            size: 1 << 20,
-            grown_size: 4 << 20,
-            flags: FsFlags::ST_NOSUID | FsFlags::ST_NOEXEC,
-            listen: Some(8080),
-            volumes: vec![
-                Volume::Writable("/vol/default".into()),
-                Volume::Readonly("/vol/readonly".into()),
-                Volume::Block("/vol/block".into()),
-            ],
-        };
-        assert_eq!(watch, expected);
-    }
-
-    #[test]
     fn invalid_arguments_of_watch_are_rejected() {
         for words in
             ["", "--size 1 --grown-size 2", "--size 1 writable:/v", "--size x writable:/v", "writeable:/v"]

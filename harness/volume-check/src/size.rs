@@ -61,12 +61,4 @@ mod tests {
         image.set_len(8192).unwrap();
         assert_eq!(size().unwrap(), 8192);
     }
-
-    #[test]
-    fn a_mounted_volume_has_the_size_of_its_file_system() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut size = size_of(&Volume::Writable(dir.path().to_owned())).unwrap();
-        assert_eq!(size().unwrap(), mounted_size(dir.path()).unwrap());
-        assert!(size_of(&Volume::Block(dir.path().join("none"))).is_err());
-    }
 }

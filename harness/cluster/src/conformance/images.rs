@@ -176,19 +176,4 @@ gcr.io/k8s-authenticated-test/agnhost:2.6
         let error = references(LISTED, TEST_IMAGES, "agnhost").unwrap_err().to_string();
         assert!(error.contains("no image registry.k8s.io/e2e-test-images/agnhost"), "{error}");
     }
-
-    #[test]
-    fn the_shell_and_dd_of_the_glibc_image_are_those_of_debian() {
-        let debian = [("/usr/bin/dash".to_owned(), "/d".into()), ("/usr/bin/dd".to_owned(), "/dd".into())];
-        let image = glibc(&debian, "/b".as_ref(), &["ash", "busybox", "dd", "grep", "sh"]);
-        let links: Vec<_> = image
-            .entries
-            .iter()
-            .filter_map(|entry| match entry {
-                Entry::Link { path, target } => Some(format!("{path} {target}")),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(links, ["/bin/grep /usr/bin/busybox", "/bin/sh /usr/bin/dash"]);
-    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::go_build::{self, GoModule, required_version};
+use testvm::go_build::{self, GoModule, pinned_version};
 use testvm::process::{Process, Program};
 use testvm::session::Session;
 
@@ -148,13 +148,7 @@ fn module(minor: KubernetesMinor) -> Result<GoModule> {
 
 /// Checks that the tests are of the release that the clusters run: tests of another one may expect other behaviour.
 fn require_same_release(session: &Session, tests: &GoModule, cluster: &GoModule) -> Result<()> {
-    let version = |module: &GoModule| {
-        let path = session.workspace.definitions().join(module.name).join("go.mod");
-        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        required_version(&text, module.versioned_by)
-            .with_context(|| format!("{} requires no {}", path.display(), module.versioned_by))
-    };
-    let (of_tests, of_cluster) = (version(tests)?, version(cluster)?);
+    let (of_tests, of_cluster) = (pinned_version(session, tests)?, pinned_version(session, cluster)?);
     anyhow::ensure!(
         of_tests == of_cluster,
         "vm-images/{} requires Kubernetes {of_tests}, and vm-images/{} {of_cluster}: require the same release in both",
@@ -172,32 +166,5 @@ mod tests {
     fn a_release_without_tests_is_refused_with_those_that_have_them() {
         let error = module(KubernetesMinor::V1_35).unwrap_err().to_string();
         assert!(error.contains("select one of 1.37, 1.36 with --kubernetes"), "{error}");
-    }
-
-    #[test]
-    fn ginkgo_gets_each_expression_and_writes_its_report_into_the_directory() {
-        let specs = Specs {
-            processes: 5,
-            focus: vec!["External.Storage".into(), "a b".into()],
-            skip: vec!["c".into()],
-            labels: "!Serial".into(),
-            timeout: Duration::from_secs(60),
-        };
-        let args = ginkgo_args(&specs, "/reports".as_ref());
-        for expected in [
-            "--procs=5",
-            "--timeout=60s",
-            "--focus=External.Storage",
-            "--focus=a b",
-            "--skip=c",
-            "--label-filter=!Serial",
-            "--json-report=report.json",
-            "--output-dir=/reports",
-        ] {
-            assert!(args.iter().any(|arg| arg == expected), "{expected} is not in {args:?}");
-        }
-        let all = Specs { labels: String::new(), ..specs };
-        let args = ginkgo_args(&all, "/reports".as_ref());
-        assert!(!args.iter().any(|arg| arg.to_string_lossy().contains("label")), "{args:?}");
     }
 }

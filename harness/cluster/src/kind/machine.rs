@@ -183,18 +183,3 @@ fn reached_at(kubeconfig: &str, address: SocketAddr) -> Result<Kubeconfig> {
     }
     Ok(config)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kubeconfig_names_the_forwarded_address_and_the_server_name_of_the_certificate() {
-        let text = "apiVersion: v1\nkind: Config\ncurrent-context: kind-kind\nusers: []\ncontexts: []\n\
-                    clusters: [{name: kind-kind, cluster: {server: \"https://127.0.0.1:40000\"}}]\n";
-        let config = reached_at(text, "127.88.0.10:10250".parse().unwrap()).unwrap();
-        let cluster = config.clusters[0].cluster.as_ref().unwrap();
-        assert_eq!(cluster.server.as_deref(), Some("https://127.88.0.10:10250"));
-        assert_eq!(cluster.tls_server_name.as_deref(), Some("localhost"));
-    }
-}

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use testvm::cache::digest_file;
-use testvm::go_build::{self, required_version};
+use testvm::go_build;
 use testvm::images::debian_program::IPTABLES;
 use testvm::images::kind::{Description, NodePrograms};
 use testvm::process::Program;
@@ -40,7 +40,7 @@ pub(super) async fn prepare(
 ) -> Result<NodeImage> {
     let built = go_build::build(session, &KIND).await?;
     let sources = go_build::sources(session, &KIND, KIND_MODULE).await?;
-    let version = version(session)?;
+    let version = go_build::pinned_version(session, &KIND)?.to_string();
     let kubeadm = built.join("kubeadm");
     let listed = Program::new(&kubeadm)
         .args(["config", "images", "list", "--kubernetes-version", &version])
@@ -88,16 +88,6 @@ pub(super) async fn prepare(
     };
     let tar = description.node(session, &programs).await?;
     Ok(NodeImage { kind: built.join("kind"), tar, reference: format!("kindest/node:{version}") })
-}
-
-/// Returns the version of Kubernetes that the programs have.
-fn version(session: &Session) -> Result<String> {
-    let path = session.workspace.definitions().join(KIND.name).join("go.mod");
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let version = required_version(&text, KIND.versioned_by);
-    version
-        .map(|version| version.to_string())
-        .with_context(|| format!("{} requires no Kubernetes", path.display()))
 }
 
 /// Returns the only reference in the list of kubeadm with this name before its tag.

@@ -9,6 +9,7 @@ use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
 use crate::test_env::claims;
@@ -99,8 +100,7 @@ async fn check_rejection(env: &TestEnv<'_>, bad: &BadClaim<'_>) -> Result<()> {
     let claim = claim(bad.name, bad.class, bad.size, bad.mode, bad.access_mode)?;
     let claim = claims::create(env, &claim).await?;
     let pod = holder(bad.name, bad.name, bad.mode)?;
-    let pod =
-        env.pods().create(&PostParams::default(), &pod).await.map_err(api_error).context("create the pod")?;
+    let pod = objects::create(&env.pods(), &pod).await?;
 
     until_rejected(env, bad, &claim, &pod).await?;
     check_not_provisioned(env, &claim, &pod).await?;
@@ -152,11 +152,7 @@ async fn check_unknown_parameter(env: &TestEnv<'_>) -> Result<()> {
     class.metadata = kube::core::ObjectMeta { name: Some(name.clone()), ..Default::default() };
     class.parameters.get_or_insert_default().insert(UNKNOWN_PARAMETER.into(), "blue".into());
     let classes: Api<StorageClass> = Api::all(env.client.clone());
-    classes
-        .create(&PostParams::default(), &class)
-        .await
-        .map_err(api_error)
-        .context("create the StorageClass")?;
+    objects::create(&classes, &class).await?;
     let bad = BadClaim {
         name: "unknown-parameter",
         class: &name,
@@ -168,11 +164,7 @@ async fn check_unknown_parameter(env: &TestEnv<'_>) -> Result<()> {
     };
     let rejection = check_rejection(env, &bad).await;
     // Also after a failure, because a StorageClass is not deleted with the namespace of the test.
-    classes
-        .delete(&name, &DeleteParams::default())
-        .await
-        .map_err(api_error)
-        .context("delete the StorageClass")?;
+    objects::delete(&classes, &name).await?;
     rejection
 }
 

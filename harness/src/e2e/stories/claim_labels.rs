@@ -1,15 +1,14 @@
 //! The component `claim-labels` is added and removed while volumes are in use. No claim is missed, with and without a controller.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Cluster;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 
 use super::component;
@@ -65,8 +64,7 @@ async fn record(env: &TestEnv<'_>, expected: bool) -> Result<()> {
 
 /// Checks the labels of the claims whose volumes are in use.
 async fn labelled(env: &TestEnv<'_>) -> Result<()> {
-    let claims =
-        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
+    let claims = objects::list(&env.claims(), "").await?;
     let label = format!("{}/node", env.driver.name);
     let mut checked = 0;
     for claim in claims {
@@ -86,9 +84,7 @@ async fn labelled(env: &TestEnv<'_>) -> Result<()> {
 async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
     let namespace = env.driver.namespace();
     let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), namespace);
-    let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
-    let scaled = deployments.patch(CONTROLLER, &PatchParams::default(), &patch).await.map_err(api_error);
-    scaled.with_context(|| format!("scale Deployment {CONTROLLER}"))?;
+    objects::patch(&deployments, CONTROLLER, &json!({"spec": {"replicas": replicas}})).await?;
     let pods: Api<Pod> = Api::namespaced(env.client.clone(), namespace);
     let selected = watcher::Config::default().labels("app.kubernetes.io/name=loopfs-controller");
     until(pods, selected, env.timeouts.end, |pods| {

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use testvm_cluster::api_error::api_error;
+use anyhow::Result;
+use testvm_cluster::objects;
 
 use super::install;
 use crate::test_env::disturbances::replace_pods;
@@ -36,8 +36,7 @@ pub(in crate::e2e) async fn remove(env: &TestEnv<'_>, component: &Manifests) -> 
 }
 
 async fn rolled_out(env: &TestEnv<'_>) -> Result<()> {
-    let daemon_set = env.daemon_sets().get(env.driver.daemon_set()).await.map_err(api_error);
-    let generation = daemon_set.context("read the DaemonSet")?.metadata.generation;
+    let generation = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await?.metadata.generation;
     install::rolled_out(env, generation, NODES).await?;
     install::served(env).await
 }

@@ -1,13 +1,12 @@
 //! A claim is forcibly deleted while a pod uses it: the volume stays and reports why, and is deleted after
 //! the pod has ended.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::{State, until_event, until_one};
+use testvm_cluster::objects;
+use testvm_cluster::waiting::until_event;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
@@ -55,13 +54,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
 /// Deletes the claim, and removes the finalizer that protects it while a pod uses it.
 async fn force_delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     claims::delete(env, claim).await?;
-    let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    let patched = env.claims().patch(claim, &PatchParams::default(), &unprotected).await;
-    patched.map_err(api_error).with_context(|| format!("take the finalizers off claim {claim}"))?;
-    until_one(env.claims(), claim, env.timeouts.end, |claim| {
-        State::ready_if(claim.is_none(), "it still exists")
-    })
-    .await
-    .with_context(|| format!("claim {claim} does not go"))
-    .map(drop)
+    let unprotected = json!({"metadata": {"finalizers": null}});
+    objects::patch(&env.claims(), claim, &unprotected).await?;
+    objects::until_gone(env.claims(), claim, env.timeouts.end).await
 }

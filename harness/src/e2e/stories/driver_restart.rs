@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use kube::ResourceExt;
-use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 
 use super::install;
@@ -35,8 +34,7 @@ pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
     let old_pods = replace_pods(env).await?;
     for pod in &old_pods {
         let name = pod.name_any();
-        let deleted = env.driver_pods().delete(&name, &DeleteParams::default()).await;
-        deleted.map_err(api_error).with_context(|| format!("delete pod {name}"))?;
+        objects::delete(&env.driver_pods(), &name).await?;
     }
     let old: BTreeSet<String> = old_pods.iter().filter_map(ResourceExt::uid).collect();
     let scope = watcher::Config::default().labels(env.driver.pod_labels());

@@ -6,16 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::PostParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{Container, freeze};
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
 use crate::e2e::faults::Fault;
@@ -100,8 +99,7 @@ async fn create(env: &TestEnv<'_>, broken: Option<Fault>) -> Result<()> {
         grown: GROWN,
         honour_read_only: broken != Some(Fault::Readonly),
     })?;
-    let created = env.stateful_sets().create(&PostParams::default(), &flow).await;
-    created.map_err(api_error).context("create the StatefulSet")?;
+    objects::create(&env.stateful_sets(), &flow).await?;
     Ok(())
 }
 
@@ -144,7 +142,7 @@ pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: 
 /// Checks the mount options of the pod's two Filesystem volumes on the node, before a container runtime mounts them
 /// once more with its own options.
 pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &str) -> Result<()> {
-    let uid = env.pods().get(pod).await.map_err(api_error)?.uid().context("the pod has no uid")?;
+    let uid = objects::read(&env.pods(), pod).await?.uid().context("the pod has no uid")?;
     let mut mounts = volume_mounts(node).await?;
     mounts.retain(|mount| mount.target.split('/').any(|part| part == uid));
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");

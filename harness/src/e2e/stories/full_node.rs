@@ -8,7 +8,7 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_one};
 
 use crate::test_env::claims;
@@ -73,7 +73,7 @@ async fn goes_to(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let object = claim(MOVED, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     claims::create(env, &object).await?;
     start(env, MOVED, MOVED, VolumeMode::Filesystem).await?;
-    let pod = env.pods().get(MOVED).await.map_err(api_error).context("read the pod")?;
+    let pod = objects::read(&env.pods(), MOVED).await?;
     let on = pod.spec.and_then(|spec| spec.node_name);
     anyhow::ensure!(on.as_deref() == Some(node.name()), "the pod runs on {on:?}");
     Ok(())

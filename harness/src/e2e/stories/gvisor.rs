@@ -4,13 +4,14 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec, exec_ok};
 use testvm_cluster::gvisor::GVISOR_HANDLER;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
 use super::flow::{check_mount_options, exec_sees, verdict};
@@ -100,8 +101,7 @@ async fn create_noexec_class(env: &TestEnv<'_>) -> Result<()> {
     let mut class = env.driver.class.clone();
     class.metadata = kube::core::ObjectMeta { name: Some(CLASS.to_owned()), ..Default::default() };
     class.mount_options.get_or_insert_default().push("noexec".to_owned());
-    let created = classes(env).create(&PostParams::default(), &class).await;
-    created.map_err(api_error).context("create the StorageClass").map(drop)
+    objects::create(&classes(env), &class).await.map(drop)
 }
 
 fn classes(env: &TestEnv<'_>) -> Api<StorageClass> {
@@ -139,7 +139,7 @@ async fn grow(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn never_restarted(env: &TestEnv<'_>) -> Result<()> {
-    let pod = env.pods().get(POD).await.map_err(api_error)?;
+    let pod = objects::read(&env.pods(), POD).await?;
     let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
     let restarts: Vec<i32> = statuses.iter().map(|status| status.restart_count).collect();
     anyhow::ensure!(restarts == [0], "the restarts of its containers are {restarts:?}");
@@ -175,8 +175,7 @@ async fn cannot_change_project(env: &TestEnv<'_>) -> Result<()> {
 async fn absent_handler(env: &TestEnv<'_>) -> Result<()> {
     runtime_classes::create(env, ABSENT, ABSENT_HANDLER).await?;
     let pod = of_class(holder(ABSENT, WRITABLE, VolumeMode::Filesystem)?, ABSENT);
-    let pod = env.pods().create(&PostParams::default(), &pod).await;
-    let pod = pod.map_err(api_error).context("create the pod")?;
+    let pod = objects::create(&env.pods(), &pod).await?;
     let expected = format!("no runtime for {ABSENT_HANDLER:?} is configured");
     until_event(&env.client, &pod, &["FailedCreatePodSandBox"], env.timeouts.start, |message| {
         message.contains(&expected)
@@ -225,8 +224,7 @@ async fn clear(env: &TestEnv<'_>) -> Result<()> {
         claims::delete(env, claim).await?;
         claims::gone(env, &volume).await?;
     }
-    let deleted = classes(env).delete(CLASS, &DeleteParams::default()).await;
-    deleted.map_err(api_error).context("delete the StorageClass")?;
+    objects::delete(&classes(env), CLASS).await?;
     runtime_classes::delete(env, GVISOR_HANDLER).await
 }
 

@@ -11,8 +11,8 @@ use kube::runtime::watcher;
 use serde_json::Value;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use tokio::time::{Instant, sleep};
 
@@ -84,8 +84,7 @@ async fn start(env: &TestEnv<'_>) -> Result<()> {
 
 async fn uid(env: &TestEnv<'_>, number: usize) -> Result<String> {
     let name = pod_name(number);
-    let pod: Pod =
-        env.pods().get(&name).await.map_err(api_error).with_context(|| format!("read pod {name}"))?;
+    let pod: Pod = objects::read(&env.pods(), &name).await?;
     pod.uid().with_context(|| format!("pod {name} has no uid"))
 }
 

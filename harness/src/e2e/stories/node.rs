@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
 
@@ -92,7 +92,7 @@ async fn unsynced_writes_are_kept(env: &TestEnv<'_>) -> Result<()> {
 
 async fn reports(env: &TestEnv<'_>, node: &Node, kubelet: Kubelet) -> Result<()> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = nodes.get(node.name()).await.map_err(api_error).context("read the Node")?;
+    let object = objects::read(&nodes, node.name()).await?;
     let info = object.status.and_then(|status| status.node_info).context("the Node has no nodeInfo")?;
     let version = info.kubelet_version;
     anyhow::ensure!(

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::ListParams;
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::{Node, TOOLS_DIR, log_file};
 use testvm_guest::control::ExecOutput;
 
@@ -146,8 +145,8 @@ async fn driver_logs(session: &Session, env: &TestEnv<'_>, node: &Node) -> Resul
         anyhow::ensure!(Instant::now() < deadline, "with driver-logs.yaml: {granted:?}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    let pods = env.pods().list(&ListParams::default()).await.map_err(api_error)?;
-    let other = pods.items.first().context("there is no pod of the story")?;
+    let pods = objects::list(&env.pods(), "").await?;
+    let other = pods.first().context("there is no pod of the story")?;
     let refused = log(&env.namespace, &other.name_any()).await?;
     anyhow::ensure!(is_forbidden(&refused), "the log of another pod: {refused:?}");
     Ok(())

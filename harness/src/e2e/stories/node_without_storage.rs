@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 
 use super::full_node::largest;
 use super::install::{rolled_out, serves};
@@ -43,8 +43,7 @@ pub(in crate::e2e) async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()>
     let is_registered = node_debug::is_met(node, &["plugin-registered"]).await?;
     anyhow::ensure!(!is_registered, "the driver is registered");
     let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
-    let published =
-        published.list(&ListParams::default()).await.map_err(api_error).context("list capacities")?;
+    let published = objects::list(&published, "").await?;
     let capacity = largest(env, node, published.iter());
     anyhow::ensure!(capacity.is_none_or(|capacity| capacity.0 == "0"), "{capacity:?} is published");
     Ok(())

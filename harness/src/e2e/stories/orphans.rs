@@ -1,14 +1,13 @@
 //! A volume whose PersistentVolume was deleted. The audit lists it, and a new PersistentVolume with its id
 //! makes it usable again.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec_in, exec_ok};
+use testvm_cluster::objects;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
@@ -71,8 +70,7 @@ async fn orphan(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     claims::patch_volume(env, &name, &retain).await?;
     claims::delete(env, FIRST).await?;
     claims::released(env, &name).await?;
-    let deleted = claims::volumes(env).delete(&name, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete volume {name}"))?;
+    objects::delete(&claims::volumes(env), &name).await?;
     claims::gone(env, &name).await
 }
 
@@ -83,8 +81,7 @@ async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     object.metadata.labels = volume.metadata.labels.clone();
     object.metadata.annotations = volume.metadata.annotations.clone();
     object.spec.get_or_insert_default().claim_ref = None;
-    let created = claims::volumes(env).create(&PostParams::default(), &object).await;
-    created.map_err(api_error).context("create the volume's object again")?;
+    objects::create(&claims::volumes(env), &object).await?;
     let mut second = claim(SECOND, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     second.spec.get_or_insert_default().volume_name = object.metadata.name;
     claims::create(env, &second).await?;

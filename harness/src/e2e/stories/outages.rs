@@ -7,11 +7,10 @@ use anyhow::{Context, Result};
 use futures::future::{try_join, try_join_all};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
-use kube::api::ListParams;
 use kube::runtime::watcher;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, Node};
 
@@ -97,8 +96,7 @@ async fn kill_api_server(env: &TestEnv<'_>, cluster: &Cluster) -> Result<()> {
 }
 
 async fn claims_of(env: &TestEnv<'_>, is_ours: impl Fn(&str) -> bool) -> Result<Vec<PersistentVolumeClaim>> {
-    let claims = env.claims().list(&ListParams::default()).await;
-    let claims = claims.map_err(api_error).context("list the claims")?;
+    let claims = objects::list(&env.claims(), "").await?;
     Ok(claims.into_iter().filter(|claim| is_ours(&claim.name_any())).collect())
 }
 

@@ -6,13 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use tokio::time::{Instant, sleep};
 
@@ -120,7 +119,7 @@ async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[
 /// Cuts the power, and returns the id of the boot that it ended.
 async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = nodes.get(node.name()).await.map_err(api_error)?;
+    let object = objects::read(&nodes, node.name()).await?;
     cut_power(env, node).await?;
     boot_id(&object).map(str::to_owned).context("the Node does not say which boot it is of")
 }
@@ -191,11 +190,10 @@ fn attachment_errors(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<Stri
 
 /// Returns the ids of the block volumes that the pods of the stories use.
 async fn block_volumes_in_use(env: &TestEnv<'_>) -> Result<BTreeSet<String>> {
-    let all = ListParams::default();
-    let pods = env.pods().list(&all).await.map_err(api_error).context("list the pods")?;
-    let claims = env.claims().list(&all).await.map_err(api_error).context("list the claims")?;
+    let pods = objects::list(&env.pods(), "").await?;
+    let claims = objects::list(&env.claims(), "").await?;
     let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
-    let volumes = volumes.list(&all).await.map_err(api_error).context("list the volumes")?;
+    let volumes = objects::list(&volumes, "").await?;
     let used: BTreeSet<&str> = pods.iter().flat_map(claims_of).collect();
     let is_used = |claim: &&PersistentVolumeClaim| {
         claim.metadata.name.as_deref().is_some_and(|name| used.contains(name))

@@ -14,6 +14,7 @@ use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_one};
 use tokio::time::{Instant, sleep};
 
@@ -82,7 +83,7 @@ where
 
 /// Has the provisioner delete the retained volumes of the claims of the stories, too.
 pub(in crate::e2e) async fn retain_none(env: &TestEnv<'_>) -> Result<()> {
-    let volumes = claims::volumes(env).list(&ListParams::default()).await.map_err(api_error)?;
+    let volumes = objects::list(&claims::volumes(env), "").await?;
     let policy = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
     for volume in volumes.iter().filter(|volume| is_of_the_stories(env, volume)) {
         let retained = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());

@@ -1,15 +1,14 @@
 //! A class with the reclaim policy Retain: the claim is deleted, the data stays, and another claim gets the
 //! volume.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
 use crate::test_env::claims;
@@ -41,8 +40,7 @@ async fn retaining(env: &TestEnv<'_>) -> Result<String> {
     class.metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
     class.reclaim_policy = Some("Retain".into());
     let classes: Api<StorageClass> = Api::all(env.client.clone());
-    let created = classes.create(&PostParams::default(), &class).await;
-    created.map_err(api_error).context("create the StorageClass")?;
+    objects::create(&classes, &class).await?;
     Ok(name)
 }
 
@@ -82,10 +80,5 @@ async fn discard(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
     claims::gone(env, volume).await?;
     // The class is not in the namespace that is deleted at the end.
     let classes: Api<StorageClass> = Api::all(env.client.clone());
-    classes
-        .delete(class, &DeleteParams::default())
-        .await
-        .map_err(api_error)
-        .context("delete the class")
-        .map(drop)
+    objects::delete(&classes, class).await.map(drop)
 }

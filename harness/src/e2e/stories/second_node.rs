@@ -7,6 +7,7 @@ use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::{Cluster, DataDisk, Node};
 
 use super::{full_node, install, node_without_storage};
@@ -34,7 +35,7 @@ async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
     let name = node.name().to_owned();
     node.stop().await?;
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    nodes.delete(&name, &DeleteParams::default()).await.map_err(api_error).context("delete the Node")?;
+    objects::delete(&nodes, &name).await?;
     for pod in env.live_driver_pods().await? {
         if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name) {
             env.caused.replace([&pod]);

@@ -13,10 +13,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use release::DRIVER;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, Parts};
 
 use self::incomplete::{IncompleteVolumes, State};
@@ -26,7 +27,7 @@ use super::state_dump;
 use super::stories::{install, removal};
 use crate::earlier::{EarlierVersion, earlier_version};
 use crate::node_options::NodeOptions;
-use crate::nodes::{DRIVER, EARLIER_DRIVER, earlier_image, plan};
+use crate::nodes::{EARLIER_DRIVER, earlier_image, plan};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::in_use::{InUse, running};
 use crate::test_env::inventory::Inventory;
@@ -250,7 +251,7 @@ const fn image(direction: Direction) -> &'static str {
 /// Applies the manifests, and returns the generation of the DaemonSet.
 async fn apply(env: &TestEnv<'_>) -> Result<Option<i64>> {
     env.manifests.apply(&env.client).await?;
-    let applied = env.daemon_sets().get(env.driver.daemon_set()).await.map_err(api_error);
+    let applied = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await;
     Ok(applied.context("read the DaemonSet")?.metadata.generation)
 }
 

@@ -8,6 +8,7 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event};
 
 use crate::e2e::stories::install::serves;
@@ -77,7 +78,7 @@ fn is_ready(pod: &Pod) -> bool {
 /// Waits for the event on the Node that says why its volumes are unavailable.
 async fn reports(env: &TestEnv<'_>, node: &Node, reason: &str) -> Result<()> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = nodes.get(node.name()).await.map_err(api_error).context("read the Node")?;
+    let object = objects::read(&nodes, node.name()).await?;
     let expected = |message: &str| message.contains(reason);
     until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.start, expected).await.map(drop)
 }

@@ -167,8 +167,8 @@ fn binary(disk: &str, test: &str, timeout: Duration) -> TestBinary {
         path: PROGRAM.to_owned(),
         args: vec!["--exact".to_owned(), test.to_owned()],
         env: BTreeMap::from([("LOOPFS_TEST_XFS".to_owned(), mount_point(disk))]),
-        report: None,
         timeout,
+        ..TestBinary::default()
     }
 }
 

@@ -16,6 +16,7 @@ use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok, log_tail};
 use testvm_cluster::leak_check::Entries;
 use testvm_cluster::manifests::Manifests;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
 use testvm_cluster::{Cluster, Node};
@@ -91,15 +92,15 @@ pub(super) async fn run(steps: &mut Steps<'_>, cluster: &Cluster, manifests: &Ma
     let kill = kill_provisioner(cluster, node);
     let killed = steps.step("kill the provisioner while the volume is in use", kill).await?;
     let read = async {
-        workload::create_pod(&pods, &pod(READER)?).await?;
+        objects::create(&pods, &pod(READER)?).await?;
         workload::until_pod_runs(&pods, READER, TIMEOUT).await?;
         reads(&pods, READER).await
     };
     steps.step("a second pod reads the file", read).await?;
     steps.step("the provisioner was started once more", replaced(cluster, &killed)).await?;
     let end = async {
-        workload::end_pod(&pods, WRITER, TIMEOUT).await?;
-        workload::end_pod(&pods, READER, TIMEOUT).await
+        objects::remove(pods.clone(), WRITER, TIMEOUT).await?;
+        objects::remove(pods, READER, TIMEOUT).await
     };
     steps.step("delete the pods", end).await?;
     let delete = workload::delete_claim(client, &claims, CLAIM, TIMEOUT);
@@ -134,8 +135,8 @@ async fn install(cluster: &Cluster, manifests: &Manifests) -> Result<()> {
 async fn create(cluster: &Cluster, claims: &Api<PersistentVolumeClaim>, pods: &Api<Pod>) -> Result<()> {
     workload::create_namespace(cluster.client(), NAMESPACE).await?;
     let claim = workload::claim(CLAIM, CLASS, &SIZE.quantity(), VolumeMode::Filesystem, "ReadWriteOnce")?;
-    workload::create_claim(claims, &claim).await?;
-    workload::create_pod(pods, &pod(WRITER)?).await
+    objects::create(claims, &claim).await?;
+    objects::create(pods, &pod(WRITER)?).await.map(drop)
 }
 
 /// Returns a pod that mounts the claim and does not use it by itself.

@@ -19,14 +19,7 @@ pub(super) const DATA_DIR: &str = "/var/lib/local-path";
 /// The mount options of its file system.
 const DATA_OPTIONS: &str = "nodev,nosuid";
 
-const LOCAL_PATH: GoModule = GoModule {
-    name: "local-path",
-    versioned_by: "github.com/rancher/local-path-provisioner",
-    version_variables: &[],
-    renamed: &[],
-    without_go: None,
-    overlay: None,
-};
+const LOCAL_PATH: GoModule = GoModule::new("local-path", "github.com/rancher/local-path-provisioner");
 const PROGRAM: &str = "local-path-provisioner";
 /// The image of the provisioner, as in the manifests.
 const IMAGE: &str = "docker.io/library/local-path-provisioner:dev";

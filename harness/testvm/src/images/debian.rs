@@ -241,13 +241,6 @@ Debian|Debian|http://mirror.invalid/debian/";
     }
 
     #[test]
-    fn suites_of_updates_and_backports_extend_their_release() {
-        assert_eq!(base_suite("bookworm-security"), Some("bookworm"));
-        assert_eq!(base_suite("trixie-backports"), Some("trixie"));
-        assert_eq!(base_suite("trixie"), None);
-    }
-
-    #[test]
     fn is_transport_is_true_only_for_transport_options_with_a_value() {
         assert!(is_transport("Acquire::http::Proxy \"http://proxy.invalid:3128\";"));
         assert!(!is_transport("Acquire::http \"\";"));

@@ -14,8 +14,10 @@ use crate::kernel_log::ExpectedLines;
 use crate::process::Program;
 use crate::session::{Session, Workspace};
 
-/// The list of the lines about faults that kernels may log, beside the catalogue.
-const EXPECTED_LINES: &str = "kernel-log.toml";
+/// The catalogue, in the definitions.
+const CATALOGUE: &str = "kernels/kernels.toml";
+/// The list of the lines about faults that kernels may log.
+const EXPECTED_LINES: &str = "kernels/kernel-log.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,7 +58,7 @@ impl Kernel {
     /// # Errors
     /// The catalogue cannot be read.
     pub fn names(workspace: &Workspace) -> Result<Vec<String>> {
-        let (_, catalogue) = catalogue(workspace)?;
+        let catalogue: Catalogue = workspace.definition(CATALOGUE)?;
         Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
     }
 
@@ -65,7 +67,7 @@ impl Kernel {
     /// # Errors
     /// The catalogue cannot be read.
     pub fn default_name(session: &Session) -> Result<String> {
-        let (_, catalogue) = catalogue(&session.workspace)?;
+        let catalogue: Catalogue = session.workspace.definition(CATALOGUE)?;
         Ok(catalogue.default)
     }
 
@@ -74,16 +76,14 @@ impl Kernel {
     /// # Errors
     /// The catalogue does not list it, its package cannot be fetched, or the list of expected lines is not valid.
     pub async fn prepare(session: &Session, name: Option<&str>) -> Result<Kernel> {
-        let (path, catalogue) = catalogue(&session.workspace)?;
+        let catalogue: Catalogue = session.workspace.definition(CATALOGUE)?;
         let name = name.unwrap_or(&catalogue.default);
         let known = || catalogue.kernel.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
         let row = catalogue
             .kernel
             .iter()
             .find(|row| row.name == name)
-            .with_context(|| {
-                format!("no kernel is called {name} in {}; there is: {}", path.display(), known())
-            })?
+            .with_context(|| format!("no kernel is called {name} in {CATALOGUE}; there is: {}", known()))?
             .clone();
         let packages = [row.package.clone()];
         let selection =
@@ -97,7 +97,7 @@ impl Kernel {
         };
         let recipe = Recipe::new("kernel", 2);
         let directory = debian_versions::artifact(session, &what, &selection, recipe, build).await?;
-        let expected_lines = ExpectedLines::read(&path.with_file_name(EXPECTED_LINES))?;
+        let expected_lines = ExpectedLines::read(&session.workspace.definitions().join(EXPECTED_LINES))?;
         let release = release(&directory)?;
         Ok(Kernel { name: row.name, release, directory, sets: catalogue.modules, expected_lines })
     }
@@ -165,13 +165,6 @@ impl Kernel {
             expected_lines: ExpectedLines::default(),
         }
     }
-}
-
-fn catalogue(workspace: &Workspace) -> Result<(PathBuf, Catalogue)> {
-    let path = workspace.definitions().join("kernels/kernels.toml");
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let catalogue = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
-    Ok((path, catalogue))
 }
 
 /// Returns the path at which a file of a kernel package is kept, or `None` if it is not needed.
@@ -276,20 +269,7 @@ fn canonical(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
-
-    #[rstest]
-    #[case("boot/vmlinuz-6.12.1-cloud-amd64", Some("vmlinuz"))]
-    #[case("usr/lib/modules/7.2.1-cloud-amd64/vmlinuz", Some("vmlinuz"))]
-    #[case("boot/System.map-6.12.1-cloud-amd64", None)]
-    #[case("usr/lib/modules/6.12.1/kernel/fs/xfs/xfs.ko.xz", Some("modules/6.12.1/kernel/fs/xfs/xfs.ko.xz"))]
-    #[case("lib/modules/6.1.0/modules.builtin", Some("modules/6.1.0/modules.builtin"))]
-    #[case("usr/share/doc/x", None)]
-    fn kernels_and_modules_are_kept(#[case] path: &str, #[case] kept: Option<&str>) {
-        assert_eq!(place(Path::new(path)).as_deref(), kept.map(Path::new));
-    }
 
     #[test]
     fn dependencies_are_read_from_modinfo() {

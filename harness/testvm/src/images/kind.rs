@@ -1,7 +1,6 @@
 //! The images of kind, as `kind/kind.toml` of the definitions describes them: the root file system of a machine that
 //! runs Docker and kind, and the node image whose container is a node of Kubernetes.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -71,9 +70,7 @@ impl Description {
     /// # Errors
     /// The file cannot be read or parsed.
     pub fn read(session: &Session) -> Result<Description> {
-        let path = session.workspace.definitions().join("kind/kind.toml");
-        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("parse {}", path.display()))
+        session.workspace.definition("kind/kind.toml")
     }
 
     /// Returns the size of the file system of Docker's images and containers.
@@ -165,28 +162,4 @@ fn hook(script: &Path, programs: &NodePrograms, containerd: &Path, archives: &Pa
     ];
     let set: String = variables.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
     Ok(format!("--customize-hook={set}sh '{}' \"$1\"", utf8(script)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_script_gets_the_root_file_system_and_every_input() {
-        let programs = NodePrograms {
-            kubelet: "/k/kubelet".into(),
-            kubectl: "/k/kubectl".into(),
-            kubeadm: "/k/kubeadm".into(),
-            version: "v1.2.3".into(),
-            kind_sources: Sources { directory: "/mod/kind".into(), checksum: "h1:x".into() },
-            images: Vec::new(),
-            identity: String::new(),
-        };
-        let hook = hook(Path::new("/s/node-image"), &programs, Path::new("/c"), Path::new("/i")).unwrap();
-        assert_eq!(
-            hook,
-            "--customize-hook=KIND_FILES='/mod/kind/images/base/files' CONTAINERD='/c' KUBELET='/k/kubelet' \
-             KUBECTL='/k/kubectl' KUBEADM='/k/kubeadm' VERSION='v1.2.3' IMAGES='/i' sh '/s/node-image' \"$1\""
-        );
-    }
 }

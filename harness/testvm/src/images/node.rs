@@ -18,15 +18,11 @@ use crate::session::Session;
 
 /// The container runtime, with its shim and its command line tool.
 pub(super) const CONTAINERD: GoModule = GoModule {
-    name: "containerd",
-    versioned_by: "github.com/containerd/containerd/v2",
     version_variables: &[VersionVariable {
         variable: "github.com/containerd/containerd/v2/version.Version",
         value: |version| version.to_string(),
     }],
-    renamed: &[],
-    without_go: None,
-    overlay: None,
+    ..GoModule::new("containerd", "github.com/containerd/containerd/v2")
 };
 /// The file of the image in its artifact.
 pub(super) const ROOT_FILE: &str = "root.ext4";
@@ -75,10 +71,7 @@ pub struct RootImages {
 /// The description cannot be read, a package cannot be fetched, containerd cannot be built, or a program to
 /// remove is not in the image.
 pub async fn prepare(session: &Session, kernel: &Kernel, image: RootImage) -> Result<RootImages> {
-    let path = session.workspace.definitions().join("node/node.toml");
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let description: Description =
-        toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    let description: Description = session.workspace.definition("node/node.toml")?;
     let containerd = go_build::build(session, &CONTAINERD).await?;
     let root = DebianRoot {
         suite: &description.suite,

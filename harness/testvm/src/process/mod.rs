@@ -227,6 +227,13 @@ impl Program {
     }
 }
 
+/// Returns git for the repository of `root`, also in a hook, whose environment names another one.
+#[must_use]
+pub fn git(root: &Path) -> Program {
+    let git = Program::new("git").current_dir(root);
+    ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].into_iter().fold(git, Program::env_remove)
+}
+
 /// Returns the path of a program, or `None` if it is not installed.
 #[must_use]
 pub fn find(program: &OsStr) -> Option<PathBuf> {

@@ -81,7 +81,6 @@ async fn boots(qemu: &Qemu, kernel: &Kernel, init: &Path, scratch: PathBuf) -> R
         hypervisor: Hypervisor { qemu: qemu.clone(), accelerator: Accelerator::Kvm },
         kernel: kernel.clone(),
         initramfs: path,
-        kernel_args: Vec::new(),
         memory_mib: 512,
         cpus: 1,
         disks: Vec::new(),

@@ -341,18 +341,3 @@ fn is_abort(status: ExitStatus) -> bool {
 async fn accept(listener: &UnixListener) -> Result<UnixStream> {
     Ok(listener.accept().await?.0)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn is_abort_is_true_only_for_sigabrt() {
-        assert!(is_abort(ExitStatus::from_raw(6)));
-        assert!(is_abort(ExitStatus::from_raw(6 | 0x80)), "with a core dump");
-        // Killed, ended in order, and ended with an error.
-        for other in [9, 0, 1 << 8] {
-            assert!(!is_abort(ExitStatus::from_raw(other)), "{other}");
-        }
-    }
-}

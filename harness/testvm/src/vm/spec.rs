@@ -17,8 +17,6 @@ pub struct VmSpec {
     pub kernel: Kernel,
     /// See [`super::initramfs`].
     pub initramfs: PathBuf,
-    /// Arguments that are appended to the kernel command line.
-    pub kernel_args: Vec<String>,
     pub memory_mib: u32,
     pub cpus: u32,
     pub disks: Vec<Disk>,

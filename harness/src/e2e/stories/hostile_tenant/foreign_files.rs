@@ -11,6 +11,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
 use super::tenants::{HOSTILE, OTHER, Tenants, directory_of, quota};
@@ -44,7 +45,7 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) async fn read(env: &TestEnv<'_>) -> Result<Settings> {
-        let daemon_set = env.daemon_sets().get(env.driver.daemon_set()).await.map_err(api_error)?;
+        let daemon_set = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await?;
         let pod = daemon_set.spec.and_then(|spec| spec.template.spec).context("the DaemonSet has no pods")?;
         let is_provisioner = |container: &Container| container.name == PROVISIONER;
         let args = pod.containers.into_iter().find(is_provisioner).and_then(|container| container.args);

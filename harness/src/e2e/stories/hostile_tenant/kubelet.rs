@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use tokio::time::{Instant, sleep};
 
 use super::tenants::{GROWN, HOSTILE, OTHER, TOOL_DEADLINE, Tenants};
@@ -44,7 +44,7 @@ pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepRes
 }
 
 async fn pod(env: &TestEnv<'_>, name: &str) -> Result<Pod> {
-    env.pods().get(name).await.map_err(api_error).with_context(|| format!("read pod {name}"))
+    objects::read(&env.pods(), name).await
 }
 
 /// Checks that the containers of a pod are those that they were.

@@ -7,6 +7,7 @@ use kube::api::PostParams;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, PodProgram};
 
@@ -98,7 +99,7 @@ async fn stay_inside(tenants: &Tenants<'_>) -> Result<()> {
         EXPANDED.iter().map(|(name, value)| container(name, SubPath::Expression(&expression), value));
     let containers: Vec<Container> = links.chain(expanded).collect();
     let count = containers.len();
-    workload::create_pod(&tenants.env.pods(), &pod(POD, containers)?).await?;
+    objects::create(&tenants.env.pods(), &pod(POD, containers)?).await?;
     until_one(tenants.env.pods(), POD, tenants.env.timeouts.start, |pod: Option<&Pod>| {
         let statuses: Vec<&ContainerStatus> = pod
             .iter()

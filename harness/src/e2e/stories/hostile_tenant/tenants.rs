@@ -6,6 +6,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{Pod, PodSecurityContext};
 use kube::ResourceExt;
 use testvm_cluster::exec::exec_ok;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_event, until_logged};
 use testvm_cluster::workload::{self, PodProgram};
 use testvm_cluster::{Node, TOOLS_DIR};
@@ -120,7 +121,7 @@ impl Tenants<'_> {
         let program = PodProgram { container: "volume-check", image: VOLUME_CHECK, command };
         let mut pod = workload::pod(SECOND, program, &held)?;
         pod.spec.get_or_insert_default().node_name = Some(self.node.name().to_owned());
-        workload::create_pod(&self.env.pods(), &pod).await?;
+        objects::create(&self.env.pods(), &pod).await?;
         let pod = self.env.pods().get(SECOND).await?;
         let refused = |message: &str| message.contains("ReadWriteOncePod");
         until_event(&self.env.client, &pod, &["FailedMount"], self.env.timeouts.start, refused).await?;

@@ -3,10 +3,12 @@
 
 use anyhow::Result;
 use kube::ResourceExt;
+use serde_json::json;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::objects;
 
 use crate::test_env::environment::TestEnv;
-use crate::test_env::snapshots::{self, Existing, IN_DELETION};
+use crate::test_env::snapshots::{self, Existing, IN_DELETION, contents, snapshots};
 use crate::test_env::workload::VolumeMode;
 
 /// A snapshot of a node that never existed, so that no csi-snapshotter handles its objects.
@@ -25,31 +27,32 @@ pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult 
 async fn stays(env: &TestEnv<'_>) -> Result<()> {
     let name = SNAPSHOT.name;
     snapshots::import(env, SNAPSHOT).await?;
-    snapshots::until_content(env, name, "snapshot-controller does not bind it", |content| {
+    snapshots::until(env, contents(env), name, "snapshot-controller does not bind it", |content| {
         let uid = content.data.pointer("/spec/volumeSnapshotRef/uid");
         uid.is_some() && content.metadata.finalizers.as_ref().is_some_and(|names| !names.is_empty())
     })
     .await?;
     // snapshot-controller deletes a bound content only after it has recorded the binding in both objects.
-    snapshots::until_snapshot(env, name, "it is not bound", |snapshot| {
+    snapshots::until(env, snapshots(env), name, "it is not bound", |snapshot| {
         let bound = snapshot.data.pointer("/status/boundVolumeSnapshotContentName");
         bound.is_some() && snapshot.finalizers().iter().any(|name| name.ends_with("-bound-protection"))
     })
     .await?;
-    snapshots::delete_snapshot(env, name).await?;
-    snapshots::until_content(env, name, "snapshot-controller does not delete it", |content| {
+    objects::delete(&snapshots(env), name).await?;
+    snapshots::until(env, contents(env), name, "snapshot-controller does not delete it", |content| {
         content.metadata.deletion_timestamp.is_some()
             && content.metadata.annotations.as_ref().is_some_and(|names| names.contains_key(IN_DELETION))
     })
     .await?;
-    snapshots::until_snapshot(env, name, "it was deleted", |snapshot| {
+    snapshots::until(env, snapshots(env), name, "it was deleted", |snapshot| {
         snapshot.metadata.deletion_timestamp.is_some()
     })
     .await
 }
 
 async fn released(env: &TestEnv<'_>) -> Result<()> {
-    snapshots::release_content(env, SNAPSHOT.name).await?;
-    snapshots::content_gone(env, SNAPSHOT.name).await?;
-    snapshots::snapshot_gone(env, SNAPSHOT.name).await
+    let without_finalizers = json!({"metadata": {"finalizers": null}});
+    objects::patch(&contents(env), SNAPSHOT.name, &without_finalizers).await?;
+    objects::until_gone(contents(env), SNAPSHOT.name, env.timeouts.end).await?;
+    objects::until_gone(snapshots(env), SNAPSHOT.name, env.timeouts.end).await
 }

@@ -6,10 +6,12 @@ use anyhow::Result;
 use futures::future::try_join_all;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
+use testvm_cluster::objects;
 
 use super::names::{SIZE, name};
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::environment::TestEnv;
+use crate::test_env::snapshots::{contents, snapshots};
 use crate::test_env::workload::{VolumeMode, claim};
 use crate::test_env::{claims, snapshots};
 
@@ -88,9 +90,8 @@ impl Set {
             Restored => claims::delete_with_volume(env, &self.copy).await,
             Snapshot => {
                 let content = snapshots::content_name(env, &self.snapshot).await?;
-                snapshots::delete_snapshot(env, &self.snapshot).await?;
-                snapshots::snapshot_gone(env, &self.snapshot).await?;
-                snapshots::content_gone(env, &content).await
+                objects::remove(snapshots(env), &self.snapshot, env.timeouts.end).await?;
+                objects::until_gone(contents(env), &content, env.timeouts.end).await
             }
         }
     }

@@ -10,13 +10,14 @@ use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::containers::{Container, freeze, thaw, until_replaced};
+use testvm_cluster::objects;
 
 use super::names::{SIZE, snapshots_added_since};
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
-use crate::test_env::snapshots::{IN_CREATION, IN_DELETION};
+use crate::test_env::snapshots::{IN_CREATION, IN_DELETION, contents, snapshots};
 use crate::test_env::workload::{VolumeMode, claim};
 use crate::test_env::{claims, snapshots};
 
@@ -49,9 +50,13 @@ async fn create(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
     let requested = async {
         snapshots::request(env, SNAPSHOT, CLAIM, None).await?;
         let content = snapshots::content_name(env, SNAPSHOT).await?;
-        snapshots::until_content(env, &content, "csi-snapshotter does not request the snapshot", |content| {
-            content.annotations().contains_key(IN_CREATION)
-        })
+        snapshots::until(
+            env,
+            contents(env),
+            &content,
+            "csi-snapshotter does not request the snapshot",
+            |content| content.annotations().contains_key(IN_CREATION),
+        )
         .await
     };
     Box::pin(kill_while_frozen(env, node, requested)).await?;
@@ -65,15 +70,15 @@ async fn create(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
 async fn delete(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let content = snapshots::content_name(env, SNAPSHOT).await?;
     let requested = async {
-        snapshots::delete_snapshot(env, SNAPSHOT).await?;
-        snapshots::until_content(env, &content, "snapshot-controller does not delete it", |content| {
+        objects::delete(&snapshots(env), SNAPSHOT).await?;
+        snapshots::until(env, contents(env), &content, "snapshot-controller does not delete it", |content| {
             content.metadata.deletion_timestamp.is_some() && content.annotations().contains_key(IN_DELETION)
         })
         .await
     };
     Box::pin(kill_while_frozen(env, node, requested)).await?;
-    snapshots::snapshot_gone(env, SNAPSHOT).await?;
-    snapshots::content_gone(env, &content).await?;
+    objects::until_gone(snapshots(env), SNAPSHOT, env.timeouts.end).await?;
+    objects::until_gone(contents(env), &content, env.timeouts.end).await?;
     let left = snapshots_added_since(node, before).await?;
     anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
     claims::delete_with_volume(env, CLAIM).await

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use anyhow::Result;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::objects;
 
 use super::names::{SIZE, name, volume};
 use crate::test_env::claims;
@@ -47,8 +48,7 @@ pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, mode: VolumeMo
         for claim in [&source, &same, &larger] {
             claims::delete(env, claim).await?;
         }
-        snapshots::delete_snapshot(env, &snapshot).await?;
-        snapshots::snapshot_gone(env, &snapshot).await
+        objects::remove(snapshots::snapshots(env), &snapshot, env.timeouts.end).await
     };
     steps.step(&format!("{mode}: claims and the snapshot are deleted"), removed).await
 }

@@ -5,6 +5,7 @@ use anyhow::Result;
 use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
+use testvm_cluster::objects;
 
 use super::names::{SIZE, name, snapshots_added_since};
 use super::restored::{restored, written};
@@ -12,7 +13,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::pods::end;
-use crate::test_env::snapshots::{self, Existing};
+use crate::test_env::snapshots::{self, Existing, classes, contents, snapshots};
 use crate::test_env::workload::VolumeMode;
 
 /// Classes have no namespace, so the story deletes its own.
@@ -45,9 +46,8 @@ pub(super) async fn run(
         .await?;
     let deleted = async {
         claims::delete(env, &claim).await?;
-        snapshots::delete_snapshot(env, &imported).await?;
-        snapshots::snapshot_gone(env, &imported).await?;
-        snapshots::content_gone(env, &imported).await?;
+        objects::remove(snapshots(env), &imported, env.timeouts.end).await?;
+        objects::until_gone(contents(env), &imported, env.timeouts.end).await?;
         let left = snapshots_added_since(node, &before).await?;
         anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
         anyhow::Ok(())
@@ -60,18 +60,15 @@ async fn retain(env: &TestEnv<'_>, node: &Node, before: &Inventory, mode: Volume
     let (claim, snapshot) = (name("retained-source", mode), name("retained-snapshot", mode));
     written(env, &claim, mode).await?;
     end(env, &claim).await?;
-    snapshots::create_retaining_class(env, CLASS).await?;
+    objects::create(&classes(env), &snapshots::retaining_class(env, CLASS)).await?;
     snapshots::request(env, &snapshot, &claim, Some(CLASS)).await?;
     let content = snapshots::ready(env, &snapshot).await?;
     let handle = snapshots::text(&content, "/status/snapshotHandle")?.to_owned();
     claims::delete_with_volume(env, &claim).await?;
-    snapshots::delete_snapshot(env, &snapshot).await?;
-    snapshots::snapshot_gone(env, &snapshot).await?;
+    objects::remove(snapshots(env), &snapshot, env.timeouts.end).await?;
     // The VolumeSnapshotContent outlives its VolumeSnapshot, until an administrator deletes it.
-    snapshots::content(env, &content.name_any()).await?;
-    snapshots::delete_content(env, &content.name_any()).await?;
-    snapshots::content_gone(env, &content.name_any()).await?;
-    snapshots::delete_class(env, CLASS).await?;
+    objects::remove(contents(env), &content.name_any(), env.timeouts.end).await?;
+    objects::delete(&classes(env), CLASS).await?;
     let kept = snapshots_added_since(node, before).await?;
     anyhow::ensure!(kept == [handle.as_str()], "the node has the snapshots {kept:?}, not {handle}");
     Ok(handle)

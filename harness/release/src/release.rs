@@ -3,18 +3,16 @@
 //! Nothing is published: a person pushes the tag, the image and the files. The version has one home, the manifest of the
 //! workspace, and the notes have one, the changelog.
 
-mod archive;
-mod notes;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use testvm::cache;
+use testvm::process::git;
 use testvm::session::Session;
 
-use crate::earlier::git;
-use crate::{deb, image};
+use crate::sources::{changed_files, checkout, version};
+use crate::{archive, deb, image, notes};
 
 const CHANGELOG: &str = "CHANGELOG.md";
 /// What users apply, from the root of the checkout.
@@ -39,7 +37,7 @@ pub struct ReleaseArgs {
 /// The checkout has changes, the changelog has no section for the version, the tag exists, or a file cannot be built.
 pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
     let root = session.workspace.root();
-    let version = image::version(root)?;
+    let version = version(root)?;
     let text = read(&root.join(CHANGELOG))?;
     let changes = notes::section(&text, &version).with_context(|| {
         format!(
@@ -55,7 +53,7 @@ pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
     let directory = session.workspace.target().join(format!("release-{version}"));
     cache::empty_dir(&directory)?;
     let image_name = format!("loopfs-{version}-image.tar");
-    let sources = image::checkout(session).await?;
+    let sources = checkout(session).await?;
     let digests = image::build(session, &sources, &directory.join(&image_name)).await?;
     image::check_sizes(&digests)?;
     let manifests = format!("loopfs-{version}-manifests.tar.gz");
@@ -85,7 +83,7 @@ pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
 
 /// Checks that the files of the checkout are those of its commit.
 async fn require_clean(root: &Path) -> Result<()> {
-    let changed = image::changed_files(root).await?;
+    let changed = changed_files(root).await?;
     anyhow::ensure!(
         changed.is_empty(),
         "a release is built from a commit, and these files differ from it; commit or remove them:\n{}",
@@ -229,15 +227,5 @@ mod tests {
         assert_eq!(names, ["loopfs/Chart.yaml", "loopfs/deploy/a.yaml"]);
         let error = pack_chart(&root, "1.2.4", &target).await.unwrap_err().to_string();
         assert!(error.contains("1.2.3") && error.contains("1.2.4"), "{error}");
-    }
-
-    #[test]
-    fn checksums_have_the_form_that_sha256sum_checks() {
-        let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("empty"), "").unwrap();
-        assert_eq!(
-            checksums(directory.path(), &["empty".to_owned()]).unwrap(),
-            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  empty\n"
-        );
     }
 }

@@ -11,7 +11,8 @@ use testvm::process::Program;
 use testvm::rust_build;
 use testvm::session::Session;
 
-use crate::image::{self, Sources, TARGETS, Target};
+use crate::programs::{Compilers, TARGETS, Target, programs};
+use crate::sources::{Sources, checkout, version};
 
 const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0" };
 
@@ -43,7 +44,7 @@ pub struct DebArgs {
 pub async fn deb(session: &Session, args: DebArgs) -> Result<()> {
     let directory = args.out.unwrap_or_else(|| session.workspace.target().join("deb"));
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    let sources = image::checkout(session).await?;
+    let sources = checkout(session).await?;
     let packages = build(session, &sources, &directory).await?;
     session.progress.finish();
     for package in packages {
@@ -57,42 +58,42 @@ pub async fn deb(session: &Session, args: DebArgs) -> Result<()> {
 /// # Errors
 /// The programs do not compile for a platform, or a package cannot be written.
 pub(crate) async fn build(session: &Session, sources: &Sources, directory: &Path) -> Result<Vec<String>> {
-    let compilers = image::Compilers::prepare(session).await?;
+    let compilers = Compilers::prepare(session).await?;
     let mut built = Vec::new();
     for target in &TARGETS {
-        let programs = image::programs(session, &compilers, sources, target).await?;
-        built.push((target, programs.into_iter().map(|(_, program)| program).collect::<Vec<_>>()));
+        let files = programs(session, &compilers, sources, target).await?;
+        built.push((target, files.into_iter().map(|(_, program)| program).collect::<Vec<_>>()));
     }
     let native = built.iter().find(|(target, _)| target.is_native());
     let (_, native) = native.context("no package is for this machine, which has to write the man pages")?;
-    let version = image::version(&sources.root)?;
+    let version = version(&sources.root)?;
     let mut names = Vec::new();
     for (target, programs) in &built {
         let name = file_name(&version, target);
-        let contents = Contents { programs, native };
-        pack(session, &sources.root, target, contents, &directory.join(&name)).await?;
+        pack(session, &sources.root, target, [programs, native], &directory.join(&name)).await?;
         names.push(name);
     }
     Ok(names)
 }
 
-/// The programs of a package.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Contents<'a> {
-    pub(crate) programs: &'a [PathBuf],
-    /// The same programs for this machine. The tool among them writes the man pages.
-    pub(crate) native: &'a [PathBuf],
-}
-
-/// Packs programs of a platform into the package `out`.
+/// Packs programs for this machine into the package `out`. Returns the name that Debian gives the file.
 ///
 /// # Errors
-/// A program is missing, or the package cannot be written.
-pub(crate) async fn pack(
+/// No package is for this machine, a program is missing, or the package cannot be written.
+pub async fn pack_for_this_machine(session: &Session, programs: &[PathBuf], out: &Path) -> Result<String> {
+    let root = session.workspace.root();
+    let target = TARGETS.iter().find(|target| target.is_native()).context("no package for this machine")?;
+    pack(session, root, target, [programs, programs], out).await?;
+    Ok(file_name(&version(root)?, target))
+}
+
+/// Packs programs of a platform into the package `out`. `native` are the same programs for this machine. The tool among them writes the
+/// man pages.
+async fn pack(
     session: &Session,
     root: &Path,
     target: &Target,
-    contents: Contents<'_>,
+    [programs, native]: [&[PathBuf]; 2],
     out: &Path,
 ) -> Result<()> {
     let cargo_deb = CARGO_DEB.prepare(session).await?;
@@ -101,11 +102,11 @@ pub(crate) async fn pack(
     let staged = session.workspace.target().join("deb-programs");
     let built = staged.join(target.triple).join("release");
     cache::empty_dir(&built)?;
-    for program in contents.programs {
+    for program in programs {
         let name = program.file_name().with_context(|| format!("{} is no program", program.display()))?;
         fs::copy(program, built.join(name)).with_context(|| format!("copy {}", program.display()))?;
     }
-    let tool = contents.native.iter().find(|program| program.ends_with(TOOL));
+    let tool = native.iter().find(|program| program.ends_with(TOOL));
     let tool = tool.with_context(|| format!("the package has no program {TOOL}"))?;
     let manual = built.join(MANUAL);
     Program::new(tool).arg("manual").arg(&manual).run().await.context("write the man pages of the tool")?;
@@ -131,21 +132,13 @@ pub(crate) async fn pack(
 }
 
 /// Returns the name that Debian gives the file of a package.
-pub(crate) fn file_name(version: &str, target: &Target) -> String {
+fn file_name(version: &str, target: &Target) -> String {
     format!("loopfs_{version}-{REVISION}_{}.deb", target.architecture)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_packages_are_named_by_version_and_architecture() {
-        assert_eq!(
-            TARGETS.map(|target| file_name("1.2.3", &target)),
-            ["loopfs_1.2.3-1_amd64.deb", "loopfs_1.2.3-1_arm64.deb"]
-        );
-    }
 
     /// Returns the values of a setting in a unit, which may be given several times.
     fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
@@ -154,7 +147,7 @@ mod tests {
     }
 
     fn read(path: &str) -> String {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
         fs::read_to_string(root.join(path)).unwrap()
     }
 

@@ -14,7 +14,7 @@ use tar::{Builder, EntryType, Header};
 ///
 /// # Errors
 /// A file cannot be read, or the archive cannot be written.
-pub(super) fn write(target: &Path, mut files: Vec<(PathBuf, PathBuf)>) -> Result<()> {
+pub(crate) fn write(target: &Path, mut files: Vec<(PathBuf, PathBuf)>) -> Result<()> {
     files.sort();
     let written = || -> Result<()> {
         // The header that the encoder writes by default has neither a date nor a name.

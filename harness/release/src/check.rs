@@ -1,4 +1,4 @@
-//! The image lane: the image for a registry, built from two copies of this checkout and read back.
+//! Checks the image for a registry: it is built from two copies of this checkout, and read back.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,13 +8,14 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use testvm::cache;
 use testvm::images::oci::index::{self, Contents, PlatformContents};
-use testvm::process::Program;
+use testvm::process::{Program, git};
 use testvm::report::Report;
 use testvm::session::Session;
 
-use crate::earlier::git;
-use crate::image::program::ProgramInfo;
-use crate::image::{self, Sources, TARGETS, Target};
+use crate::image::{self, build};
+use crate::program_info::ProgramInfo;
+use crate::programs::{TARGETS, Target};
+use crate::sources::{Sources, version};
 
 const SUITE: &str = "image";
 /// The directories of the copies. Paths of another length would move what follows them in a program.
@@ -23,11 +24,10 @@ const COPIES: [&str; 2] = ["a", "another-directory/b"];
 const EMULATOR: &str = "qemu-aarch64";
 
 /// Builds the image twice and checks it.
-pub(super) async fn run(session: &Session) -> Result<Report> {
-    session.until_cancelled(build_and_check(session)).await
-}
-
-async fn build_and_check(session: &Session) -> Result<Report> {
+///
+/// # Errors
+/// The image cannot be built. Failed checks are in the report.
+pub async fn check_image(session: &Session) -> Result<Report> {
     let directory = session.workspace.reports("test").join("image");
     cache::empty_dir(&directory)?;
     let started = Instant::now();
@@ -37,7 +37,7 @@ async fn build_and_check(session: &Session) -> Result<Report> {
         let sources = Sources { root: copy.join("sources"), target_dir: copy.join("target"), revision: None };
         copy_sources(session.workspace.root(), &sources.root).await?;
         let archive = copy.join("image.tar");
-        image::build(session, &sources, &archive).await?;
+        build(session, &sources, &archive).await?;
         // Two builds for two platforms take some GB.
         cache::remove_dir(&sources.target_dir)?;
         archives.push(archive);
@@ -46,15 +46,14 @@ async fn build_and_check(session: &Session) -> Result<Report> {
     let same = compare(&archives[0], &archives[1]);
     report.record(SUITE, "two checkouts give the same image", started.elapsed(), &same);
 
-    let started = Instant::now();
-    let contents = index::read(&archives[0]);
-    report.record(SUITE, "every blob has its digest and size", started.elapsed(), &contents);
-    let Ok(contents) = contents else { return Ok(report) };
+    let read = async { index::read(&archives[0]) };
+    let Some(contents) = report.run(SUITE, "every blob has its digest and size", read).await else {
+        return Ok(report);
+    };
     session.progress.line(image::summary(&archives[0], &contents.digests));
-    let started = Instant::now();
-    let sizes = image::check_sizes(&contents.digests);
-    report.record(SUITE, "no platform is larger than the limit", started.elapsed(), &sizes);
-    let version = image::version(session.workspace.root())?;
+    let sizes = async { image::check_sizes(&contents.digests) };
+    report.run(SUITE, "no platform is larger than the limit", sizes).await;
+    let version = version(session.workspace.root())?;
     check_platforms(&mut report, &contents, &version).await;
     Ok(report)
 }
@@ -62,19 +61,16 @@ async fn build_and_check(session: &Session) -> Result<Report> {
 /// Checks and starts the programs of each platform.
 async fn check_platforms(report: &mut Report, contents: &Contents, version: &str) {
     for target in &TARGETS {
-        let started = Instant::now();
-        let platform =
-            contents.platforms.iter().find(|platform| platform.architecture == target.architecture);
-        let found = platform.context("the index has no manifest for it");
-        let checked = found.and_then(|platform| check_programs(platform, target, version).map(|()| platform));
+        let check = async {
+            let mut platforms = contents.platforms.iter();
+            let platform = platforms.find(|platform| platform.architecture == target.architecture);
+            let platform = platform.context("the index has no manifest for it")?;
+            check_programs(platform, target, version).map(|()| platform)
+        };
         let name = format!("linux/{}: static programs with a list of dependencies", target.architecture);
-        report.record(SUITE, &name, started.elapsed(), &checked);
-
-        let Ok(platform) = checked else { continue };
-        let started = Instant::now();
-        let result = start_programs(platform, target, version).await;
+        let Some(platform) = report.run(SUITE, &name, check).await else { continue };
         let name = format!("linux/{}: the programs start", target.architecture);
-        report.record(SUITE, &name, started.elapsed(), &result);
+        report.run(SUITE, &name, start_programs(platform, target, version)).await;
     }
 }
 
