@@ -66,8 +66,8 @@ pub async fn kill(node: &Node, container: &Container) -> Result<()> {
 /// # Errors
 /// No pod has the labels, its container does not run, or the node cannot be reached.
 pub async fn kill_in(node: &Node, pods: &Api<Pod>, labels: &str, container: &str) -> Result<Container> {
-    let selected = objects::list(&pods, labels).await?;
-    let pod = selected.iter().next().with_context(|| format!("no pod has the labels {labels}"))?;
+    let selected = objects::list(pods, labels).await?;
+    let pod = selected.first().with_context(|| format!("no pod has the labels {labels}"))?;
     let container = Container::of(pod, container)?;
     kill(node, &container).await?;
     Ok(container)
