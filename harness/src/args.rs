@@ -9,7 +9,7 @@ use testvm::session::Session;
 use testvm::vm::report_repeated_boots;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{bench, e2e, fetch, lanes, project, up};
+use crate::{bench, e2e, fetch, lanes, listing, project, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -25,20 +25,14 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  cargo harness list                  lanes, stories and benchmarks: what each needs, and how long it last took here
   cargo harness test --lane unit      format, lints and unit tests, no root and no virtual machine
-  cargo harness test --lane apiserver the provisioner against a real API server, without nodes
-  cargo harness test --lane kernel    loopfs as root on a real kernel with XFS project quotas
-  cargo harness test --lane sanity    the conformance suite of the Container Storage Interface, on a real kernel
+  cargo harness test --lane kernel --only quota
+                                      the tests with this text in their names, as root on real kernels
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
   cargo harness e2e --all             the same, and all other stories that need no programs of other projects
-  cargo harness e2e flow clones       two stories; `cargo harness list` prints all
   cargo harness e2e --keep            claims on a node as above, and leaves the cluster up to look around in
-  cargo harness bench --list          what each benchmark measures, what it needs and how long it takes
   cargo harness bench --quick         short runs of all benchmarks, and one report in target/bench/report.html
-  cargo harness bench loop            loop devices and project ids beside what other programs do
-  cargo harness bench csi             statistics of volumes with few files and with many, beside du
-  cargo harness bench clone           clones and snapshots of images of any size, clones of directory trees
-  cargo harness bench node            losetup -j of util-linux and of loopfs; pods that start beside 500 block volumes
   cargo harness fetch --update        the newest kernels and packages of Debian; other commands stay with what was fetched
   cargo harness up                    a cluster to play with; `cargo harness down` removes it
   cargo harness image                 the driver's image for amd64 and arm64, as an archive for a registry
@@ -46,7 +40,8 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the test lanes and the stories of the end-to-end tests, with one line each.
+    /// List the test lanes with their parts, the stories of the end-to-end tests and the benchmarks: what each needs, and how
+    /// long it last took here.
     List,
     /// Run the test lanes that CI runs, or those that --lane selects.
     Test(lanes::TestArgs),
@@ -100,20 +95,20 @@ pub fn main() -> ExitCode {
 async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List => {
-            print!("{}", list());
+            print!("{}", list(session));
             Ok(ExitCode::SUCCESS)
         }
         Command::Test(mut args) => {
             let _lock = session.exclusive("test").await?;
             args.resolve_failed(&session.workspace.reports("test").join("report.json"))?;
             let files = report_files(session, "test")?;
-            conclude(session, &files, lanes::run(session, args).await?)
+            conclude(session, &files, lanes::run(session, &args).await?)
         }
         Command::E2e(args) => {
             let args = args.into_args();
             let _lock = args.lock(session).await?;
             let files = report_files(session, "e2e")?;
-            conclude(session, &files, e2e::run(session, args).await?)
+            conclude(session, &files, e2e::run(session, &args).await?)
         }
         Command::Bench(args) => bench::run(session, &args).await,
         Command::Fetch(args) => {
@@ -136,20 +131,16 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Returns the lanes and stories, with one line each.
-fn list() -> String {
-    let lanes = lines("lanes (cargo harness test --lane LANE):", lanes::descriptions());
-    let stories = lines("stories (cargo harness e2e STORY..., or --all):", e2e::descriptions());
-    format!("{lanes}\n{stories}")
-}
-
-fn lines(title: &str, descriptions: impl Iterator<Item = (&'static str, String)>) -> String {
-    let line = |(name, about): (&str, String)| {
-        // As a shell takes it.
-        let name = if name.contains(' ') { format!("'{name}'") } else { name.to_owned() };
-        format!("  {name:<20} {about}\n")
-    };
-    std::iter::once(format!("{title}\n")).chain(descriptions.map(line)).collect()
+/// Returns the lanes, the stories and the benchmarks, with one line each.
+fn list(session: &Session) -> String {
+    let lanes = "lanes (cargo harness test --lane LANE), and the parts of a lane (--only PART):";
+    let stories = "stories (cargo harness e2e STORY..., or --all):";
+    format!(
+        "{}\n{}\n{}",
+        listing::section(session, lanes, lanes::lines()),
+        listing::section(session, stories, e2e::lines()),
+        bench::list(session)
+    )
 }
 
 fn report_files(session: &Session, run: &str) -> anyhow::Result<ReportFiles> {
@@ -207,21 +198,15 @@ where
 mod tests {
     use clap::CommandFactory;
 
-    use super::{Cli, list};
+    use super::Cli;
+    use crate::{e2e, lanes};
 
     #[test]
-    fn every_lane_and_story_has_one_line() {
-        let text = list();
-        for name in ["unit", "kind", "install", "read-only-claims", "gvisor", "removal"] {
-            let lines: Vec<&str> =
-                text.lines().filter(|line| line.split("  ").nth(1) == Some(name)).collect();
-            assert_eq!(lines.len(), 1, "{name}: {text}");
+    fn lanes_and_stories_are_described() {
+        for line in lanes::lines().chain(e2e::lines()) {
+            let length = line.name.len() + line.about.len() + line.needs.len();
+            assert!(line.about.len() > 20 && length < 180 && !line.about.ends_with('.'), "{line:?}");
         }
-        let entries: Vec<&str> = text.lines().filter(|line| line.starts_with("  ")).collect();
-        for line in &entries {
-            assert!(line.len() > 23 && line.len() <= 160 && !line.ends_with('.'), "{line:?}");
-        }
-        assert_eq!(entries.len() + 3, text.lines().count(), "{text}");
     }
 
     #[test]

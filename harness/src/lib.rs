@@ -14,6 +14,7 @@ mod fake_nodes;
 pub mod fetch;
 mod helm;
 pub mod lanes;
+mod listing;
 mod node_options;
 mod nodes;
 mod project;

@@ -81,7 +81,7 @@ pub(crate) struct NodeOptions {
     kubelet_root: KubeletDisk,
 
     /// Boot this kernel of vm-images/kernels/kernels.toml. In the kernel lane of `test`, it runs instead of all kernels,
-    /// and in the lanes sanity, e2e and node instead of the default.
+    /// and in the lanes sanity and e2e and the part node instead of the default.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
 }
@@ -196,7 +196,7 @@ impl NodeOptions {
         self.node_image == NodeImage::Default
     }
 
-    /// Returns the kinds of nodes of the lane node, each with a name that can be the name of a directory.
+    /// Returns the kinds of nodes of the part node of the lane extended, each with a name that can be the name of a directory.
     pub(crate) fn combinations() -> [(&'static str, NodeOptions); 6] {
         let nodes = |kubelet, losetup, node_image| NodeOptions {
             kubelet,

@@ -1,4 +1,4 @@
-// local-path-provisioner, the second driver on the clusters of the harness: `cargo harness test --lane second-driver`.
+// local-path-provisioner, the second driver on the clusters of the harness: `cargo harness test --lane extended --only second-driver`.
 module loopfs.invalid/vm-images/local-path
 
 go 1.26.0

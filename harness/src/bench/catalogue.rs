@@ -1,10 +1,10 @@
 //! What each benchmark needs and how long it takes, for users who choose one.
 
-use std::fmt::Write as _;
-
 use clap::ValueEnum;
+use testvm::session::Session;
 
 use super::outcome::Bench;
+use crate::listing::{self, Line};
 
 /// The description of a benchmark, besides what it measures. That is in the help of [`Bench`].
 struct Entry {
@@ -40,33 +40,25 @@ fn entry(bench: Bench) -> Entry {
     Entry { needs, duration }
 }
 
-/// Returns the benchmarks in the order of a run of all, with three lines each.
-pub(super) fn list() -> String {
-    let mut text =
-        "benchmarks (cargo harness bench [NAME]), in the order in which they run without a name:\n"
-            .to_owned();
-    for bench in Bench::value_variants() {
-        let Entry { needs, duration } = entry(*bench);
-        let measures = measures(*bench);
-        _ = writeln!(
-            text,
-            "  {:<10} {measures}\n{:13}needs {needs}\n{:13}takes {duration}",
-            bench.name(),
-            "",
-            ""
-        );
-    }
-    text.push_str(
-        "With --quick, each takes a fraction of that time. The times are those of a machine without hardware virtualisation.\n\
-         In a run of all, footprint, provision, growth and deletion share one cluster.\n",
-    );
-    text
+const HEADING: &str = "benchmarks (cargo harness bench [NAME]), in the order of a run of all; --quick takes a fraction of the time:";
+
+/// Returns the benchmarks with one line each.
+pub(crate) fn list(session: &Session) -> String {
+    listing::section(session, HEADING, lines())
 }
 
-/// Returns the help of a benchmark, in one line.
+fn lines() -> impl Iterator<Item = Line> {
+    Bench::value_variants().iter().map(|bench| {
+        let Entry { needs, duration } = entry(*bench);
+        Line { kind: "bench", name: bench.name(), about: measures(*bench), needs, estimate: duration }
+    })
+}
+
+/// Returns the first sentence of the help of a benchmark.
 fn measures(bench: Bench) -> String {
     let help = bench.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
-    help.unwrap_or_default()
+    let help = help.unwrap_or_default();
+    help.split(". ").next().unwrap_or_default().trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -74,19 +66,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_says_for_each_benchmark_what_it_measures_what_it_needs_and_how_long_it_takes() {
-        let text = list();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 1 + 3 * Bench::value_variants().len() + 2, "{text}");
-        for (bench, lines) in Bench::value_variants().iter().zip(lines[1..].chunks(3)) {
-            assert!(
-                lines[0].starts_with(&format!("  {} ", bench.name())) && lines[0].len() > 30,
-                "{lines:?}"
-            );
-            assert!(
-                lines[1].trim().starts_with("needs ") && lines[2].trim().starts_with("takes "),
-                "{lines:?}"
-            );
+    fn the_list_describes_each_benchmark() {
+        let lines: Vec<Line> = lines().collect();
+        assert_eq!(lines.len(), Bench::value_variants().len());
+        for line in lines {
+            assert!(line.about.len() > 30 && !line.needs.is_empty() && !line.estimate.is_empty(), "{line:?}");
         }
     }
 }

@@ -40,5 +40,6 @@ mod table;
 mod threshold;
 mod volume_stats;
 
+pub(crate) use self::catalogue::list;
 pub use self::outcome::Args;
 pub use self::run::run;

@@ -17,6 +17,7 @@ use super::{
     burst, catalogue, clones, deletion, footprint, growth, io, loop_devices, node, provision, report, rpc,
     scale, source, table, volume_stats,
 };
+use crate::listing::record_time;
 
 /// The results of a run, and what they do not have.
 struct Measured {
@@ -36,7 +37,7 @@ struct Measured {
 pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     args.check()?;
     if args.list {
-        print!("{}", catalogue::list());
+        print!("{}", catalogue::list(session));
         return Ok(ExitCode::SUCCESS);
     }
     // Before anything is measured: a wrong path should not cost a run, and the run may overwrite the file.
@@ -90,6 +91,9 @@ async fn measure(session: &Session, args: &Args) -> Result<Measured> {
         let outcome = run_one(session, args, *bench, &mut shared).await;
         match outcome {
             Ok(outcome) => {
+                if !args.quick && args.part.is_none() {
+                    record_time(session, "bench", &name, step.elapsed());
+                }
                 step.done("");
                 measured.add(&name, outcome);
             }

@@ -15,7 +15,8 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
 use testvm_cluster::{ContainerImage, KubernetesSource, client};
 
-use super::runner::{self, AfterFailure, Plan, Selection};
+use super::catalogue::STORIES;
+use super::runner::{AfterFailure, Plan, Runner, Selection, StoryRunner};
 use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
 use crate::node_options::NodeOptions;
@@ -130,7 +131,7 @@ async fn test(
         let nodes = NodeOptions::default();
         let after_failure = AfterFailure::GoOn(reports);
         let plan = Plan { nodes: &nodes, selection: stories.selection, fault: None, after_failure };
-        runner::run_all(session, report, &env, plan).await;
+        StoryRunner::begin(session, report, &env, plan).await.run_all(STORIES).await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
         if stories.documents && report.succeeded() {
             // The report has the reason of a failure.

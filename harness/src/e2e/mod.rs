@@ -4,14 +4,17 @@
 //! kubeconfig: the same manifests, the same cases. Steps that need the node itself run on nodes of the
 //! harness's own, and are reported as skipped on other clusters.
 
+mod args;
 mod catalogue;
 mod console;
 mod doctor;
 mod documents;
+mod driver;
 mod faults;
 mod host_service;
 mod kind;
 mod own_cluster;
+mod parts;
 mod restarts;
 mod run;
 mod runner;
@@ -20,9 +23,10 @@ mod state_dump;
 mod stories;
 mod upgrade;
 
-pub(crate) use self::catalogue::descriptions;
-pub use self::run::{Args, CommandArgs, run};
-pub(crate) use self::run::{
-    install_driver, install_driver_with_snapshots, nothing_left, replace_driver, run_long, run_on_kind,
-    run_on_nodes, run_self_check, run_upgrade, run_with_other_projects, write_state,
+pub use self::args::{Args, CommandArgs};
+pub(crate) use self::catalogue::{Set, lines};
+pub(crate) use self::driver::{
+    install_driver, install_driver_with_snapshots, nothing_left, replace_driver, write_state,
 };
+pub use self::run::run;
+pub(crate) use self::upgrade::run as run_upgrade;

@@ -10,6 +10,9 @@ use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, Par
 use super::state_dump;
 use crate::test_env::node_debug;
 
+/// The namespace of the claims and pods of the stories.
+pub(super) const NAMESPACE: &str = "loopfs-e2e";
+
 /// The directories of a run: that of the cluster, that of its logs, and that of the state of the cluster after a failure.
 #[derive(Debug)]
 pub(super) struct Places<'a> {

@@ -4,7 +4,7 @@
 //! the failure of another story. If that is impossible, or if [`MAX_FAILED`] stories failed, the remaining ones do not run.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -12,10 +12,11 @@ use testvm::steps::{StepFailed, StepResult, Steps};
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
-use super::catalogue::{Entry, Run, STORIES, State};
+use super::catalogue::{Run, STORIES, Set, State, Story, When};
 use super::faults::Fault;
 use super::stories::{flow, install, removal};
 use super::{restarts, state_dump};
+use crate::listing::record_time;
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
@@ -27,33 +28,28 @@ const MAX_FAILED: usize = 3;
 /// The stories that a run executes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
-    only: &'a [String],
-    kubelet_root: KubeletRoot,
-    leaves_out: &'static [&'static str],
+    /// The names of stories. If there are none, those of `unnamed` that suit the nodes run.
+    pub(super) named: &'a [String],
+    pub(super) unnamed: Set,
+    pub(super) kubelet_root: KubeletRoot,
 }
 
 impl<'a> Selection<'a> {
-    /// Selects the stories of these names, and those that others need: the first and the last. Without names, it selects those
-    /// that suit the nodes and need no programs of other projects.
-    pub(super) fn new(only: &'a [String], kubelet_root: KubeletRoot) -> Selection<'a> {
-        Selection { only, kubelet_root, leaves_out: &[] }
-    }
-
-    /// Leaves out the stories of these names, unless they are named.
-    pub(super) fn without(self, leaves_out: &'static [&'static str]) -> Selection<'a> {
-        Selection { leaves_out, ..self }
+    /// Returns the selected stories in their order.
+    pub(super) fn stories(self) -> impl Iterator<Item = &'static Story> + use<'a> {
+        STORIES.iter().filter(move |story| self.contains(story))
     }
 
     /// Returns `true` if the story of this name is selected.
     pub(super) fn contains_name(self, name: &str) -> bool {
-        STORIES.iter().any(|entry| entry.name == name && self.contains(entry))
+        self.stories().any(|story| story.name == name)
     }
 
-    fn contains(self, entry: &Entry) -> bool {
-        let default = self.only.is_empty()
-            && entry.is_part_of_all(self.kubelet_root)
-            && !self.leaves_out.contains(&entry.name);
-        default || entry.always || self.only.iter().any(|only| only == entry.name)
+    fn contains(self, story: &Story) -> bool {
+        if self.named.is_empty() {
+            return self.unnamed.contains(story) && story.suits(self.kubelet_root);
+        }
+        story.when == When::Always || self.named.iter().any(|name| name == story.name)
     }
 }
 
@@ -77,72 +73,69 @@ pub(super) enum AfterFailure<'a> {
     GoOn(&'a Path),
 }
 
-/// Runs the selected stories. The report lists those that could not run after a failed one as not run.
-pub(super) async fn run_all(session: &Session, report: &mut Report, env: &TestEnv<'_>, plan: Plan<'_>) {
-    let Plan { nodes, selection, fault, after_failure } = plan;
-    let state = State { env, nodes, fault, before: None };
-    let watch = restarts::watch(session, report, env).await;
-    let remaining = STORIES.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
-    let mut remaining: Vec<_> = remaining.collect();
-    // The report has the reason of a failure.
-    if let Ok(watch) = watch {
-        let mut runner =
-            StoryRunner { session, report, selection, after_failure, state, watch, remaining, failed: 0 };
-        drop(run_in_order(&mut runner, &STORIES).await);
-        remaining = runner.remaining;
-    }
-    for name in remaining {
-        report.push(name, "all steps", Outcome::NotRun, Duration::ZERO);
-    }
-}
-
-struct StoryRunner<'a> {
+/// Runs the stories of a plan on a cluster.
+pub(super) struct StoryRunner<'a> {
     session: &'a Session,
     report: &'a mut Report,
     selection: Selection<'a>,
     after_failure: AfterFailure<'a>,
     state: State<'a>,
-    watch: Watch,
-    remaining: Vec<&'static str>,
+    /// `None` if the containers of the driver cannot be watched. Then no story runs.
+    watch: Option<Watch>,
     /// The number of stories that failed.
     failed: usize,
 }
 
 /// The steps of a run.
-trait Runner {
+pub(super) trait Runner {
     /// Runs a story if it is selected.
-    async fn run(&mut self, entry: &Entry) -> StepResult;
+    async fn run(&mut self, story: &Story) -> StepResult;
     /// Removes the objects that a failed story left.
-    async fn recover(&mut self, failed: &Entry) -> StepResult;
-}
+    async fn recover(&mut self, failed: &Story) -> StepResult;
+    /// Reports the selected stories that did not run.
+    fn report_not_run(&mut self);
 
-/// Runs stories in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
-async fn run_in_order(runner: &mut impl Runner, entries: &[Entry]) -> StepResult {
-    for entry in entries {
-        if runner.run(entry).await.is_err() {
-            runner.recover(entry).await?;
+    /// Runs stories in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
+    async fn run_all(&mut self, stories: &[Story]) {
+        for story in stories {
+            if self.run(story).await.is_err() && self.recover(story).await.is_err() {
+                break;
+            }
         }
+        self.report_not_run();
     }
-    Ok(())
 }
 
 impl Runner for StoryRunner<'_> {
-    async fn run(&mut self, entry: &Entry) -> StepResult {
-        if self.selection.contains(entry) {
-            let outcome = self.run_one(entry).await;
-            // After a failure too, because it can be the cause.
-            let mut steps = Steps::begin(self.session, self.report, restarts::NAME);
-            let checked = restarts::check(&mut steps, &mut self.watch, self.state.env, entry.name).await;
-            outcome.and(checked)
-        } else if entry.name == flow::NAME {
-            self.create_namespace().await
-        } else {
-            Ok(())
+    async fn run(&mut self, story: &Story) -> StepResult {
+        if !self.selection.contains(story) {
+            return if story.name == flow::NAME { self.create_namespace().await } else { Ok(()) };
         }
+        let Some(watch) = &mut self.watch else { return Err(StepFailed) };
+        let started = Instant::now();
+        let mut steps = Steps::begin(self.session, self.report, story.name);
+        let state = &mut self.state;
+        let (env, cluster, node) = (state.env, state.env.cluster, state.env.node);
+        let outcome = match (&story.run, cluster, node) {
+            (Run::AnyCluster(run), ..) => run(&mut steps, state).await,
+            (Run::OwnNode { run, .. }, Some(cluster), Some(node)) => {
+                run(&mut steps, state, cluster, node).await
+            }
+            (Run::KubeletOnDataDisk(run), _, Some(node)) => run(&mut steps, state, node).await,
+            (Run::OwnNode { skipped, .. }, ..) => skip(&mut steps, skipped),
+            (Run::KubeletOnDataDisk(_), _, None) => skip(&mut steps, "all steps"),
+        };
+        // After a failure too, because it can be the cause.
+        let mut steps = Steps::begin(self.session, self.report, restarts::NAME);
+        let checked = restarts::check(&mut steps, watch, env, story.name).await;
+        outcome.and(checked)?;
+        record_time(self.session, "story", story.name, started.elapsed());
+        Ok(())
     }
 
-    async fn recover(&mut self, failed: &Entry) -> StepResult {
+    async fn recover(&mut self, failed: &Story) -> StepResult {
         self.failed += 1;
+        let Some(watch) = &mut self.watch else { return Err(StepFailed) };
         let (env, fault) = (self.state.env, self.state.fault);
         let cancelled = self.session.cancel.is_cancelled();
         let reports = go_on(self.after_failure, failed, fault, cancelled).ok_or(StepFailed)?;
@@ -161,47 +154,53 @@ impl Runner for StoryRunner<'_> {
         let created = create_namespace(&env.client, &env.namespace);
         steps.step(&about("create the namespace"), created).await?;
         // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
-        let restarted = async { self.watch.unexpected(&env.caused).await.map(drop) };
+        let restarted = async { watch.unexpected(&env.caused).await.map(drop) };
         steps.step(&about("later restarts count from here"), restarted).await
     }
+
+    fn report_not_run(&mut self) {
+        for story in self.selection.stories() {
+            if !self.report.cases.iter().any(|case| case.suite == story.name) {
+                self.report.push(story.name, "all steps", Outcome::NotRun, Duration::ZERO);
+            }
+        }
+    }
+}
+
+fn skip(steps: &mut Steps<'_>, skipped: &str) -> StepResult {
+    steps.skip(skipped, FOREIGN_NODE);
+    Ok(())
 }
 
 /// Returns the directory for the state of the cluster if a run goes on after this failure. The other stories need the driver,
 /// which those that always run install and remove. A run with an injected fault has to end with its first failure.
 fn go_on<'a>(
     after_failure: AfterFailure<'a>,
-    failed: &Entry,
+    failed: &Story,
     fault: Option<Fault>,
     cancelled: bool,
 ) -> Option<&'a Path> {
     match after_failure {
-        AfterFailure::GoOn(reports) if !failed.always && fault.is_none() && !cancelled => Some(reports),
+        AfterFailure::GoOn(reports) if failed.when != When::Always && fault.is_none() && !cancelled => {
+            Some(reports)
+        }
         AfterFailure::GoOn(_) | AfterFailure::End => None,
     }
 }
 
-impl StoryRunner<'_> {
-    async fn run_one(&mut self, entry: &Entry) -> StepResult {
-        self.remaining.retain(|remaining| *remaining != entry.name);
-        let mut steps = Steps::begin(self.session, self.report, entry.name);
-        let (cluster, node) = (self.state.env.cluster, self.state.env.node);
-        match entry.run {
-            Run::AnyCluster(run) => run(&mut steps, &mut self.state).await,
-            Run::OwnNode { skipped, run } => match (cluster, node) {
-                (Some(cluster), Some(node)) => run(&mut steps, &mut self.state, cluster, node).await,
-                _ => {
-                    steps.skip(skipped, FOREIGN_NODE);
-                    Ok(())
-                }
-            },
-            Run::KubeletOnDataDisk(run) => match node {
-                Some(node) => run(&mut steps, &mut self.state, node).await,
-                None => {
-                    steps.skip("all steps", FOREIGN_NODE);
-                    Ok(())
-                }
-            },
-        }
+impl<'a> StoryRunner<'a> {
+    /// Begins to watch the containers of the driver.
+    pub(super) async fn begin(
+        session: &'a Session,
+        report: &'a mut Report,
+        env: &'a TestEnv<'a>,
+        plan: Plan<'a>,
+    ) -> StoryRunner<'a> {
+        let Plan { nodes, selection, fault, after_failure } = plan;
+        // The report has the reason of a failure.
+        let watch = restarts::watch(session, report, env).await.ok();
+        let state = State { env, nodes, fault, before: None };
+        StoryRunner { session, report, selection, after_failure, state, watch, failed: 0 }
     }
 
     /// Creates the namespace of all stories, which `flow` creates if it is selected.
@@ -214,7 +213,7 @@ impl StoryRunner<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalogue::{LONG, WITH_OTHER_PROJECTS, names};
+    use super::super::catalogue::names;
     use super::super::stories::{gvisor, snapshots};
     use super::*;
 
@@ -226,89 +225,105 @@ mod tests {
     }
 
     impl Runner for FakeRunner {
-        async fn run(&mut self, entry: &Entry) -> StepResult {
-            self.calls.push(entry.name.to_owned());
-            if entry.name == self.failing { Err(StepFailed) } else { Ok(()) }
+        async fn run(&mut self, story: &Story) -> StepResult {
+            self.calls.push(story.name.to_owned());
+            if story.name == self.failing { Err(StepFailed) } else { Ok(()) }
         }
 
-        async fn recover(&mut self, failed: &Entry) -> StepResult {
+        async fn recover(&mut self, failed: &Story) -> StepResult {
             self.calls.push(format!("recover from {}", failed.name));
             if self.can_recover { Ok(()) } else { Err(StepFailed) }
         }
+
+        fn report_not_run(&mut self) {
+            self.calls.push("end".to_owned());
+        }
     }
 
-    async fn calls(can_recover: bool) -> (bool, Vec<String>) {
+    async fn calls(can_recover: bool) -> Vec<String> {
         let mut runner = FakeRunner { failing: flow::NAME, can_recover, calls: Vec::new() };
-        let succeeded = run_in_order(&mut runner, &STORIES).await.is_ok();
-        (succeeded, runner.calls)
+        runner.run_all(STORIES).await;
+        runner.calls
     }
 
     #[tokio::test]
     async fn a_failed_story_does_not_stop_the_others() {
-        let (succeeded, calls) = calls(true).await;
-        assert!(succeeded);
+        let calls = calls(true).await;
         assert_eq!(calls[..4], ["install", "flow", "recover from flow", "read-only-claims"]);
-        assert_eq!(calls.len(), STORIES.len() + 1);
+        assert_eq!(calls.len(), STORIES.len() + 2);
     }
 
     #[tokio::test]
     async fn a_run_ends_with_a_failure_that_it_cannot_recover_from() {
-        let (succeeded, calls) = calls(false).await;
-        assert!(!succeeded);
-        assert_eq!(calls, ["install", "flow", "recover from flow"]);
+        assert_eq!(calls(false).await, ["install", "flow", "recover from flow", "end"]);
     }
 
     #[test]
     fn a_run_ends_after_a_failed_installation_an_injected_fault_a_signal_or_if_its_cluster_is_kept() {
-        let entry = |name: &str| STORIES.iter().find(|entry| entry.name == name).unwrap();
+        let story = |name: &str| STORIES.iter().find(|story| story.name == name).unwrap();
         let reports = Path::new("/reports");
-        let (kept, flow) = (AfterFailure::GoOn(reports), entry(flow::NAME));
+        let (kept, flow) = (AfterFailure::GoOn(reports), story(flow::NAME));
         assert_eq!(go_on(kept, flow, None, false), Some(reports));
         assert_eq!(go_on(AfterFailure::End, flow, None, false), None);
-        assert_eq!(go_on(kept, entry("install"), None, false), None);
+        assert_eq!(go_on(kept, story("install"), None, false), None);
         assert_eq!(go_on(kept, flow, Some(Fault::NoDisk), false), None);
         assert_eq!(go_on(kept, flow, None, true), None);
     }
 
-    #[test]
-    fn only_a_run_with_its_story_needs_gvisor() {
-        let needs = |only: &[&str]| {
-            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-            Selection::new(&only, KubeletRoot::default()).contains_name(gvisor::NAME)
-        };
-        assert!(needs(&["clones", "gvisor"]));
-        assert!(!needs(&[]) && !needs(&["flow", "node"]));
+    fn selected(names: &[&str], unnamed: Set, kubelet_root: KubeletRoot) -> Vec<&'static str> {
+        let named: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        Selection { named: &named, unnamed, kubelet_root }.stories().map(|story| story.name).collect()
     }
 
     #[test]
-    fn only_a_run_with_its_story_needs_the_snapshotter() {
-        let contains = |only: &str| {
-            Selection::new(&[only.to_owned()], KubeletRoot::default()).contains_name(snapshots::NAME)
-        };
-        assert!(contains("snapshots") && !contains("clones"));
+    fn stories_of_other_projects_must_be_named() {
+        for name in [gvisor::NAME, snapshots::NAME] {
+            for set in [Set::Flow, Set::Main, Set::Node, Set::Short, Set::Long, Set::All] {
+                assert!(!selected(&[], set, KubeletRoot::DataDisk).contains(&name), "{set:?}");
+            }
+            assert!(selected(&["clones", name], Set::All, KubeletRoot::RootDisk).contains(&name));
+        }
+        assert_eq!(
+            selected(&[], Set::OtherProjects, KubeletRoot::RootDisk),
+            ["install", "gvisor", "snapshots", "removal"]
+        );
     }
 
     #[test]
-    fn a_selection_has_the_first_and_the_last_story_and_none_that_it_does_not_name() {
-        let selected = |only: &[&str], kubelet_root| -> Vec<&str> {
-            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-            let selection = Selection::new(&only, kubelet_root);
-            STORIES.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
-        };
-        let all: Vec<_> = names().filter(|name| !WITH_OTHER_PROJECTS.contains(name)).collect();
-        assert_eq!(selected(&[], KubeletRoot::DataDisk), all);
-        let of_data_disk = ["kubelet-root", "kubelet-quotas"];
-        let others: Vec<_> = all.into_iter().filter(|name| !of_data_disk.contains(name)).collect();
-        assert_eq!(selected(&[], KubeletRoot::RootDisk), others);
-        assert_eq!(selected(&["clones"], KubeletRoot::RootDisk), ["install", "clones", "removal"]);
+    fn every_selection_has_the_first_and_the_last_story() {
+        for set in [Set::Flow, Set::Main, Set::Node, Set::Short, Set::Long, Set::All, Set::OtherProjects] {
+            let stories = selected(&[], set, KubeletRoot::RootDisk);
+            assert!(
+                stories.len() > 2 && stories[0] == install::NAME && stories.last() == Some(&removal::NAME),
+                "{set:?}: {stories:?}"
+            );
+        }
+        assert_eq!(selected(&["clones"], Set::All, KubeletRoot::RootDisk), ["install", "clones", "removal"]);
     }
 
     #[test]
-    fn long_stories_are_left_out_unless_they_are_named() {
-        let helm = ["helm".to_owned()];
-        let contains =
-            |only, name| Selection::new(only, KubeletRoot::default()).without(&LONG).contains_name(name);
-        assert!(contains(&[], "clones") && !contains(&[], "helm") && !contains(&[], "power-cut"));
-        assert!(contains(&helm, "helm") && !contains(&helm, "power-cut"));
+    fn two_stories_need_the_kubelet_on_the_data_disk() {
+        let all = selected(&[], Set::All, KubeletRoot::DataDisk);
+        let other: Vec<&str> = names().filter(|name| !all.contains(name)).collect();
+        assert_eq!(other, [gvisor::NAME, snapshots::NAME]);
+        let on_root_disk = selected(&[], Set::All, KubeletRoot::RootDisk);
+        let missing: Vec<&str> = all.into_iter().filter(|name| !on_root_disk.contains(name)).collect();
+        assert_eq!(missing, ["kubelet-root", "kubelet-quotas"]);
+        let of_nodes = |root| selected(&[], Set::Node, root);
+        assert_eq!(
+            of_nodes(KubeletRoot::RootDisk),
+            ["install", "flow", "read-only-claims", "node", "removal"]
+        );
+        assert_eq!(of_nodes(KubeletRoot::DataDisk).len(), 7);
+    }
+
+    #[test]
+    fn short_and_long_stories_are_all() {
+        let [short, long, all] =
+            [Set::Short, Set::Long, Set::All].map(|set| selected(&[], set, KubeletRoot::RootDisk));
+        assert_eq!(long, ["install", "power-cut", "helm", "claim-labels", "removal"]);
+        assert!(short.iter().all(|name| all.contains(name)));
+        assert_eq!(short.len() + 3, all.len());
+        assert_eq!(selected(&["helm"], Set::Short, KubeletRoot::RootDisk), ["install", "helm", "removal"]);
     }
 }

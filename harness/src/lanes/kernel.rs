@@ -222,7 +222,7 @@ async fn test(
     let guest = Guest { kernel, hypervisor, init, files, logs, left_out };
     let mut report = run_on(session, guest, selected).await?;
     if share == Share::Differing {
-        let why = "another commit runs them on this kernel; --lane kernels runs all on each";
+        let why = "another commit runs them on this kernel; --lane extended --only kernels runs all on each";
         report.push(&suite(kernel.name()), "all other tests", Outcome::Skipped(why.to_owned()), None);
         return Ok(report);
     }

@@ -1,113 +1,375 @@
-//! The lanes, ordered by cost.
+//! The table of the lanes, ordered by cost: the first runs on any machine in minutes, the last takes hours.
 
-use clap::ValueEnum;
+use anyhow::Result;
+use futures::future::LocalBoxFuture;
+use testvm::report::Report;
+use testvm::session::Session;
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
-pub(super) enum Lane {
-    /// Format, lints, unit tests, dependencies, documentation: no root, no virtual machine.
-    Unit,
-    /// The provisioner and the Helm chart against a real API server, controller manager and scheduler, without kubelet, root or
-    /// virtual machine.
-    Apiserver,
-    /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU. Also power
-    /// cuts, after which the tests look for lost data and leaks.
+use super::kernel::Kernels;
+use super::{apiserver, clusters, conformance, docker, kernel, sanity, second_driver, unit};
+use crate::e2e::{self, Set};
+use crate::listing::Line;
+
+/// A lane, or a part of a lane.
+#[derive(Debug)]
+pub(super) struct Lane {
+    /// The name of the lane on the command line.
+    pub(super) lane: &'static str,
+    /// The name of the part, which is also that of the directory of its reports.
+    pub(super) part: Option<&'static str>,
+    /// What it checks, in one line.
+    about: &'static str,
+    needs: &'static str,
+    /// The others take long, or changes of loopfs do not affect their result. They run only if --lane selects them.
+    pub(super) runs_in_ci: bool,
+    /// It starts a cluster or a machine with one, and waits for other runs of this checkout that do.
+    pub(super) on_cluster: bool,
+    takes: &'static [LaneOption],
+    pub(super) run: for<'a> fn(&'a Session, &'a LaneArgs) -> LocalBoxFuture<'a, Result<Report>>,
+}
+
+/// The options that only some lanes take.
+#[derive(Debug, clap::Args)]
+pub(super) struct LaneArgs {
+    /// In the lanes kernel, apiserver, docker and conformance, run only the tests whose names contain this, without power
+    /// cuts. In the lane extended, run only the part of this name. May be given more than once.
+    #[arg(long, value_name = "TEXT")]
+    pub(super) only: Vec<String>,
+    /// In the conformance lane, run only one spec of each suite and mode, and no slow one.
+    #[arg(long, conflicts_with = "only")]
+    pub(super) quick: bool,
+    #[command(flatten)]
+    pub(super) e2e: e2e::Args,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum LaneOption {
+    Kubernetes,
     Kernel,
-    /// The conformance suite of the Container Storage Interface against the driver on a real kernel, in QEMU.
-    Sanity,
-    /// The driver's image in a Docker engine, in QEMU: its service, the containers in which it refuses to start, and its end.
-    Docker,
-    /// End-to-end tests with a real control plane and a real kubelet, without the stories of the lane long-stories.
-    E2e,
-    /// The stories that take longest: power cut, helm and claim labels. Runs only if --lane selects it.
-    LongStories,
-    /// The stories with programs of other projects: gVisor, snapshot-controller and csi-snapshotter. Runs only if --lane selects
-    /// it.
-    OtherProjects,
-    /// Each fault of `cargo harness e2e --break` on a cluster. Each run must fail and name its fault. Runs only if --lane
-    /// selects it.
-    SelfCheck,
-    /// All tests of the lane kernel on each kernel. Runs only if --lane selects it.
-    Kernels,
-    /// The storage tests of Kubernetes (External.Storage) against the driver on a cluster. They are built from the Go module;
-    /// csi/conformance has the definition of the driver for them. Runs only if --lane selects it.
-    Conformance,
-    /// The stories that depend on the node, on six kinds of nodes. They have a stock or a patched kubelet with the losetup
-    /// of util-linux or of loopfs, a patched kubelet without mount, umount and losetup, or a kubelet with its directory on
-    /// the data disk. Runs only if --lane selects it.
-    Node,
-    /// The stories that depend on the node, on each minor release of Kubernetes and on nodes with each kernel. Runs only if --lane selects it.
-    Versions,
-    /// The driver on a cluster of kind, as the README installs it, in a virtual machine with Docker. Runs only if --lane
-    /// selects it.
-    Kind,
-    /// An earlier version of the driver is replaced by this one and back, while volumes are in use and incomplete. Runs only if
-    /// --lane selects it.
-    Upgrade,
-    /// Another driver, local-path-provisioner, on a cluster of the harness. It is built from its Go module. The checks of the
-    /// capacity must fail for it. Runs only if --lane selects it.
-    SecondDriver,
-    /// The image for a registry, built from two copies of this checkout. Both must give the same bytes, and the programs must
-    /// start on each platform. Runs only if --lane selects it.
-    Image,
+    Only,
+    Quick,
+    Stories,
 }
 
-pub(super) const ALL: [Lane; 17] = [
-    Lane::Unit,
-    Lane::Apiserver,
-    Lane::Kernel,
-    Lane::Sanity,
-    Lane::Docker,
-    Lane::E2e,
-    Lane::LongStories,
-    Lane::OtherProjects,
-    Lane::SelfCheck,
-    Lane::Kernels,
-    Lane::Conformance,
-    Lane::Node,
-    Lane::Versions,
-    Lane::Kind,
-    Lane::Upgrade,
-    Lane::SecondDriver,
-    Lane::Image,
-];
-
-/// Returns the name of each lane, and the first sentence about it.
-pub(crate) fn descriptions() -> impl Iterator<Item = (&'static str, String)> {
-    ALL.into_iter().map(|lane| {
-        let help = lane.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
-        let help = help.unwrap_or_default();
-        let sentence = help.split(". ").next().unwrap_or_default().trim_end_matches('.');
-        let named = if lane.runs_in_ci() { "" } else { " (only if it is named)" };
-        (lane.name(), format!("{sentence}{named}"))
-    })
-}
-
-impl Lane {
-    pub(super) fn name(self) -> &'static str {
+impl LaneOption {
+    pub(super) fn names(self) -> &'static str {
         match self {
-            Lane::Unit => "unit",
-            Lane::Apiserver => "apiserver",
-            Lane::Kernel => "kernel",
-            Lane::Sanity => "sanity",
-            Lane::Docker => "docker",
-            Lane::E2e => "e2e",
-            Lane::LongStories => "long-stories",
-            Lane::OtherProjects => "other-projects",
-            Lane::SelfCheck => "self-check",
-            Lane::Kernels => "kernels",
-            Lane::Node => "node",
-            Lane::Versions => "versions",
-            Lane::Kind => "kind",
-            Lane::Upgrade => "upgrade",
-            Lane::Conformance => "conformance",
-            Lane::SecondDriver => "second-driver",
-            Lane::Image => "image",
+            LaneOption::Kubernetes => "--kubernetes and --kubernetes-bin",
+            LaneOption::Kernel => "--kernel",
+            LaneOption::Only => "--only",
+            LaneOption::Quick => "--quick",
+            LaneOption::Stories => "the options of e2e and its nodes",
         }
     }
 
-    /// Returns `true` if the lane runs in CI. The others take long, or changes of loopfs do not affect their result. They run
-    /// only if --lane selects them.
-    pub(super) fn runs_in_ci(self) -> bool {
-        matches!(self, Lane::Unit | Lane::Apiserver | Lane::Kernel | Lane::Sanity | Lane::Docker | Lane::E2e)
+    /// Returns the options that a command line has.
+    pub(super) fn given(args: &LaneArgs) -> Vec<LaneOption> {
+        let all = [
+            (LaneOption::Kubernetes, !args.e2e.kubernetes().words().is_empty()),
+            (LaneOption::Kernel, args.e2e.kernel().is_some()),
+            (LaneOption::Only, !args.only.is_empty()),
+            (LaneOption::Quick, args.quick),
+            (LaneOption::Stories, args.e2e.is_of_e2e_only()),
+        ];
+        all.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
+    }
+}
+
+impl Lane {
+    /// Returns the name of the lane, and that of the part behind it.
+    pub(super) fn title(&self) -> String {
+        std::iter::once(self.lane).chain(self.part).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns the name of the part, or that of a lane without parts.
+    pub(super) fn suite(&self) -> &'static str {
+        self.part.unwrap_or(self.lane)
+    }
+
+    /// Returns `true` if the option affects the lane. A part is selected by --only.
+    pub(super) fn takes(&self, option: LaneOption) -> bool {
+        self.takes.contains(&option) || option == LaneOption::Only && self.part.is_some()
+    }
+}
+
+const MACHINE: &str = "a virtual machine (QEMU)";
+const CLUSTER: &str = "a cluster with one node (QEMU, Go)";
+/// The programs of Kubernetes can be selected. The part versions runs all releases.
+const KUBERNETES: &[LaneOption] = &[LaneOption::Kubernetes];
+
+pub(super) const LANES: &[Lane] = &[
+    Lane {
+        lane: "unit",
+        part: None,
+        about: "format, lints, unit tests, dependencies, documentation, without root",
+        needs: "Go and promtool",
+        runs_in_ci: true,
+        on_cluster: false,
+        takes: &[],
+        run: |session, _| Box::pin(unit::run(session)),
+    },
+    Lane {
+        lane: "apiserver",
+        part: None,
+        about: "the provisioner and the Helm chart with a real API server, controller manager and scheduler",
+        needs: "a control plane without nodes (Go)",
+        runs_in_ci: true,
+        on_cluster: false,
+        takes: &[LaneOption::Kubernetes, LaneOption::Only],
+        run: |session, args| {
+            Box::pin(async { apiserver::run(session, &args.e2e.kubernetes().source(), &args.only).await })
+        },
+    },
+    Lane {
+        lane: "kernel",
+        part: None,
+        about: "loopfs and csi as root on two kernels with XFS project quotas, where they differ on three, and power cuts",
+        needs: MACHINE,
+        runs_in_ci: true,
+        on_cluster: false,
+        takes: &[LaneOption::Kernel, LaneOption::Only],
+        run: |session, args| {
+            let kernels = args.e2e.kernel().map_or(Kernels::OfTheCommit, Kernels::One);
+            Box::pin(kernel::run(session, kernels, &args.only))
+        },
+    },
+    Lane {
+        lane: "sanity",
+        part: None,
+        about: "csi-sanity, the conformance suite of the Container Storage Interface",
+        needs: "a virtual machine (QEMU, Go)",
+        runs_in_ci: true,
+        on_cluster: false,
+        takes: &[LaneOption::Kernel],
+        run: |session, args| Box::pin(sanity::run(session, args.e2e.kernel())),
+    },
+    Lane {
+        lane: "docker",
+        part: None,
+        about: "the driver's image in a Docker engine: its service, and containers in which it refuses to start",
+        needs: "a virtual machine with Docker (QEMU)",
+        runs_in_ci: true,
+        on_cluster: false,
+        takes: &[LaneOption::Only],
+        run: |session, args| Box::pin(docker::run(session, &args.only)),
+    },
+    Lane {
+        lane: "e2e",
+        part: None,
+        about: "the stories below that are not long and have no programs of other projects",
+        needs: CLUSTER,
+        runs_in_ci: true,
+        on_cluster: true,
+        takes: &[LaneOption::Kubernetes, LaneOption::Kernel, LaneOption::Stories],
+        run: |session, args| {
+            Box::pin(async { e2e::run(session, &args.e2e.clone().with_unnamed(Set::Short)).await })
+        },
+    },
+    Lane {
+        lane: "conformance",
+        part: None,
+        about: "the storage tests of Kubernetes (External.Storage)",
+        needs: CLUSTER,
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: &[LaneOption::Kubernetes, LaneOption::Only, LaneOption::Quick],
+        run: |session, args| {
+            Box::pin(async {
+                let selection = conformance::Selection::new(args.quick, &args.only);
+                conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
+            })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("long-stories"),
+        about: "the stories that take longest",
+        needs: CLUSTER,
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: KUBERNETES,
+        run: |session, args| {
+            Box::pin(async {
+                let args = e2e::Args::of(Set::Long, args.e2e.kubernetes(), "long-stories");
+                e2e::run(session, &args).await
+            })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("other-projects"),
+        about: "the stories with programs of other projects",
+        needs: CLUSTER,
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: KUBERNETES,
+        run: |session, args| {
+            Box::pin(async {
+                let args = e2e::Args::of(Set::OtherProjects, args.e2e.kubernetes(), "other-projects");
+                e2e::run(session, &args).await
+            })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("self-check"),
+        about: "each fault of `cargo harness e2e --break`, which the run must notice and name",
+        needs: CLUSTER,
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: KUBERNETES,
+        run: |session, args| {
+            Box::pin(async {
+                let args = e2e::Args::of(Set::Flow, args.e2e.kubernetes(), "self-check");
+                e2e::run(session, &args.with_self_check()).await
+            })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("kernels"),
+        about: "all tests of the lane kernel on each kernel",
+        needs: MACHINE,
+        runs_in_ci: false,
+        on_cluster: false,
+        takes: &[],
+        run: |session, _| Box::pin(kernel::run(session, Kernels::All, &[])),
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("node"),
+        about: "the stories of the node on six kinds of nodes: kubelet, losetup, tools, disk of the kubelet",
+        needs: "a cluster for each kind of node (QEMU, Go), one after the other",
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: &[LaneOption::Kubernetes, LaneOption::Kernel],
+        run: |session, args| {
+            let kinds = clusters::kinds_of_nodes(args.e2e.kubernetes(), args.e2e.kernel());
+            Box::pin(clusters::run(session, "node", kinds))
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("versions"),
+        about: "the stories of the node on each release of Kubernetes, and with each kernel",
+        needs: "a cluster for each version (QEMU, Go), one after the other",
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: &[],
+        run: |session, _| {
+            Box::pin(async { clusters::run(session, "versions", clusters::versions(session)?).await })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("kind"),
+        about: "the driver on a cluster of kind, as the README installs it, and the commands of the documents",
+        needs: "a virtual machine with Docker (QEMU, Go)",
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: KUBERNETES,
+        run: |session, args| {
+            Box::pin(async {
+                let args = e2e::Args::of(Set::Flow, args.e2e.kubernetes(), "kind");
+                e2e::run(session, &args.on_kind()).await
+            })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("upgrade"),
+        about: "an earlier version of the driver, this one, and back, with volumes in use",
+        needs: "a cluster with two nodes (QEMU, Go), and the history of the repository",
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: KUBERNETES,
+        run: |session, args| {
+            Box::pin(async {
+                let reports = session.workspace.reports("upgrade");
+                e2e::run_upgrade(session, &args.e2e.kubernetes().source(), &reports).await
+            })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("second-driver"),
+        about: "local-path-provisioner, for which the checks of the capacity must fail",
+        needs: CLUSTER,
+        runs_in_ci: false,
+        on_cluster: true,
+        takes: KUBERNETES,
+        run: |session, args| {
+            Box::pin(async { second_driver::run(session, &args.e2e.kubernetes().source()).await })
+        },
+    },
+    Lane {
+        lane: EXTENDED,
+        part: Some("image"),
+        about: "the image for a registry, built from two checkouts: same bytes, and its programs start",
+        needs: "compilers and an emulator for each platform",
+        runs_in_ci: false,
+        on_cluster: false,
+        takes: &[],
+        run: |session, _| Box::pin(session.until_cancelled(release::check_image(session))),
+    },
+];
+
+const EXTENDED: &str = "extended";
+
+/// Returns the names of the lanes.
+pub(super) fn names() -> Vec<&'static str> {
+    let mut names: Vec<&str> = LANES.iter().map(|lane| lane.lane).collect();
+    names.dedup();
+    names
+}
+
+/// Returns a line about each lane and each part.
+pub(crate) fn lines() -> impl Iterator<Item = Line> {
+    LANES.chunk_by(|a, b| a.lane == b.lane).flat_map(|parts| {
+        let all = (parts.len() > 1).then(|| Line {
+            kind: "lane",
+            name: parts[0].lane.to_owned(),
+            about: format!("{} parts, of which --only PART runs one (only if it is named)", parts.len()),
+            needs: "",
+            estimate: "",
+        });
+        let line = |lane: &Lane| {
+            let named = if lane.runs_in_ci || lane.part.is_some() { "" } else { " (only if it is named)" };
+            Line {
+                kind: "lane",
+                name: lane.title(),
+                about: format!("{}{named}", lane.about),
+                needs: lane.needs,
+                estimate: "",
+            }
+        };
+        all.into_iter().chain(parts.iter().map(line))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn lanes_and_parts_have_different_names() {
+        assert_eq!(names().len(), 8);
+        let parts = LANES.iter().filter_map(|lane| lane.part);
+        let all: Vec<&str> = names().into_iter().chain(parts).collect();
+        assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
+        assert_eq!(LANES.iter().filter(|lane| lane.part.is_some()).count(), 10);
+    }
+
+    /// A user who copies the command of the manual runs everything.
+    #[test]
+    fn a_release_runs_all_lanes() {
+        let manual = include_str!("../../../docs/testing.md");
+        let release = manual.split("To make a release:").nth(1).expect("testing.md has steps of a release");
+        let (_, command) = release.split_once("`cargo harness test --lane ").expect("a step runs lanes");
+        let (command, _) = command.split_once('`').unwrap();
+        let lanes: Vec<&str> = command.split("--lane ").flat_map(str::split_whitespace).collect();
+        assert_eq!(lanes, names());
     }
 }

@@ -14,7 +14,6 @@ mod kernel;
 mod lane;
 mod libtest;
 mod machine_faults;
-mod node;
 mod options;
 mod passes;
 mod power_cut;
@@ -24,7 +23,6 @@ mod second_driver;
 mod side_by_side;
 mod skips;
 mod unit;
-mod versions;
 
 use std::time::{Duration, Instant};
 
@@ -36,23 +34,22 @@ use testvm::report::{Outcome, Report, Timed};
 use testvm::session::Session;
 use testvm::test_machine::MACHINE;
 
-use self::lane::Lane;
-pub(crate) use self::lane::descriptions;
+pub(crate) use self::lane::lines;
+use self::lane::{LANES, Lane, LaneArgs, LaneOption};
 pub use self::options::TestArgs;
 use self::passes::require_pass;
 use self::skips::Skips;
-use crate::e2e;
-use crate::node_options::KubernetesOptions;
+use crate::listing::record_time;
 
-/// Runs the selected lanes, and reports each as cases of suites with its name.
+/// Runs the selected lanes, and reports each as cases of suites with its name. Stops after the first of several runs with a failure.
 ///
 /// # Errors
 /// The options select no lane, or a selected lane does not take them. A lane that cannot run is a failed case, not an error.
-pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
+pub async fn run(session: &Session, args: &TestArgs) -> Result<Report> {
     let skips = Skips::read(session)?;
     let mut report = Report::new();
     for round in 1..=args.repeat.get() {
-        let mut of_round = run_once(session, &args, &skips).await?;
+        let mut of_round = run_once(session, args, &skips).await?;
         if args.repeat.get() > 1 {
             session.progress.line(format!("run {round} of {}: {}", args.repeat, of_round.summary()));
             of_round.cases.iter_mut().for_each(|case| case.suite += &format!(" (run {round})"));
@@ -66,81 +63,93 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
 }
 
 async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<Report> {
-    let (of_ci, named): (Vec<Lane>, Vec<Lane>) =
-        args.selected()?.into_iter().partition(|lane| lane.runs_in_ci());
-    let run = |lane| Box::pin(run_lane(session, lane, args, skips));
-    // Most lanes wait for others most of the time: the API server, a node, the compiler. The lanes that run only if they are named fill
-    // the machine.
-    let mut reports: Vec<Report> =
-        futures::stream::iter(of_ci).map(run).buffered(lane::ALL.len()).collect().await;
+    let (of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
+        args.selected()?.into_iter().partition(|lane| lane.runs_in_ci);
+    let args = &args.of_lanes;
+    // A text of --only that is the name of a part selects all its tests.
+    let is_part = |text: &String| named.iter().any(|lane| lane.part == Some(text));
+    let texts: Vec<String> = args.only.iter().filter(|text| !is_part(text)).cloned().collect();
+    let selection = Selection { args, texts: &texts, skips };
+    let run = |lane| Box::pin(run_lane(session, lane, selection));
+    // Most lanes wait for others most of the time: the API server, a node, the compiler. Those that run only if they are named fill the
+    // machine.
+    let mut reports: Vec<(&Lane, Report)> =
+        futures::stream::iter(of_ci).map(run).buffered(LANES.len()).collect().await;
     for lane in named {
         reports.push(run(lane).await);
     }
+    record_times(session, &selection, &reports);
     let mut report = Report::new();
-    reports.into_iter().for_each(|cases| report.append(cases));
+    reports.into_iter().for_each(|(_, cases)| report.append(cases));
     if !session.cancel.is_cancelled() {
-        if args.only.is_empty() {
+        if texts.is_empty() {
             skips.require_checks(&mut report);
         }
-        require_matches(&args.only, &mut report);
+        require_matches(&texts, &mut report);
     }
     Ok(report)
 }
 
+/// The tests of the selected lanes that run.
+#[derive(Clone, Copy)]
+struct Selection<'a> {
+    args: &'a LaneArgs,
+    /// Parts of the names of tests. Without them, all tests run.
+    texts: &'a [String],
+    skips: &'a Skips,
+}
+
 /// Runs one lane. A lane that cannot run is a failed case.
-async fn run_lane(session: &Session, lane: Lane, args: &TestArgs, skips: &Skips) -> Report {
+async fn run_lane<'l>(session: &Session, lane: &'l Lane, selection: Selection<'_>) -> (&'l Lane, Report) {
     let mut cases = Report::new();
     if session.cancel.is_cancelled() {
-        cases.push(lane.name(), "run the lane", Outcome::NotRun, None);
-        return cases;
+        cases.push(lane.suite(), "run the lane", Outcome::NotRun, None);
+        return (lane, cases);
     }
     let started = Instant::now();
-    let kubernetes = args.e2e.kubernetes();
-    let result = match lane {
-        Lane::Unit => unit::run(session).await,
-        Lane::Apiserver => apiserver::run(session, &kubernetes.source(), &args.only).await,
-        Lane::Kernel => {
-            let kernels = args.e2e.kernel().map_or(kernel::Kernels::OfTheCommit, kernel::Kernels::One);
-            kernel::run(session, kernels, &args.only).await
-        }
-        Lane::Kernels => kernel::run(session, kernel::Kernels::All, &[]).await,
-        Lane::Sanity => sanity::run(session, args.e2e.kernel()).await,
-        Lane::Docker => docker::run(session, &args.only).await,
-        Lane::E2e => run_e2e(session, args.e2e.clone()).await,
-        Lane::LongStories => run_long_stories(session, kubernetes).await,
-        Lane::OtherProjects => run_other_projects(session, kubernetes).await,
-        Lane::SelfCheck => run_self_check(session, kubernetes).await,
-        Lane::Node => node::run(session, kubernetes, args.e2e.kernel()).await,
-        Lane::Versions => versions::run(session).await,
-        Lane::Kind => run_kind(session, kubernetes).await,
-        Lane::Upgrade => run_upgrade(session, kubernetes).await,
-        Lane::Conformance => {
-            let selection = conformance::Selection::new(args.quick, &args.only);
-            conformance::run(session, &kubernetes.source(), &selection).await
-        }
-        Lane::SecondDriver => second_driver::run(session, &kubernetes.source()).await,
-        Lane::Image => session.until_cancelled(release::check_image(session)).await,
+    let result = async {
+        let _lock = if lane.on_cluster { Some(session.exclusive("e2e").await?) } else { None };
+        // A node keeps a processor busy. The longest lane takes it before it builds anything.
+        let _processor = if lane.on_cluster { session.processor().await } else { None };
+        (lane.run)(session, selection.args).await
     };
-    match result {
+    match result.await {
         Ok(report) => cases = report,
-        Err(error) => cases.record::<()>(lane.name(), "run the lane", started.elapsed(), &Err(error)),
+        Err(error) => cases.record::<()>(lane.suite(), "run the lane", started.elapsed(), &Err(error)),
     }
-    skips.judge(&mut cases);
-    // With --only, other lanes may have the selected tests.
-    if args.only.is_empty() {
-        cases = require_pass(lane.name(), cases);
+    selection.skips.judge(&mut cases);
+    // With a text, other lanes may have the selected tests.
+    if selection.texts.is_empty() {
+        cases = require_pass(lane.suite(), cases);
     }
+    if let Some(part) = lane.part {
+        cases.prefix_suites(part);
+    }
+    cases.cases.iter_mut().for_each(|case| case.lane = Some(lane.title()));
     // Failures are printed now, because the table at the end may be an hour away.
-    cases.cases.iter_mut().for_each(|case| case.lane = Some(lane.name().to_owned()));
     let (summary, time) = (cases.summary(), started.elapsed());
     session.progress.line(format!(
         "lane {}: {summary} in {}{}",
-        lane.name(),
+        lane.title(),
         seconds(time),
         cases.failures()
     ));
-    cases.lanes.push(Timed { name: lane.name().to_owned(), time: Some(time) });
-    cases
+    cases.lanes.push(Timed { name: lane.title(), time: Some(time) });
+    (lane, cases)
+}
+
+/// Records the time of each lane that ran all its tests and succeeded, for the next list.
+fn record_times(session: &Session, selection: &Selection<'_>, reports: &[(&Lane, Report)]) {
+    let given = LaneOption::given(selection.args);
+    if !selection.texts.is_empty() || given.iter().any(|option| *option != LaneOption::Only) {
+        return;
+    }
+    let succeeded = reports.iter().filter(|(_, cases)| cases.succeeded());
+    for (lane, cases) in succeeded {
+        if let Some(time) = cases.lanes.first().and_then(|timed| timed.time) {
+            record_time(session, "lane", &lane.title(), time);
+        }
+    }
 }
 
 /// Fetches and builds what only some lanes need.
@@ -150,38 +159,6 @@ pub(crate) async fn fetch(session: &Session) -> Result<()> {
         program.files(session).await?;
     }
     go_build::build(session, &sanity::CSI_TEST).await.map(drop)
-}
-
-async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
-    // The longest lane takes its processor before it builds anything.
-    let _processor = session.processor().await;
-    e2e::run(session, args.without_long_stories()).await
-}
-
-async fn run_long_stories(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
-    e2e::run_long(session, kubernetes, &session.workspace.reports("long-stories")).await
-}
-
-async fn run_other_projects(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
-    e2e::run_with_other_projects(session, kubernetes, &session.workspace.reports("other-projects")).await
-}
-
-async fn run_self_check(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
-    e2e::run_self_check(session, kubernetes, &session.workspace.reports("self-check")).await
-}
-
-async fn run_kind(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
-    e2e::run_on_kind(session, &[], kubernetes, &session.workspace.reports("kind")).await
-}
-
-async fn run_upgrade(session: &Session, kubernetes: &KubernetesOptions) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
-    e2e::run_upgrade(session, kubernetes, &session.workspace.reports("upgrade")).await
 }
 
 /// Adds a failure for each text of --only that is in the name of no test that ran, and is the name of no part of a lane.

@@ -4,25 +4,18 @@ use std::num::NonZero;
 use std::path::Path;
 
 use anyhow::Result;
+use clap::builder::PossibleValuesParser;
 
-use super::again;
-use super::lane::{ALL, Lane};
-use crate::e2e;
+use super::again::{self, Failed};
+use super::lane::{self, LANES, Lane, LaneArgs, LaneOption};
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs the lanes that CI
 /// runs, which `cargo harness list` shows without a note. An option of some lanes then selects those of them that CI runs.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {
     /// Run only this lane; may be given more than once.
-    #[arg(long = "lane", value_name = "LANE")]
-    lanes: Vec<Lane>,
-    /// In the kernel, the apiserver, the docker and the conformance lane, run only the tests whose names contain this,
-    /// without power cuts; may be given more than once.
-    #[arg(long, value_name = "TEXT")]
-    pub(super) only: Vec<String>,
-    /// In the conformance lane, run only one spec of each suite and mode, and no slow one.
-    #[arg(long, conflicts_with = "only")]
-    pub(super) quick: bool,
+    #[arg(long = "lane", value_name = "LANE", value_parser = PossibleValuesParser::new(lane::names()))]
+    lanes: Vec<String>,
     /// Run again what failed in the last run: its tests, or its lanes if something else than a test failed.
     #[arg(long, conflicts_with_all = ["lanes", "only", "quick"])]
     failed: bool,
@@ -30,14 +23,7 @@ pub struct TestArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) repeat: NonZero<u32>,
     #[command(flatten)]
-    pub(super) e2e: e2e::Args,
-}
-
-/// An option that only some lanes take.
-struct LaneOption {
-    names: &'static str,
-    is_given: bool,
-    takers: &'static [Lane],
+    pub(super) of_lanes: LaneArgs,
 }
 
 impl TestArgs {
@@ -49,74 +35,76 @@ impl TestArgs {
         if !self.failed {
             return Ok(());
         }
-        let failed = again::failed(report)?;
-        self.lanes = ALL.into_iter().filter(|lane| failed.lanes.contains(lane.name())).collect();
-        anyhow::ensure!(!self.lanes.is_empty(), "{} names no lane of a failure", report.display());
-        let take_names = self.lanes.iter().all(|lane| TAKE_ONLY.contains(lane));
-        self.only = failed.tests.into_iter().filter(|_| take_names).collect();
+        let Failed { lanes, tests } = again::failed(report)?;
+        let failed: Vec<&Lane> = LANES.iter().filter(|lane| lanes.contains(&lane.title())).collect();
+        anyhow::ensure!(!failed.is_empty(), "{} names no lane of a failure", report.display());
+        let parts = failed.iter().filter_map(|lane| lane.part).map(str::to_owned);
+        let take_names = failed.iter().all(|lane| lane.part.is_none() && lane.takes(LaneOption::Only));
+        self.of_lanes.only = parts.chain(tests.into_iter().filter(|_| take_names)).collect();
+        self.lanes = failed.iter().map(|lane| lane.lane.to_owned()).collect();
         Ok(())
     }
 
-    /// Returns the lanes to run: those that --lane names, or those of CI that take every given option.
+    /// Returns the lanes and parts to run: those that --lane and --only name, or those of CI that take every given option.
+    /// Without --only, the parts of a named lane run that take every given option.
     ///
     /// # Errors
-    /// A named lane does not take an option, or no lane of CI takes all of them: a user would believe that they had an effect.
-    pub(super) fn selected(&self) -> Result<Vec<Lane>> {
-        let given: Vec<LaneOption> = self.options().into_iter().filter(|option| option.is_given).collect();
-        for LaneOption { names, takers, .. } in &given {
-            let refusing = self.lanes.iter().find(|lane| !takers.contains(lane));
-            let known = takers.iter().map(|lane| lane.name()).collect::<Vec<_>>().join(", ");
-            if let Some(lane) = refusing {
-                anyhow::bail!("the lane {} does not take {names}, which the lanes {known} take", lane.name());
+    /// A named lane or part does not take an option, or no lane takes all of them: a user would believe that they had an effect.
+    /// A text of --only names no part of a lane with parts.
+    pub(super) fn selected(&self) -> Result<Vec<&'static Lane>> {
+        let given = LaneOption::given(&self.of_lanes);
+        let takes_all = |lane: &&Lane| given.iter().all(|option| lane.takes(*option));
+        if self.lanes.is_empty() {
+            let selected: Vec<&Lane> =
+                LANES.iter().filter(|lane| lane.runs_in_ci).filter(takes_all).collect();
+            let names = || given.iter().map(|option| option.names()).collect::<Vec<_>>().join(" and ");
+            anyhow::ensure!(
+                !selected.is_empty(),
+                "no lane of CI takes {}: name the lane with --lane",
+                names()
+            );
+            return Ok(selected);
+        }
+        let named: Vec<&Lane> =
+            LANES.iter().filter(|lane| self.lanes.iter().any(|name| name == lane.lane)).collect();
+        let named = self.parts(named)?;
+        for option in &given {
+            // A lane refuses an option that none of its parts takes.
+            let refuses = |lane: &&&Lane| match self.of_lanes.only.is_empty() {
+                true => !named.iter().any(|other| other.lane == lane.lane && other.takes(*option)),
+                false => !lane.takes(*option),
+            };
+            if let Some(lane) = named.iter().find(refuses) {
+                let takers = LANES.iter().filter(|lane| lane.takes(*option)).map(Lane::title);
+                let takers = takers.collect::<Vec<_>>().join(", ");
+                let option = option.names();
+                anyhow::bail!(
+                    "the lane {} does not take {option}, which the lanes {takers} take",
+                    lane.title()
+                );
             }
         }
-        if !self.lanes.is_empty() {
-            return Ok(ALL.into_iter().filter(|lane| self.lanes.contains(lane)).collect());
-        }
-        let takes_all = |lane: &Lane| given.iter().all(|option| option.takers.contains(lane));
-        let selected: Vec<Lane> =
-            ALL.into_iter().filter(|lane| lane.runs_in_ci() && takes_all(lane)).collect();
-        let names = || given.iter().map(|option| option.names).collect::<Vec<_>>().join(" and ");
-        anyhow::ensure!(!selected.is_empty(), "no lane of CI takes {}: name the lane with --lane", names());
-        Ok(selected)
+        Ok(named.into_iter().filter(takes_all).collect())
     }
 
-    fn options(&self) -> [LaneOption; 5] {
-        let option = |names, is_given, takers| LaneOption { names, is_given, takers };
-        [
-            option(
-                "--kubernetes and --kubernetes-bin",
-                !self.e2e.kubernetes().words().is_empty(),
-                &WITH_KUBERNETES,
-            ),
-            option(
-                "--kernel",
-                self.e2e.kernel().is_some(),
-                &[Lane::Kernel, Lane::Sanity, Lane::E2e, Lane::Node],
-            ),
-            option("--only", !self.only.is_empty(), &TAKE_ONLY),
-            option("--quick", self.quick, &[Lane::Conformance]),
-            option("the options of e2e and its nodes", self.e2e.is_of_e2e_only(), &[Lane::E2e]),
-        ]
+    /// Returns the lanes without those parts that --only does not name.
+    fn parts(&self, lanes: Vec<&'static Lane>) -> Result<Vec<&'static Lane>> {
+        let only = &self.of_lanes.only;
+        let parts: Vec<&str> = lanes.iter().filter_map(|lane| lane.part).collect();
+        if only.is_empty() || parts.is_empty() {
+            return Ok(lanes);
+        }
+        anyhow::ensure!(
+            parts.len() == lanes.len(),
+            "--only names parts of one lane and tests of another: run the lanes with two commands"
+        );
+        if let Some(text) = only.iter().find(|text| !parts.contains(&text.as_str())) {
+            anyhow::bail!("no selected lane has the part {text}; the parts are {}", parts.join(", "));
+        }
+        let is_named = |lane: &&Lane| lane.part.is_some_and(|part| only.iter().any(|text| text == part));
+        Ok(lanes.into_iter().filter(is_named).collect())
     }
 }
-
-/// The lanes that take `--only`.
-const TAKE_ONLY: [Lane; 4] = [Lane::Kernel, Lane::Apiserver, Lane::Docker, Lane::Conformance];
-
-/// The lanes that run programs of Kubernetes of the selected release. The lane versions runs all releases.
-const WITH_KUBERNETES: [Lane; 10] = [
-    Lane::Apiserver,
-    Lane::E2e,
-    Lane::LongStories,
-    Lane::OtherProjects,
-    Lane::SelfCheck,
-    Lane::Conformance,
-    Lane::Node,
-    Lane::Kind,
-    Lane::Upgrade,
-    Lane::SecondDriver,
-];
 
 #[cfg(test)]
 mod tests {
@@ -136,14 +124,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case("--lane upgrade --kernel bookworm", "upgrade", "node")]
-    #[case("--lane second-driver --only claim", "second-driver", "conformance")]
-    #[case("--lane upgrade --quick", "upgrade", "conformance")]
+    #[case("--lane extended --only upgrade --kernel bookworm", "extended upgrade", "extended node")]
+    #[case("--lane extended --only versions --kubernetes 1.36", "extended versions", "apiserver")]
+    #[case("--lane extended --only node --only kind --kernel bookworm", "extended kind", "extended node")]
+    #[case("--lane extended --quick", "extended", "conformance")]
+    #[case("--lane extended --only node --keep", "extended node", "e2e")]
+    #[case("--lane sanity --only claim", "sanity", "conformance")]
     #[case("--lane kernel --kubelet patched", "kernel", "e2e")]
     #[case("--lane conformance --story flow", "conformance", "e2e")]
-    #[case("--lane node --keep", "node", "e2e")]
     #[case("--lane kernel --kubernetes 1.36", "kernel", "apiserver")]
-    #[case("--lane versions --kubernetes 1.36", "versions", "apiserver")]
     #[case::beside_a_lane_that_takes_it("--lane unit --lane kernel --only quota", "unit", "kernel")]
     #[case::one_of_two_options("--lane kernel --only quota --keep", "kernel", "e2e")]
     fn an_option_that_a_named_lane_does_not_take_is_refused(
@@ -165,6 +154,21 @@ mod tests {
     }
 
     #[rstest]
+    #[case(
+        "--lane extended --only upgrad",
+        "no selected lane has the part upgrad; the parts are long-stories, "
+    )]
+    #[case("--lane extended --only upgrade --only flow", "no selected lane has the part flow; ")]
+    #[case(
+        "--lane extended --lane kernel --only upgrade",
+        "--only names parts of one lane and tests of another"
+    )]
+    fn a_text_that_is_no_part_is_refused(#[case] line: &str, #[case] expected: &str) {
+        let message = parse(line).selected().unwrap_err().to_string();
+        assert!(message.starts_with(expected), "{message}");
+    }
+
+    #[rstest]
     #[case("", &["unit", "apiserver", "kernel", "sanity", "docker", "e2e"])]
     #[case("--kernel bookworm", &["kernel", "sanity", "e2e"])]
     #[case("--only quota", &["apiserver", "kernel", "docker"])]
@@ -175,11 +179,20 @@ mod tests {
     #[case("--lane conformance --quick", &["conformance"])]
     #[case("--lane conformance --only claim", &["conformance"])]
     #[case("--lane e2e --kubelet patched --story flow", &["e2e"])]
-    #[case("--lane node --kernel bookworm", &["node"])]
-    #[case("--lane upgrade --kubernetes 1.36", &["upgrade"])]
-    #[case("--lane kind --lane unit", &["unit", "kind"])]
+    #[case("--lane extended --only node --kernel bookworm", &["extended node"])]
+    #[case("--lane extended --kernel bookworm", &["extended node"])]
+    #[case("--lane extended --only upgrade --kubernetes 1.36", &["extended upgrade"])]
+    #[case("--lane extended --only kind --only node", &["extended node", "extended kind"])]
+    #[case("--lane conformance --lane unit", &["unit", "conformance"])]
     fn an_option_selects_the_lanes_that_take_it(#[case] line: &str, #[case] lanes: &[&str]) {
         let selected = parse(line).selected().unwrap();
-        assert_eq!(selected.into_iter().map(Lane::name).collect::<Vec<_>>(), lanes);
+        assert_eq!(selected.into_iter().map(Lane::title).collect::<Vec<_>>(), lanes);
+    }
+
+    #[test]
+    fn a_lane_without_only_runs_all_parts() {
+        assert_eq!(parse("--lane extended").selected().unwrap().len(), 10);
+        let without_two = parse("--lane extended --kubernetes 1.36").selected().unwrap();
+        assert_eq!(without_two.len(), 7);
     }
 }

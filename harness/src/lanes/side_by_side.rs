@@ -6,7 +6,7 @@
 //! rights again. It and the controller then both place them.
 //!
 //! Each provisioner has its volumes in memory. The version that replaces another one on a node therefore begins with an empty store. The
-//! lane upgrade tests what it does with the volumes of the other one.
+//! part upgrade of the lane extended tests what it does with the volumes of the other one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

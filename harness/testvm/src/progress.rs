@@ -60,7 +60,7 @@ impl Progress {
     #[must_use]
     pub fn step(&self, title: impl Into<String>) -> Step {
         let title = title.into();
-        let last = self.times.as_ref().and_then(|times| times.last(&title));
+        let last = self.last_time(&title);
         let shown = match &self.display {
             Display::Terminal(multi) => {
                 let bar = multi.add(ProgressBar::new_spinner().with_style(running_style()));
@@ -80,6 +80,20 @@ impl Progress {
             }
         };
         Step { progress: self.clone(), title, started: Instant::now(), shown, ended: false }
+    }
+
+    /// Records the time of work that succeeded and is no step, as that of a step of this title.
+    pub fn record_time(&self, title: &str, time: Duration) {
+        if let Some(times) = &self.times {
+            // The time is for information. A full disk must not fail the run here.
+            times.record(title, time).ok();
+        }
+    }
+
+    /// Returns the time that a step of this title last took, if it is known. Short steps have none.
+    #[must_use]
+    pub fn last_time(&self, title: &str) -> Option<Duration> {
+        self.times.as_ref()?.last(title)
     }
 
     /// Prints a line above the steps in progress.
@@ -160,10 +174,7 @@ impl Step {
 
     /// Ends the step as succeeded. `summary` may be empty.
     pub fn done(mut self, summary: impl AsRef<str>) {
-        if let Some(times) = &self.progress.times {
-            // The time is for information. A full disk must not fail the run here.
-            times.record(&self.title, self.elapsed()).ok();
-        }
+        self.progress.record_time(&self.title, self.elapsed());
         self.end("ok", summary.as_ref());
     }
 

@@ -119,6 +119,15 @@ impl Report {
         }
     }
 
+    /// Puts the name of a part before the name of each suite that does not begin with it.
+    pub fn prefix_suites(&mut self, part: &str) {
+        for case in &mut self.cases {
+            if case.suite != part && !case.suite.starts_with(&format!("{part}: ")) {
+                case.suite = format!("{part}: {}", case.suite);
+            }
+        }
+    }
+
     /// Adds all cases of another report.
     pub fn append(&mut self, other: Report) {
         self.cases.extend(other.cases);
@@ -431,6 +440,16 @@ mod tests {
         assert!(times.starts_with("\nlanes\n    1 min 10 s  e2e\n         5.0 s  unit\n"), "{times}");
         assert!(times.contains("longest steps\n         4.0 s  build it\n\nlongest cases\n"), "{times}");
         assert!(!times.contains("flow: 0") && !times.contains("not measured"), "{times}");
+    }
+
+    #[test]
+    fn a_suite_has_the_prefix_of_its_part_once() {
+        let mut report = Report::new();
+        for suite in ["flow", "upgrade", "upgrade: roll-out", "upgrades"] {
+            report.push(suite, "a", Outcome::Passed, None);
+        }
+        report.prefix_suites("upgrade");
+        assert_eq!(report.suites(), ["upgrade: flow", "upgrade", "upgrade: roll-out", "upgrade: upgrades"]);
     }
 
     #[test]

@@ -31,7 +31,7 @@ struct Entry {
     document: String,
     /// The first line of the block.
     begins: String,
-    /// The lane that runs the commands.
+    /// The lane that runs the commands, and the option for its part.
     lane: Option<String>,
     /// The file that runs them in this lane.
     source: Option<String>,
@@ -86,14 +86,14 @@ fn each_block_of_commands_is_registered_once() {
 
 #[test]
 fn each_registered_block_has_what_runs_it_or_a_reason() {
-    let lanes = read("CONTRIBUTING.md");
+    let lanes = read("docs/testing.md") + &read("docs/src/tests.md");
     for entry in register() {
         let Entry { document, begins, lane, source, contains, not_run } = entry;
         match (lane, source, contains, not_run) {
             (Some(lane), Some(source), contains, None) => {
                 let contains = contains.unwrap_or_else(|| begins.clone());
                 let is_known = [' ', '`'].iter().any(|end| lanes.contains(&format!("--lane {lane}{end}")));
-                assert!(is_known, "{document}: {begins}: CONTRIBUTING.md has no lane {lane}");
+                assert!(is_known, "{document}: {begins}: the documents of the tests have no lane {lane}");
                 let runs = read(&source).contains(&contains);
                 assert!(runs, "{document}: {begins}: {source} has no {contains:?}");
             }

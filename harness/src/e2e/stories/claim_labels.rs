@@ -11,7 +11,7 @@ use testvm_cluster::Cluster;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 
-use super::component;
+use crate::e2e::parts::component;
 use crate::test_env::claim_labels::until_recorded;
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::environment::TestEnv;

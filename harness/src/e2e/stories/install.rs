@@ -4,26 +4,21 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
-use testvm_cluster::exec::log_tail;
-use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::waiting::{State, until};
 
 use crate::e2e::doctor;
+use crate::e2e::parts::serving::offered;
+pub(in crate::e2e) use crate::e2e::parts::serving::{ready, rolled_out, served, serves};
 use crate::test_env::disturbances::replace_pods_if_any;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 
 pub(in crate::e2e) const NAME: &str = "install";
-
-/// The number of log lines that include the reason why a driver does not serve.
-const LOG_TAIL_LINES: i64 = 5;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -83,107 +78,6 @@ async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the pods of the DaemonSet are ready, and those of the controller.
-pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
-    let name = env.driver.daemon_set();
-    let waited = until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
-        let Some(daemon_set) = daemon_set else { return State::Pending(format!("no DaemonSet {name}")) };
-        let Some(status) = &daemon_set.status else { return State::Pending("no status yet".into()) };
-        let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
-        let seen = status.observed_generation >= daemon_set.metadata.generation;
-        State::ready_if(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
-    })
-    .await;
-    explained(env, waited).await?;
-    for name in env.deployments() {
-        let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), env.driver.namespace());
-        let waited = until_one(deployments, &name, env.timeouts.start, |deployment| {
-            let Some(deployment) = deployment else { return State::Pending(format!("no Deployment {name}")) };
-            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
-            let status = deployment.status.clone().unwrap_or_default();
-            let seen = status.observed_generation >= deployment.metadata.generation;
-            let available = status.available_replicas.unwrap_or_default();
-            let updated = status.updated_replicas.unwrap_or_default();
-            State::ready_if(
-                seen && (updated, available) == (wanted, wanted),
-                format!("of {wanted} replicas of {name}, {updated} are new and {available} are available"),
-            )
-        });
-        waited.await?;
-    }
-    Ok(())
-}
-
-/// Waits as `kubectl rollout status` does, until the update of the DaemonSet to this generation has reached all of its
-/// pods and they are available.
-pub(in crate::e2e) async fn rolled_out(env: &TestEnv<'_>, generation: Option<i64>, pods: i32) -> Result<()> {
-    let waited = until_one(env.daemon_sets(), env.driver.daemon_set(), env.timeouts.start, |daemon_set| {
-        let status = daemon_set.and_then(|daemon_set| daemon_set.status.clone()).unwrap_or_default();
-        let wanted = status.desired_number_scheduled;
-        let new = status.updated_number_scheduled.unwrap_or_default();
-        let available = status.number_available.unwrap_or_default();
-        let observed = status.observed_generation >= generation;
-        State::ready_if(
-            observed && (wanted, new, available) == (pods, pods, pods),
-            format!("of {wanted} pods {new} are new and {available} are available"),
-        )
-    });
-    explained(env, waited.await).await
-}
-
-/// Waits until the driver's pods are ready and their nodes have registered the driver.
-pub(in crate::e2e) async fn served(env: &TestEnv<'_>) -> Result<()> {
-    ready(env).await?;
-    offered(env).await
-}
-
-async fn offered(env: &TestEnv<'_>) -> Result<()> {
-    let pods = env.live_driver_pods().await?;
-    let nodes: Vec<String> = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
-    let scope = watcher::Config::default();
-    let waited = until(Api::all(env.client.clone()), scope, env.timeouts.start, |csi_nodes| {
-        let offers = |node: &CSINode| node.spec.drivers.iter().any(|driver| driver.name == env.driver.name);
-        let offering: Vec<String> =
-            csi_nodes.values().filter(|node| offers(node)).map(ResourceExt::name_any).collect();
-        let missing: Vec<&String> = nodes.iter().filter(|node| !offering.contains(node)).collect();
-        State::ready_if(
-            missing.is_empty(),
-            format!("the kubelet of {missing:?} has not registered {}", env.driver.name),
-        )
-    })
-    .await;
-    explained(env, waited).await
-}
-
-/// Adds the driver's logs to an error, because they have the reason why the driver does not serve.
-async fn explained<T>(env: &TestEnv<'_>, waited: Result<T>) -> Result<()> {
-    match waited {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            let complaints = complaints(env).await;
-            Err(error.context(format!("the driver does not serve\n{complaints}\nwaited in vain")))
-        }
-    }
-}
-
-/// Returns the end of the log of every container of the driver.
-pub(in crate::e2e) async fn complaints(env: &TestEnv<'_>) -> String {
-    let pods = match env.driver_pods_if_any().await {
-        Ok(pods) if pods.is_empty() => return "it has no pods".into(),
-        Ok(pods) => pods,
-        Err(error) => return format!("its pods cannot be listed: {error:#}"),
-    };
-    let mut words = Vec::new();
-    for pod in &pods {
-        let name = pod.name_any();
-        for container in env.driver.containers() {
-            let log = log_tail(&env.driver_pods(), &name, container, LOG_TAIL_LINES).await;
-            words.push(format!("{container} of {name} says:\n{}", log.trim_end()));
-        }
-    }
-    words.join("\n")
-}
-
 /// Returns `true` if the driver is installed already.
 pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
     let found = env.daemon_sets().get_opt(env.driver.daemon_set()).await.map_err(api_error);
@@ -211,18 +105,4 @@ pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
 pub(in crate::e2e) async fn remove(env: &TestEnv<'_>) -> Result<()> {
     stop(env).await?;
     env.manifests.delete(&env.client).await
-}
-
-/// Waits until the driver's pods of this number of nodes are ready and their kubelets have registered the
-/// driver.
-pub(in crate::e2e) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
-    let name = env.driver.daemon_set();
-    until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
-        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
-        let (wanted, ready) =
-            status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
-        State::ready_if(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
-    })
-    .await?;
-    served(env).await
 }

@@ -12,8 +12,8 @@ use testvm_cluster::objects;
 use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
 
-use super::node_debug;
 use crate::e2e::doctor;
+use crate::e2e::parts::node_debug;
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
 use crate::test_env::claims;

@@ -10,7 +10,8 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 use testvm_cluster::{Cluster, DataDisk, Node};
 
-use super::{full_node, install, node_without_storage};
+use super::install;
+use crate::e2e::parts::{full_node, node_without_storage};
 use crate::test_env::environment::TestEnv;
 
 pub(in crate::e2e) const NAME: &str = "second-node";

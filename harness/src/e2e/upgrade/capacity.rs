@@ -7,7 +7,7 @@ use kube::runtime::watcher;
 use testvm_cluster::Node;
 use testvm_cluster::waiting::{State, until};
 
-use crate::e2e::stories::full_node::largest;
+use crate::e2e::parts::full_node::largest;
 use crate::test_env::environment::TestEnv;
 
 /// The space that XFS and the store may keep for records of volumes. The deleted volumes had four times as much.

@@ -22,7 +22,7 @@ use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, 
 
 use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;
-use super::own_cluster::{self, Places};
+use super::own_cluster::{self, NAMESPACE, Places};
 use super::state_dump;
 use super::stories::{install, removal};
 use crate::earlier::{EarlierVersion, earlier_version};
@@ -78,19 +78,14 @@ const REMOVAL: &str = "removal";
 ///
 /// # Errors
 /// The manifests cannot be read. Failed steps are in the report.
-pub(super) async fn run(
-    session: &Session,
-    namespace: &str,
-    kubernetes: &KubernetesSource,
-    reports: &Path,
-) -> Result<Report> {
+pub(crate) async fn run(session: &Session, kubernetes: &KubernetesSource, reports: &Path) -> Result<Report> {
     state_dump::clear(reports)?;
     let mut report = Report::new();
     let Ok((cluster, second, earlier)) = start(session, &mut report, kubernetes, reports).await else {
         return Ok(report);
     };
     let manifests = manifests::of_checkout(&earlier.checkout)?.with_image(EARLIER_DRIVER)?;
-    test(session, &mut report, &cluster, &second, manifests, namespace, reports).await?;
+    test(session, &mut report, &cluster, &second, manifests, reports).await?;
     let stop = async { second.stop().await.and(cluster.stop().await) };
     report.run("cluster", "stop the nodes and the control plane", stop).await;
     Ok(report)
@@ -103,10 +98,9 @@ async fn test(
     cluster: &Cluster,
     second: &Node,
     earlier: Manifests,
-    namespace: &str,
     reports: &Path,
 ) -> Result<()> {
-    let env = |manifests| TestEnv::new(manifests, cluster.client().clone(), Some(cluster), namespace);
+    let env = |manifests| TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE);
     let versions = Versions { earlier: env(earlier)?, this: env(manifests::of_driver(session)?)? };
     // The report has the reason of a failure.
     drop(replace_versions(session, report, &versions, second).await);

@@ -11,9 +11,9 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event};
 
+use crate::e2e::parts::node_without_storage::mount_disk;
+pub(super) use crate::e2e::parts::node_without_storage::unused;
 use crate::e2e::stories::install::serves;
-use crate::e2e::stories::node_without_storage::mount_disk;
-pub(super) use crate::e2e::stories::node_without_storage::unused;
 use crate::nodes::DATA_DIR;
 use crate::test_env::environment::TestEnv;
 

@@ -52,7 +52,6 @@ pub(super) async fn run(
     kubernetes: &KubernetesSource,
     selection: &Selection,
 ) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
     let list = SpecList::read(&session.workspace.root().join(DIRECTORY).join(LIST), kubernetes.minor)?;
     let prepared = session.until_cancelled(prepare(session, kubernetes)).await?;
     let Prepared { suite, definition, cluster, reports } = prepared;

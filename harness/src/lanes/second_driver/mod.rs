@@ -1,7 +1,7 @@
-//! The second-driver lane: local-path-provisioner on a cluster of the harness. It shows that the crates of the harness know no
+//! The part second-driver of the lane extended: local-path-provisioner on a cluster of the harness. It shows that the crates of the harness know no
 //! driver, and that the checks find what a driver lacks.
 //!
-//! The checks of the capacity must fail, because local-path enforces no size. If one passes, the lane fails.
+//! The checks of the capacity must fail, because local-path enforces no size. If one passes, the part fails.
 
 mod flow;
 mod parts;
@@ -18,7 +18,6 @@ use self::parts::LANE;
 
 /// Runs the flow on a cluster of its own.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Result<Report> {
-    let _lock = session.exclusive("e2e").await?;
     let manifests = Manifests::read(&parts::manifests(session))?;
     let cluster = session.until_cancelled(start(session, kubernetes)).await?;
     let mut report = Report::new();

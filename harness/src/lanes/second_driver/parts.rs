@@ -11,7 +11,7 @@ use testvm_cluster::{ContainerImage, DataMount, KubernetesSource, NodePlan, Node
 use crate::builds;
 use crate::nodes::{SHELL, VOLUME_CHECK};
 
-/// The name of the lane, and of its reports.
+/// The name of the part of the lane, and of its reports.
 pub(super) const LANE: &str = "second-driver";
 
 /// The directory of the volumes, as in the manifests.

@@ -8,7 +8,7 @@ use testvm_cluster::Cluster;
 use testvm_cluster::waiting::until_established;
 use testvm_cluster::workload;
 
-use crate::e2e::stories::component;
+use crate::e2e::parts::component;
 use crate::test_env::disturbances::delete_snapshot_controller;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::{self, Manifests};

@@ -47,7 +47,12 @@ const MOUNT: &str = "/usr/bin/mount";
 const UMOUNT: &str = "/usr/bin/umount";
 
 /// Runs while a pod uses `claim`.
-pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node, claim: &str) -> StepResult {
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    node: &Node,
+    claim: &str,
+) -> StepResult {
     steps.step("dbg logs prints the log of containerd", logs(node)).await?;
     steps
         .step("dbg condition wait finds the driver, the quotas, the node and the volume", async {

@@ -13,7 +13,7 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 
 use super::full_node::largest;
-use super::install::{rolled_out, serves};
+use super::serving::{rolled_out, serves};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
@@ -21,7 +21,7 @@ use crate::test_env::node_debug;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     steps.step("a rollout of the driver reaches both nodes", rolls_out(env)).await?;
     steps
         .step("the driver is not registered there and publishes no free capacity", unused(env, node))

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use testvm_cluster::objects;
 
-use super::install;
+use super::serving;
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::{self, Manifests};
@@ -37,6 +37,6 @@ pub(in crate::e2e) async fn remove(env: &TestEnv<'_>, component: &Manifests) -> 
 
 async fn rolled_out(env: &TestEnv<'_>) -> Result<()> {
     let generation = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await?.metadata.generation;
-    install::rolled_out(env, generation, NODES).await?;
-    install::served(env).await
+    serving::rolled_out(env, generation, NODES).await?;
+    serving::served(env).await
 }

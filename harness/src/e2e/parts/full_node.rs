@@ -21,7 +21,12 @@ const FILLER: &str = "all-of-it";
 const MOVED: &str = "elsewhere";
 const SIZE: Size = Size::mebibytes(32);
 
-pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, first: &Node, second: &Node) -> StepResult {
+pub(in crate::e2e) async fn run(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    first: &Node,
+    second: &Node,
+) -> StepResult {
     steps.step("a claim takes all that the first node can still hold", fill(env, first)).await?;
     steps.step("a pod and its volume go to the second", goes_to(env, second)).await?;
     steps.step("pod and claims go", clear(env)).await
