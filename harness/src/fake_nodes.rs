@@ -115,7 +115,7 @@ pub(crate) async fn with_live_tests<T>(
     let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         run(&LiveTests::new(path, control_plane, kubeconfigs), control_plane).await
     };
-    with_driver(session, profile, kubernetes, logs, run).await
+    with_driver(session, &NODES.map(str::to_owned), profile, kubernetes, logs, run).await
 }
 
 /// Builds the provisioner's live tests, and returns the path of the program.
@@ -127,20 +127,9 @@ pub(crate) async fn build_live_tests(session: &Session, profile: ClusterProfile)
     rust_build::unit_tests(session, PACKAGE, FEATURE, build).await
 }
 
-/// Starts a control plane that logs to `logs`, creates the nodes and installs the driver on them. Then calls `run` with the
+/// Starts a control plane that logs to `logs`, creates `nodes` and installs the driver on them. Then calls `run` with the
 /// directory of the kubeconfigs, and stops the control plane. [`kubeconfig`] returns the path of one of them.
 pub(crate) async fn with_driver<T>(
-    session: &Session,
-    profile: ClusterProfile,
-    kubernetes: &KubernetesSource,
-    logs: &Path,
-    run: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<T>,
-) -> Result<T> {
-    with_driver_on(session, &NODES.map(str::to_owned), profile, kubernetes, logs, run).await
-}
-
-/// Does the same as [`with_driver`] with other nodes than [`NODES`].
-pub(crate) async fn with_driver_on<T>(
     session: &Session,
     nodes: &[String],
     profile: ClusterProfile,

@@ -28,16 +28,15 @@ const PROVISION_TIMEOUT: Duration = Duration::from_secs(120);
 /// The timeout of the deletion of a whole batch.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(600);
 
-#[derive(Clone)]
 pub(super) struct Batch {
-    pub(super) client: Client,
-    pub(super) name: String,
+    client: Client,
+    name: String,
     /// The StorageClass of the claims.
-    pub(super) class: String,
+    class: String,
     /// The node on which the volumes are provisioned.
-    pub(super) node: String,
+    node: String,
     /// The number of claims that [`Batch::create_and_bind`] and [`Batch::create_and_provision`] create.
-    pub(super) claim_count: u64,
+    claim_count: u64,
 }
 
 /// The times from the first request to create a claim of a batch until all its objects are in a state.
@@ -68,6 +67,11 @@ impl DeletionTimes {
 }
 
 impl Batch {
+    pub(super) fn new(client: &Client, name: &str, class: &str, node: &str, claim_count: u64) -> Batch {
+        let [name, class, node] = [name, class, node].map(str::to_owned);
+        Batch { client: client.clone(), name, class, node, claim_count }
+    }
+
     /// Creates the claims, and returns the time from the first request until all claims are bound.
     pub(super) async fn create_and_bind(&self, timeout: Duration) -> Result<Duration> {
         let start = Instant::now();

@@ -20,8 +20,8 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource, Node};
 
-use super::measurement::{Environment, Machine, Row};
-use super::outcome::Args;
+use super::args::Args;
+use super::measurement::{Environment, Machine, Samples};
 use crate::e2e;
 use crate::node_options::NodeOptions;
 use crate::nodes::{self, Additions};
@@ -32,6 +32,11 @@ use crate::test_env::workload::create_namespace;
 pub(super) const NAMESPACE: &str = "loopfs-bench";
 /// The StorageClass of the manifests.
 pub(super) const CLASS: &str = "loopfs";
+/// The user name of the driver's pods at the API server.
+pub(super) const DRIVER_USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
+
+/// The programs of the driver's pod.
+pub(super) const OUR_PROGRAMS: [&str; 2] = ["/loopfs-provisioner node", "/loopfs-csi"];
 
 /// The number of directories that [`fill`] fills concurrently: one for each processor of the node.
 const FILL_CONCURRENCY: usize = 2;
@@ -44,6 +49,7 @@ const RESET_TIMEOUT: Duration = Duration::from_secs(900);
 pub(super) type Tools = [(String, PathBuf)];
 
 /// The cluster of the benchmarks with the default nodes. The first of them starts it, and [`SharedCluster::stop`] stops it.
+#[derive(Default)]
 pub(super) struct SharedCluster {
     /// The tools of all benchmarks. `None` if each benchmark has a cluster of its own.
     tools: Option<Vec<(String, PathBuf)>>,
@@ -60,11 +66,6 @@ struct BenchCluster {
 }
 
 impl SharedCluster {
-    /// Returns the value for a run of one benchmark, which has a cluster of its own.
-    pub(super) fn of_one() -> SharedCluster {
-        SharedCluster { tools: None, running: None }
-    }
-
     /// Returns the value for a run of several benchmarks. `tools` are those of all of them.
     pub(super) fn with_tools(tools: Vec<(String, PathBuf)>) -> SharedCluster {
         SharedCluster { tools: Some(tools), running: None }
@@ -78,7 +79,7 @@ impl SharedCluster {
         args: &Args,
         name: &str,
         tools: &Tools,
-        measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
+        measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Samples>,
     ) -> Result<Environment> {
         let Some(all_tools) = &self.tools else {
             return measured(session, args, name, NodeOptions::default(), tools, measure).await;
@@ -87,10 +88,10 @@ impl SharedCluster {
         if let Some((name, _)) = absent {
             anyhow::bail!("the shared cluster has no {name}; run this benchmark alone");
         }
-        let clean = match self.running.take() {
-            Some(cluster) => Box::pin(cluster.reset(session)).await?,
-            None => None,
-        };
+        let mut clean = None;
+        if let Some(cluster) = self.running.take() {
+            clean = Box::pin(cluster.reset(session)).await?;
+        }
         let cluster = match clean {
             Some(cluster) => cluster,
             None => {
@@ -105,7 +106,7 @@ impl SharedCluster {
                 Ok(part)
             }
             // The next benchmark starts another cluster, because this one may be in any state.
-            Err(error) => match cluster.stop().await {
+            Err(error) => match cluster.cluster.stop().await {
                 Ok(()) => Err(error),
                 Err(stop) => Err(error.context(format!("the cluster did not stop either: {stop:#}"))),
             },
@@ -115,7 +116,7 @@ impl SharedCluster {
     /// Stops the cluster, if there is one.
     pub(super) async fn stop(self) -> Result<()> {
         match self.running {
-            Some(cluster) => cluster.stop().await,
+            Some(cluster) => cluster.cluster.stop().await,
             None => Ok(()),
         }
     }
@@ -130,12 +131,12 @@ pub(super) async fn measured(
     name: &str,
     options: NodeOptions,
     tools: &Tools,
-    measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
+    measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Samples>,
 ) -> Result<Environment> {
     let cluster = BenchCluster::start(session, args, name, options, tools).await?;
     let measured = Box::pin(cluster.measure(measure)).await;
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
-    let stopped = cluster.stop().await;
+    let stopped = cluster.cluster.stop().await;
     let part = measured?;
     stopped?;
     Ok(part)
@@ -169,7 +170,7 @@ impl BenchCluster {
             Ok(()) => Ok(started),
             Err(error) => {
                 // For the logs. The installation is what failed.
-                drop(started.stop().await);
+                drop(started.cluster.stop().await);
                 Err(error)
             }
         }
@@ -185,11 +186,13 @@ impl BenchCluster {
 
     async fn measure(
         &self,
-        measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
+        measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Samples>,
     ) -> Result<Environment> {
         let node = self.cluster.nodes().first().context("the cluster has no node")?;
-        let rows = measure(&self.cluster, node).await?;
-        let machine = machine(node).await?.with_kubernetes(self.kubernetes);
+        let rows = measure(&self.cluster, node).await?.rows();
+        let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
+        let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
+        let machine = Machine::of(&cpuinfo, &kernel, "xfs", Some(self.kubernetes));
         Ok(Environment { place: self.place.clone(), machine, rows })
     }
 
@@ -209,7 +212,7 @@ impl BenchCluster {
             }
             Err(error) => {
                 step.failed(format!("{error:#}; another cluster is started"));
-                self.stop().await?;
+                self.cluster.stop().await?;
                 Ok(None)
             }
         }
@@ -229,16 +232,6 @@ impl BenchCluster {
         .await
         .map(drop)
     }
-
-    async fn stop(self) -> Result<()> {
-        self.cluster.stop().await
-    }
-}
-
-async fn machine(node: &Node) -> Result<Machine> {
-    let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
-    let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
-    Ok(Machine::of(&cpuinfo, &kernel, "xfs"))
 }
 
 /// Creates this many files in each of the directories of a node. Calls `note` with the number of directories that have them.

@@ -4,9 +4,8 @@
 //! alone would report small differences between two boots of one machine, because a row can have many samples. The factor
 //! alone would report the noise of rows with few samples.
 
-use std::fmt::Write as _;
-
 use super::mann_whitney;
+use super::measurement::RowName;
 use super::results::{ResultRow, Results};
 
 /// The probability below which samples count as different. One in a hundred unchanged rows is below it by chance, of which
@@ -30,8 +29,7 @@ pub(super) enum Verdict {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Change {
     pub(super) bench: String,
-    pub(super) name: String,
-    pub(super) n: u64,
+    pub(super) row: RowName,
     pub(super) unit: String,
     /// The medians.
     pub(super) old: Option<f64>,
@@ -52,13 +50,13 @@ pub(super) struct Comparison {
 impl Comparison {
     /// Compares the rows of two runs. A row is worse or better if its median moved by more than `factor`, which is above 1.
     pub(super) fn of(old: &Results, new: &Results, factor: f64) -> Comparison {
-        let find = |all: &[ResultRow], row: &ResultRow| {
-            all.iter().find(|other| other.is_same_measurement(row)).cloned()
-        };
-        let mut changes: Vec<Change> =
-            new.rows.iter().map(|row| Change::of(row, find(&old.rows, row).as_ref(), factor)).collect();
+        let find =
+            |all: &[ResultRow], row: &ResultRow| all.iter().position(|other| other.is_same_measurement(row));
+        let of_new = new.rows.iter().filter_map(|row| {
+            Change::of(find(&old.rows, row).map(|position| &old.rows[position]), Some(row), factor)
+        });
         let only_old = old.rows.iter().filter(|row| find(&new.rows, row).is_none());
-        changes.extend(only_old.map(Change::only_old));
+        let changes = of_new.chain(only_old.filter_map(|row| Change::of(Some(row), None, factor))).collect();
         Comparison { changes, warnings: warnings(old, new) }
     }
 
@@ -66,82 +64,35 @@ impl Comparison {
     pub(super) fn has_worse(&self) -> bool {
         self.changes.iter().any(|change| change.verdict == Verdict::Worse)
     }
-
-    /// Returns a table with one line for each row, and a last line that counts the verdicts.
-    pub(super) fn table(&self) -> String {
-        let mut text = String::new();
-        for warning in &self.warnings {
-            _ = writeln!(text, "warning: {warning}");
-        }
-        let named = |change: &Change| format!("{} {}", change.bench, change.name);
-        let width = self.changes.iter().map(|change| named(change).len()).fold(20, usize::max);
-        _ = writeln!(
-            text,
-            "{:<width$} {:>8} {:>12} {:>12} {:>7} {:>8}  verdict",
-            "row", "n", "old", "new", "ratio", "p"
-        );
-        for change in &self.changes {
-            let value =
-                |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
-            let ratio = change.ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-            let probability = change.probability.map_or_else(|| "-".to_owned(), |p| format!("{p:.4}"));
-            _ = writeln!(
-                text,
-                "{:<width$} {:>8} {:>12} {:>12} {ratio:>7} {probability:>8}  {}",
-                named(change),
-                change.n,
-                value(change.old),
-                value(change.new),
-                change.verdict.text()
-            );
-        }
-        let count = |verdict| self.changes.iter().filter(|change| change.verdict == verdict).count();
-        _ = writeln!(
-            text,
-            "of {} rows {} worse, {} better, {} unchanged, {} with too few samples, {} in one run only",
-            self.changes.len(),
-            count(Verdict::Worse),
-            count(Verdict::Better),
-            count(Verdict::Unchanged),
-            count(Verdict::TooFewSamples),
-            count(Verdict::OnlyOld) + count(Verdict::OnlyNew)
-        );
-        text
-    }
 }
 
 impl Change {
-    fn of(new: &ResultRow, old: Option<&ResultRow>, factor: f64) -> Change {
-        let Some(old) = old else { return Change::only(new, None, Some(new.row.median), Verdict::OnlyNew) };
-        let (before, after) = (&old.row.samples, &new.row.samples);
-        let probability = mann_whitney::probability(before, after);
-        let smallest = mann_whitney::smallest_probability(before.len(), after.len());
-        let mut change = Change::only(new, Some(old.row.median), Some(new.row.median), Verdict::Unchanged);
-        change.verdict = if smallest.is_none_or(|smallest| smallest >= SIGNIFICANCE) {
-            Verdict::TooFewSamples
-        } else if probability.is_some_and(|probability| probability < SIGNIFICANCE) {
-            change.direction(factor)
-        } else {
-            Verdict::Unchanged
-        };
-        Change { probability, ..change }
-    }
-
-    fn only_old(row: &ResultRow) -> Change {
-        Change::only(row, Some(row.row.median), None, Verdict::OnlyOld)
-    }
-
-    fn only(row: &ResultRow, old: Option<f64>, new: Option<f64>, verdict: Verdict) -> Change {
-        Change {
+    /// Compares a row with that of the other run.
+    fn of(old: Option<&ResultRow>, new: Option<&ResultRow>, factor: f64) -> Option<Change> {
+        let row = new.or(old)?;
+        let median = |row: Option<&ResultRow>| row.map(|row| row.row.median);
+        let mut change = Change {
             bench: row.bench.clone(),
-            name: row.row.name.clone(),
-            n: row.row.n,
+            row: RowName { name: row.row.name.clone(), n: row.row.n },
             unit: row.row.unit.clone(),
-            old,
-            new,
+            old: median(old),
+            new: median(new),
             probability: None,
-            verdict,
+            verdict: if new.is_some() { Verdict::OnlyNew } else { Verdict::OnlyOld },
+        };
+        if let (Some(old), Some(new)) = (old, new) {
+            let (before, after) = (&old.row.samples, &new.row.samples);
+            change.probability = mann_whitney::probability(before, after);
+            let smallest = mann_whitney::smallest_probability(before.len(), after.len());
+            change.verdict = if smallest.is_none_or(|smallest| smallest >= SIGNIFICANCE) {
+                Verdict::TooFewSamples
+            } else if change.probability.is_some_and(|probability| probability < SIGNIFICANCE) {
+                change.direction(factor)
+            } else {
+                Verdict::Unchanged
+            };
         }
+        Some(change)
     }
 
     /// Returns the new median divided by the old one. Returns `None` if a run has no such row, or both are zero.
@@ -209,6 +160,7 @@ mod tests {
     use rstest::rstest;
 
     use super::super::measurement::Row;
+    use super::super::report;
     use super::super::results::Source;
     use super::*;
 
@@ -273,10 +225,10 @@ mod tests {
 
     #[test]
     fn the_table_has_both_medians_the_ratio_and_the_verdict() {
-        let table = Comparison::of(&run("us", &FAST), &run("us", &times(2.0)), 1.1).table();
+        let table = report::changes(&Comparison::of(&run("us", &FAST), &run("us", &times(2.0)), 1.1));
         let line = table.lines().nth(1).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(words, ["loop", "ours", "10", "12.5", "25.0", "2.00", "0.0022", "WORSE"], "{table}");
+        assert_eq!(words, ["loop", "ours", "10", "us", "12.5", "25.0", "2.00", "0.0022", "WORSE"], "{table}");
         assert!(table.ends_with(
             "of 1 rows 1 worse, 0 better, 0 unchanged, 0 with too few samples, 0 in one run only\n"
         ));

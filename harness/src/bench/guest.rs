@@ -1,7 +1,7 @@
 //! Runs a benchmark in a virtual machine, if this machine's kernel or the user's rights do not suffice.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -31,13 +31,13 @@ const TIMEOUT: Duration = Duration::from_secs(1800);
 /// The interval at which progress shows the last line of the program.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs `program` once for each element of `runs`, its arguments, in one boot of a guest. The guest has the
-/// files `beside` and an empty file system of `disk_mib`, which is sparse on the host.
+/// Runs `program` once for each element of `runs`, its arguments, in one boot of a guest. The guest has the programs `beside`, by their
+/// paths there and on the host, and an empty file system of `disk_mib`, which is sparse on the host.
 pub(super) async fn run(
     session: &Session,
     kernel: Option<&str>,
     program: &Path,
-    beside: Vec<GuestFile>,
+    beside: Vec<(String, PathBuf)>,
     runs: &[Vec<String>],
     disk_mib: u64,
 ) -> Result<Vec<Environment>> {
@@ -52,14 +52,23 @@ pub(super) async fn run(
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, disk_mib).await?;
-    let file = GuestFile { path: format!("/tests/{NAME}"), mode: 0o755, host: program.to_owned() };
+    let executable = |(path, host)| GuestFile { path, mode: 0o755, host };
+    let file = executable((format!("/tests/{NAME}"), program.to_owned()));
+    let binary = |(number, args): (usize, &Vec<String>)| TestBinary {
+        name: log_name(number),
+        path: file.path.clone(),
+        args: args.clone(),
+        env: BTreeMap::new(),
+        report: None,
+        timeout: TIMEOUT,
+    };
     let tests = TestsSpec {
         mounts: vec![xfs("data", XFS, &format!("prjquota,{HARDENED}"))],
-        binaries: runs.iter().enumerate().map(|(number, args)| binary(number, &file, args)).collect(),
+        binaries: runs.iter().enumerate().map(binary).collect(),
         ..TestsSpec::default()
     };
 
-    let files = std::iter::once(file).chain(beside).collect();
+    let files = std::iter::once(file).chain(beside.into_iter().map(executable)).collect();
     let step = session.progress.step(format!("measure on Linux {} in a {place}", kernel.release()));
     let machine = TestMachine {
         name: NAME.to_owned(),
@@ -101,17 +110,6 @@ pub(super) async fn run(
     anyhow::ensure!(ending == ExitReason::Passed, "the virtual machine did not exit cleanly: {ending:?}");
     step.done("");
     Ok(parts)
-}
-
-fn binary(number: usize, file: &GuestFile, args: &[String]) -> TestBinary {
-    TestBinary {
-        name: log_name(number),
-        path: file.path.clone(),
-        args: args.to_vec(),
-        env: BTreeMap::new(),
-        report: None,
-        timeout: TIMEOUT,
-    }
 }
 
 fn log_name(number: usize) -> String {

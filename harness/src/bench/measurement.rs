@@ -22,6 +22,43 @@ pub(super) struct Row {
     pub(super) samples: Vec<f64>,
 }
 
+/// The name of a row and its count `n`.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(super) struct RowName {
+    pub(super) name: String,
+    pub(super) n: u64,
+}
+
+/// The values of rows that are being measured. The rows are in the order of their first values.
+#[derive(Debug, Default)]
+pub(super) struct Samples(Vec<(String, u64, &'static str, Vec<f64>)>);
+
+impl Samples {
+    /// Adds a value to the row with this name and count.
+    pub(super) fn add(&mut self, name: impl Into<String>, n: u64, unit: &'static str, value: f64) {
+        self.extend(name, n, unit, [value]);
+    }
+
+    pub(super) fn extend(
+        &mut self,
+        name: impl Into<String>,
+        n: u64,
+        unit: &'static str,
+        values: impl IntoIterator<Item = f64>,
+    ) {
+        let name = name.into();
+        match self.0.iter_mut().find(|row| row.0 == name && row.1 == n) {
+            Some(row) => row.3.extend(values),
+            None => self.0.push((name, n, unit, values.into_iter().collect())),
+        }
+    }
+
+    /// Returns the rows that have values.
+    pub(super) fn rows(self) -> Vec<Row> {
+        self.0.into_iter().filter_map(|(name, n, unit, values)| Row::of(&name, n, unit, values)).collect()
+    }
+}
+
 impl Row {
     /// Returns the median and the 99th percentile (nearest rank) of values, or `None` if there are none.
     pub(super) fn of(name: &str, n: u64, unit: &str, values: impl IntoIterator<Item = f64>) -> Option<Row> {
@@ -73,20 +110,15 @@ impl Machine {
     pub(super) const KERNEL: &str = "/proc/sys/kernel/osrelease";
 
     /// Returns the description by the content of these files.
-    pub(super) fn of(cpuinfo: &str, kernel: &str, file_system: &str) -> Machine {
+    pub(super) fn of(cpuinfo: &str, kernel: &str, file_system: &str, kubernetes: Option<&str>) -> Machine {
         let (cpu, cpus) = processors(cpuinfo);
         Machine {
             cpu: cpu.to_owned(),
             cpus,
             kernel: kernel.trim().to_owned(),
             file_system: file_system.to_owned(),
-            kubernetes: None,
+            kubernetes: kubernetes.map(str::to_owned),
         }
-    }
-
-    /// Adds the release of Kubernetes.
-    pub(super) fn with_kubernetes(self, release: &str) -> Machine {
-        Machine { kubernetes: Some(release.to_owned()), ..self }
     }
 }
 
@@ -131,15 +163,7 @@ impl Measurements {
         self.parts.iter().flat_map(|part| &part.rows)
     }
 
-    pub(super) fn median(&self, name: &str, n: u64) -> Option<f64> {
-        self.row(name, n).map(|row| row.median)
-    }
-
-    pub(super) fn p99(&self, name: &str, n: u64) -> Option<f64> {
-        self.row(name, n).map(|row| row.p99)
-    }
-
-    fn row(&self, name: &str, n: u64) -> Option<&Row> {
+    pub(super) fn row(&self, name: &str, n: u64) -> Option<&Row> {
         self.rows().find(|row| row.name == name && row.n == n)
     }
 
@@ -156,7 +180,7 @@ impl Measurements {
     /// Returns the measurements of an unnamed machine.
     pub(super) fn of(rows: Vec<Row>) -> Measurements {
         Measurements {
-            parts: vec![Environment { place: String::new(), machine: Machine::of("", "", ""), rows }],
+            parts: vec![Environment { place: String::new(), machine: Machine::of("", "", "", None), rows }],
         }
     }
 }
@@ -185,8 +209,8 @@ mod tests {
         assert_eq!(part.machine.cpu, "a \"fast\" one");
         let all = Measurements { parts: vec![part] };
         assert_eq!(all.counts("find_device"), [4, 10]);
-        assert_eq!(all.median("find_device", 10), Some(1.5));
-        assert_eq!(all.median("find_device", 11), None);
+        assert_eq!(all.row("find_device", 10).map(|row| row.median), Some(1.5));
+        assert_eq!(all.row("find_device", 11), None);
     }
 
     #[test]
@@ -195,6 +219,18 @@ mod tests {
         assert_eq!(row(&[3.0, 1.0, 2.0]), Some((2.0, 3.0)));
         assert_eq!(row(&[4.0, 1.0]), Some((2.5, 4.0)));
         assert_eq!(row(&[]), None);
+    }
+
+    #[test]
+    fn samples_become_rows_in_order() {
+        let mut samples = Samples::default();
+        samples.add("ours", 10, "us", 1.0);
+        samples.extend("empty", 10, "us", []);
+        samples.extend("ours", 20, "us", [5.0]);
+        samples.add("ours", 10, "us", 3.0);
+        let rows = samples.rows();
+        let rows: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.n, row.median, row.runs)).collect();
+        assert_eq!(rows, [("ours", 10, 2.0, 2), ("ours", 20, 5.0, 1)]);
     }
 
     #[test]

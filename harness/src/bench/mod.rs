@@ -2,44 +2,40 @@
 //!
 //! A run writes `report.json` and `report.html` below `target/bench`. The first has the rows of all its benchmarks with their
 //! samples ([`results`]), the second is for readers ([`report`]).
+//!
+//! Each benchmark is an entry of the [`catalogue`]: a function that measures and returns rows, and requirements on these rows
+//! ([`threshold`]). Contenders that are compared take turns ([`turns`]), so that other load on the machine affects all alike.
 
+mod args;
 mod audit_log;
 mod batch;
 mod burst;
 mod catalogue;
-mod clones;
 mod cluster;
 mod comparison;
+mod counting_proxy;
 mod deletion;
 mod footprint;
 mod growth;
 mod guest;
-mod here;
-mod html;
-mod in_memory;
-mod io;
-mod loop_devices;
 mod mann_whitney;
 mod measurement;
 mod memory;
-mod memory_controller;
-mod metrics_page;
+mod metrics;
 mod node;
 mod node_process;
-mod outcome;
+mod peer;
 mod plot;
-mod processor_time;
+mod process;
+mod programs;
 mod provision;
 mod report;
 mod results;
-mod rpc;
 mod run;
 mod scale;
-mod source;
-mod table;
 mod threshold;
-mod volume_stats;
+mod turns;
 
+pub use self::args::Args;
 pub(crate) use self::catalogue::list;
-pub use self::outcome::Args;
 pub use self::run::run;

@@ -12,15 +12,19 @@ use super::measurement::{Measurements, Row};
 /// One plot of the rows with these names against their counts.
 #[derive(Clone, Debug)]
 pub(super) struct Plot {
-    pub(super) title: &'static str,
+    title: String,
     /// The label of the counts.
-    pub(super) x: &'static str,
-    pub(super) names: &'static [&'static str],
+    x: &'static str,
+    names: Vec<String>,
 }
 
 impl Plot {
-    pub(super) const fn new(title: &'static str, x: &'static str, names: &'static [&'static str]) -> Plot {
-        Plot { title, x, names }
+    pub(super) fn new(
+        title: impl Into<String>,
+        x: &'static str,
+        names: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Plot {
+        Plot { title: title.into(), x, names: names.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -42,7 +46,7 @@ const COLOURS: [RGBColor; 6] = [
 
 /// Returns a drawing of all plots, except those without measurements. Returns `None` if no plot has any.
 pub(super) fn svg(all: &Measurements, plots: &[Plot]) -> Result<Option<String>> {
-    let drawn: Vec<&Plot> = plots.iter().filter(|plot| !rows(all, plot.names).is_empty()).collect();
+    let drawn: Vec<&Plot> = plots.iter().filter(|plot| !rows(all, &plot.names).is_empty()).collect();
     if drawn.is_empty() {
         return Ok(None);
     }
@@ -60,8 +64,8 @@ pub(super) fn svg(all: &Measurements, plots: &[Plot]) -> Result<Option<String>> 
 }
 
 /// Returns the rows with these names in ascending order of the count. Those without a logarithm are left out.
-fn rows<'a>(all: &'a Measurements, names: &[&str]) -> Vec<&'a Row> {
-    let is_drawn = |row: &&Row| names.contains(&row.name.as_str()) && row.n > 0 && row.median > 0.0;
+fn rows<'a>(all: &'a Measurements, names: &[String]) -> Vec<&'a Row> {
+    let is_drawn = |row: &&Row| names.contains(&row.name) && row.n > 0 && row.median > 0.0;
     let mut rows: Vec<&Row> = all.rows().filter(is_drawn).collect();
     rows.sort_by_key(|row| row.n);
     rows
@@ -69,13 +73,13 @@ fn rows<'a>(all: &'a Measurements, names: &[&str]) -> Vec<&'a Row> {
 
 fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) -> Result<()> {
     let (curves, legend) = area.split_horizontally(CURVES_WIDTH);
-    let shown = rows(all, plot.names);
+    let shown = rows(all, &plot.names);
     let counts = decades(shown.iter().map(|row| row.n as f64)).context("no count is positive")?;
     let values = decades(shown.iter().map(|row| row.median)).context("no value is positive")?;
     let in_bytes = shown.iter().all(|row| row.unit == BYTES);
     let value = |value: f64| if in_bytes { bytes(value) } else { duration(value) };
     let mut chart = ChartBuilder::on(&curves)
-        .caption(plot.title, ("sans-serif", 18))
+        .caption(&plot.title, ("sans-serif", 18))
         .margin(10)
         .x_label_area_size(40)
         .y_label_area_size(60)
@@ -92,7 +96,7 @@ fn draw(area: &DrawingArea<SVGBackend, Shift>, all: &Measurements, plot: &Plot) 
         .max_light_lines(1)
         .draw()?;
     for (place, (name, colour)) in plot.names.iter().zip(COLOURS.iter().cycle()).enumerate() {
-        let rows = rows(all, &[name]);
+        let rows = rows(all, std::slice::from_ref(name));
         let Some(last) = rows.last() else { continue };
         let points = rows.iter().map(|row| (row.n as f64, row.median));
         chart.draw_series(LineSeries::new(points, colour.filled()).point_size(3))?;
@@ -163,7 +167,7 @@ mod tests {
     #[test]
     fn a_plot_ends_at_its_last_measurement_and_empty_plots_are_omitted() {
         let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
-        let plots = [Plot::new("drawn", "n", &["a", "missing"]), Plot::new("empty", "n", &["missing"])];
+        let plots = [Plot::new("drawn", "n", ["a", "missing"]), Plot::new("empty", "n", ["missing"])];
         let text = svg(&all, &plots).unwrap().unwrap();
         assert!(text.contains(" points=\"70,269 389,35 \""), "{text}");
         assert!(text.contains("\na 1 ms\n</text>") && !text.contains("missing"), "{text}");
@@ -190,7 +194,7 @@ mod tests {
     fn bytes_are_drawn_without_the_row_of_the_count_0() {
         let row = |n, bytes| Row::of("received", n, BYTES, [bytes]).unwrap();
         let all = Measurements::of([row(0, 10_000.0), row(1000, 80_000.0), row(100_000, 7.5e6)].to_vec());
-        let text = svg(&all, &[Plot::new("drawn", "claims", &["received"])]).unwrap().unwrap();
+        let text = svg(&all, &[Plot::new("drawn", "claims", ["received"])]).unwrap().unwrap();
         assert!(text.contains("\nreceived 7.5 MB\n") && text.contains("\n1 MB\n"), "{text}");
     }
 }

@@ -1,14 +1,14 @@
 //! The file of results: what a run measured and where, in one format for all benchmarks.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use testvm::session::Session;
 
-use super::measurement::{Environment, Machine, Measurements, Row};
-use super::outcome::Outcome;
-use super::threshold::{Ratio, RowName, Threshold};
+use super::measurement::{Environment, Machine, Measurements, Row, RowName};
+use super::threshold::Threshold;
 
 /// The version of the format. A change of the fields below increments it.
 const FORMAT: u32 = 1;
@@ -23,7 +23,7 @@ pub(super) struct Results {
     pub(super) quick: bool,
     pub(super) environments: Vec<MeasuredAt>,
     pub(super) rows: Vec<ResultRow>,
-    pub(super) thresholds: Vec<ThresholdResult>,
+    pub(super) thresholds: Vec<Threshold>,
     pub(super) failures: Vec<Failure>,
 }
 
@@ -57,17 +57,6 @@ pub(super) struct ResultRow {
     environment: usize,
 }
 
-/// A threshold of a benchmark, and whether the run met it.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ThresholdResult {
-    pub(super) bench: String,
-    pub(super) text: String,
-    pub(super) is_met: Option<bool>,
-    pub(super) values: String,
-    pub(super) ratio: Option<Ratio>,
-}
-
 /// A benchmark that did not complete.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -81,14 +70,14 @@ impl Results {
         Results { format: FORMAT, source, quick, ..Results::default() }
     }
 
-    /// Adds the outcome of a benchmark.
-    pub(super) fn add(&mut self, bench: &str, outcome: &Outcome) {
+    /// Adds the measurements of a benchmark and its thresholds.
+    pub(super) fn add(&mut self, bench: &str, all: &Measurements, thresholds: Vec<Threshold>) {
         let mut peers: BTreeMap<&RowName, &RowName> = BTreeMap::new();
-        for ratio in outcome.thresholds.iter().filter_map(|threshold| threshold.ratio.as_ref()) {
+        for ratio in thresholds.iter().filter_map(|threshold| threshold.ratio.as_ref()) {
             // If a row has several peers, its first threshold decides.
             peers.entry(&ratio.row).or_insert(&ratio.peer);
         }
-        for part in &outcome.measurements.parts {
+        for part in &all.parts {
             let environment = self.environment_of(part);
             self.rows.extend(part.rows.iter().map(|row| ResultRow {
                 bench: bench.to_owned(),
@@ -97,7 +86,6 @@ impl Results {
                 environment,
             }));
         }
-        let thresholds = outcome.thresholds.iter().map(|threshold| ThresholdResult::of(bench, threshold));
         self.thresholds.extend(thresholds);
     }
 
@@ -206,17 +194,16 @@ impl Results {
 impl ResultRow {
     /// Returns `true` if both rows have the same bench, name, count and unit.
     pub(super) fn is_same_measurement(&self, other: &ResultRow) -> bool {
-        let key =
-            |row: &ResultRow| (row.bench.clone(), row.row.name.clone(), row.row.n, row.row.unit.clone());
-        key(self) == key(other)
+        let (ours, theirs) = (&self.row, &other.row);
+        (&self.bench, &ours.name, ours.n, &ours.unit) == (&other.bench, &theirs.name, theirs.n, &theirs.unit)
     }
 }
 
-impl ThresholdResult {
-    fn of(bench: &str, threshold: &Threshold) -> ThresholdResult {
-        let Threshold { text, is_met, values, ratio, .. } = threshold.clone();
-        ThresholdResult { bench: bench.to_owned(), text, is_met, values, ratio }
-    }
+/// Creates and returns the directory of the benchmarks' files.
+pub(super) fn directory(session: &Session) -> Result<PathBuf> {
+    let directory = session.workspace.reports("bench");
+    std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    Ok(directory)
 }
 
 /// Returns a JSON list with one line for each entry.
@@ -230,8 +217,7 @@ impl Results {
     /// Returns results with these rows of one benchmark.
     pub(super) fn of(bench: &str, rows: Vec<Row>) -> Results {
         let mut results = Results::new(Source::default(), false);
-        let outcome = Outcome { measurements: Measurements::of(rows), thresholds: Vec::new(), plots: &[] };
-        results.add(bench, &outcome);
+        results.add(bench, &Measurements::of(rows), Vec::new());
         results
     }
 }
@@ -248,21 +234,21 @@ mod tests {
     fn results() -> Results {
         let part = |place: &str, rows| Environment {
             place: place.to_owned(),
-            machine: Machine::of("processor\t: 0\nmodel name\t: \"x\"\n", "6.12.1\n", "xfs"),
+            machine: Machine::of("processor\t: 0\nmodel name\t: \"x\"\n", "6.12.1\n", "xfs", None),
             rows,
         };
         let here = part("here", vec![row("ours", 10, &[1.0, 2.0]), row("peer", 10, &[3.0])]);
         let guest = part("guest", vec![row("ids", 5, &[4.0])]);
-        let thresholds = |all: &Measurements| {
-            vec![
-                threshold::faster(all, "ours is faster", ("ours", 10), 1.5, ("peer", 10)),
-                threshold::no_more(all, "not measured", ("absent", 1), 1.0),
-            ]
-        };
+        let requirements = [
+            threshold::faster("ours is faster", "ours", 1.5, "peer"),
+            threshold::no_more("not measured", "absent", 1.0),
+        ];
         let source = Source { commit: Some("0c20236".to_owned()), has_changes: true };
         let mut results = Results::new(source, true);
-        results.add("loop", &Outcome::new(vec![here.clone(), guest], thresholds, &[]));
-        results.add("csi", &Outcome::new(vec![here], |_| Vec::new(), &[]));
+        let all = Measurements { parts: vec![here.clone(), guest] };
+        let thresholds = requirements.iter().flat_map(|requirement| requirement.judge("loop", &all));
+        results.add("loop", &all, thresholds.collect());
+        results.add("csi", &Measurements { parts: vec![here] }, Vec::new());
         results.add_failure("clone", &anyhow::anyhow!("no space").context("create an image"));
         results
     }

@@ -1,33 +1,18 @@
 //! Runs the benchmarks of a command line, writes the report, and compares it with an earlier one.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use testvm::session::Session;
 
+use super::args::{Args, Bench};
 use super::cluster::SharedCluster;
 use super::comparison::Comparison;
-use super::outcome::{Args, Bench, Outcome, directory};
-use super::plot::Plot;
-use super::results::Results;
-use super::threshold::Threshold;
-use super::{
-    burst, catalogue, clones, deletion, footprint, growth, io, loop_devices, node, provision, report, rpc,
-    scale, source, table, volume_stats,
-};
+use super::measurement::Measurements;
+use super::results::{Results, Source, directory};
+use super::{catalogue, peer, report};
 use crate::listing::record_time;
-
-/// The results of a run, and what they do not have.
-struct Measured {
-    results: Results,
-    thresholds: Vec<Threshold>,
-    /// The plots of each benchmark, by its name.
-    plots: BTreeMap<String, &'static [Plot]>,
-    /// The tables of all benchmarks.
-    tables: String,
-}
 
 /// Runs one benchmark or all, prints their tables and writes the report. With the options for it, it only lists the benchmarks,
 /// or only compares earlier runs.
@@ -45,117 +30,88 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     let recorded = read(&args.results)?;
     if let (Some(old), Some(new)) = (&old, &recorded) {
         let comparison = Comparison::of(old, new, args.factor);
-        print!("{}", comparison.table());
+        print!("{}", report::changes(&comparison));
         return Ok(exit_code(!comparison.has_worse()));
     }
 
     // Two runs would disturb each other, and write the same files.
     let _lock = session.exclusive("bench").await?;
-    let measured = Box::pin(measure(session, args)).await?;
-    let comparison = old.map(|old| Comparison::of(&old, &measured.results, args.factor));
-    let plots_of = |bench: &str| measured.plots.get(bench).copied().unwrap_or_default();
-    let page = report::page(&measured.results, plots_of, comparison.as_ref())?;
-    let html = directory(session)?.join("report.html");
-    std::fs::write(&html, page).with_context(|| format!("write {}", html.display()))?;
+    let json = directory(session)?.join("report.json");
+    let results = Box::pin(measure(session, args, &json)).await?;
+    let comparison = old.map(|old| Comparison::of(&old, &results, args.factor));
+    let html = json.with_extension("html");
+    std::fs::write(&html, report::page(&results, comparison.as_ref())?)
+        .with_context(|| format!("write {}", html.display()))?;
 
     session.progress.finish();
-    print!("{}", measured.tables);
-    for failure in &measured.results.failures {
-        println!("the benchmark {} did not complete: {}", failure.bench, failure.error);
-    }
+    print!("{}", report::text(&results));
     if let Some(comparison) = &comparison {
-        println!("{}", comparison.table());
+        println!("{}", report::changes(comparison));
     }
-    println!("{}\n{}", json(session)?.display(), html.display());
-    println!("{}", table::verdict(&measured.thresholds));
-    let all_met = measured.thresholds.iter().all(|threshold| threshold.is_met == Some(true));
+    println!("{}\n{}", json.display(), html.display());
+    println!("{}", report::verdict(&results.thresholds));
+    let all_met = results.thresholds.iter().all(|threshold| threshold.is_met == Some(true));
     let is_worse = comparison.is_some_and(|comparison| comparison.has_worse());
-    let is_complete = measured.results.failures.is_empty();
-    Ok(exit_code(is_complete && !is_worse && (all_met || !args.check)))
+    Ok(exit_code(results.failures.is_empty() && !is_worse && (all_met || !args.check)))
 }
 
 /// Runs the benchmarks, and writes the results after each one.
-async fn measure(session: &Session, args: &Args) -> Result<Measured> {
+async fn measure(session: &Session, args: &Args, json: &Path) -> Result<Results> {
     let benches = args.benches();
-    let json = json(session)?;
-    let mut measured = Measured {
-        results: Results::new(source::of(session.workspace.root()).await, args.quick),
-        thresholds: Vec::new(),
-        plots: BTreeMap::new(),
-        tables: String::new(),
-    };
+    let mut results = Results::new(source(session.workspace.root()).await, args.quick);
     let mut shared = shared_cluster(session, &benches).await;
     for (number, bench) in benches.iter().enumerate() {
         let name = bench.name();
         let step = session.progress.step(format!("benchmark {name}, {} of {}", number + 1, benches.len()));
-        let outcome = run_one(session, args, *bench, &mut shared).await;
-        match outcome {
-            Ok(outcome) => {
+        match bench.run(session, args, &mut shared).await {
+            Ok(parts) => {
                 if !args.quick && args.part.is_none() {
                     record_time(session, "bench", &name, step.elapsed());
                 }
                 step.done("");
-                measured.add(&name, outcome);
+                let all = Measurements { parts };
+                let requirements = (bench.entry().requirements)(args);
+                let judged = requirements.iter().flat_map(|requirement| requirement.judge(&name, &all));
+                results.add(&name, &all, judged.collect());
             }
             // A run that was stopped runs no further benchmark, and that of a single one has nothing to report.
             Err(error) if session.cancel.is_cancelled() || benches.len() == 1 => return Err(error),
             Err(error) => {
                 step.failed(format!("{error:#}"));
-                measured.results.add_failure(&name, &error);
+                results.add_failure(&name, &error);
             }
         }
         // A run of all takes long. What it measured remains if it is stopped.
-        measured.results.write(&json)?;
+        results.write(json)?;
     }
     if let Err(error) = Box::pin(shared.stop()).await {
-        measured.results.add_failure("cluster", &error.context("stop the shared cluster"));
+        results.add_failure("cluster", &error.context("stop the shared cluster"));
     }
-    Ok(measured)
-}
-
-impl Measured {
-    fn add(&mut self, bench: &str, outcome: Outcome) {
-        self.results.add(bench, &outcome);
-        self.tables += &table::measurements(&outcome.measurements);
-        self.tables += &format!("\n{}\n", table::thresholds(&outcome.thresholds));
-        self.plots.insert(bench.to_owned(), outcome.plots);
-        self.thresholds.extend(outcome.thresholds);
-    }
-}
-
-async fn run_one(
-    session: &Session,
-    args: &Args,
-    bench: Bench,
-    shared: &mut SharedCluster,
-) -> Result<Outcome> {
-    match bench {
-        Bench::Loop => loop_devices::run(session, args).await,
-        Bench::Csi => volume_stats::run(session, args).await,
-        Bench::Clone => clones::run(session, args).await,
-        Bench::Rpc => rpc::run(session, args).await,
-        Bench::Io => io::run(session, args).await,
-        Bench::Scale => scale::run(session, args).await,
-        Bench::Burst => burst::run(session, args).await,
-        Bench::Footprint => footprint::run(session, args, shared).await,
-        Bench::Provision => provision::run(session, args, shared).await,
-        Bench::Growth => growth::run(session, args, shared).await,
-        Bench::Deletion => deletion::run(session, args, shared).await,
-        Bench::Node => node::run(session, args).await,
-    }
+    Ok(results)
 }
 
 /// Returns the cluster of a run: one for all benchmarks, with the tools of each, if there are several.
 async fn shared_cluster(session: &Session, benches: &[Bench]) -> SharedCluster {
     if benches.len() == 1 {
-        return SharedCluster::of_one();
+        return SharedCluster::default();
     }
-    let tools = session.until_cancelled(provision::peer::tools(session)).await.unwrap_or_else(|error| {
+    let tools = session.until_cancelled(peer::tools(session)).await.unwrap_or_else(|error| {
         // The benchmark that needs them reports the error.
         session.progress.line(format!("the shared cluster lacks tools: {error:#}"));
         Vec::new()
     });
     SharedCluster::with_tools(tools)
+}
+
+/// Returns the commit of the checkout at `root`. The commit is `None` if `root` is no checkout or Git is not installed.
+async fn source(root: &Path) -> Source {
+    let output = async |args: &[&str]| {
+        let finished = testvm::process::git(root).args(args.iter().copied()).finish().await.ok()?;
+        finished.status.success().then_some(finished.stdout)
+    };
+    let commit = output(&["rev-parse", "HEAD"]).await.map(|commit| commit.trim().to_owned());
+    let changes = output(&["status", "--porcelain", "--untracked-files=no"]).await;
+    Source { commit, has_changes: changes.is_some_and(|changes| !changes.is_empty()) }
 }
 
 /// Reads and combines files of results. Returns `None` if there are none.
@@ -164,10 +120,17 @@ fn read(paths: &[PathBuf]) -> Result<Option<Results>> {
     Ok(Results::pooled(read.collect::<Result<_>>()?))
 }
 
-fn json(session: &Session) -> Result<PathBuf> {
-    Ok(directory(session)?.join("report.json"))
-}
-
 fn exit_code(is_success: bool) -> ExitCode {
     if is_success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_without_a_repository_has_no_commit() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(source(directory.path()).await, Source::default());
+    }
 }

@@ -1,21 +1,72 @@
-//! Thresholds for the results of a benchmark, and whether the measurements meet them.
+//! The requirements of the benchmarks on their rows, and whether the measurements meet them.
 
 use serde::{Deserialize, Serialize};
 
-use super::measurement::Measurements;
+use super::measurement::{Measurements, Row, RowName};
 
-/// A threshold, compared with the measurements.
-#[derive(Clone, Debug, PartialEq)]
+/// A requirement on a row. In its text, `{n}` stands for the count of the row, and `{peer_n}` for that of its peer.
+#[derive(Clone, Debug)]
+pub(super) struct Requirement {
+    text: String,
+    row: String,
+    at: Counts,
+    limit: Limit,
+    peer: Option<Peer>,
+    statistic: Statistic,
+    cause: Option<&'static str>,
+}
+
+/// The row that a row is compared with.
+#[derive(Clone, Debug)]
+struct Peer {
+    row: String,
+    /// `None` for the count of the row.
+    at: Option<Counts>,
+}
+
+/// Counts of a row among those that were measured.
+#[derive(Clone, Copy, Debug)]
+enum Counts {
+    Each,
+    Least,
+    Most,
+    /// The count with the smallest median.
+    Fastest,
+    /// The count with the largest median.
+    Slowest,
+}
+
+/// A limit for the value of the row, or for its ratio to the peer.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
+    /// The row may take at most the peer's time divided by this factor.
+    TimesAsFast(f64),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Statistic {
+    Median,
+    P99,
+}
+
+/// A requirement of a benchmark at one count, compared with the measurements.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Threshold {
+    pub(super) bench: String,
     pub(super) text: String,
     /// `None` if a value that it needs was not measured.
     pub(super) is_met: Option<bool>,
     /// The values that decided it.
     pub(super) values: String,
-    /// The known cause if the threshold is not met. The last line of the run has it.
-    pub(super) cause: Option<&'static str>,
     /// The ratio that decided it, if it compares two rows.
     pub(super) ratio: Option<Ratio>,
+    /// The known cause if the threshold is not met. The last line of the run has it.
+    #[serde(skip)]
+    pub(super) cause: Option<&'static str>,
 }
 
 /// The ratio of a row to its peer in the same run.
@@ -28,229 +79,265 @@ pub(super) struct Ratio {
     pub(super) value: f64,
 }
 
-/// The name of a row and its count `n`.
-#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-pub(super) struct RowName {
-    pub(super) name: String,
-    pub(super) n: u64,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Statistic {
-    Median,
-    P99,
-}
-
 impl Statistic {
-    fn of(self, all: &Measurements, name: &str, n: u64) -> Option<f64> {
+    pub(super) fn of(self, row: &Row) -> f64 {
         match self {
-            Statistic::Median => all.median(name, n),
-            Statistic::P99 => all.p99(name, n),
+            Statistic::Median => row.median,
+            Statistic::P99 => row.p99,
         }
     }
 }
 
-impl Threshold {
-    /// Adds the known cause for the case that the threshold is not met.
+/// Requires that the largest count of `row` is at most `bound`.
+pub(super) fn no_more(text: &str, row: &str, bound: f64) -> Requirement {
+    Requirement {
+        text: text.to_owned(),
+        row: row.to_owned(),
+        at: Counts::Most,
+        limit: Limit::AtMost(bound),
+        peer: None,
+        statistic: Statistic::Median,
+        cause: None,
+    }
+}
+
+/// Requires that the largest count of `row` takes at most `factor` times as long as `peer` with the same count.
+pub(super) fn at_most(text: &str, row: &str, factor: f64, peer: &str) -> Requirement {
+    Requirement { peer: Some(Peer { row: peer.to_owned(), at: None }), ..no_more(text, row, factor) }
+}
+
+/// Requires that the largest count of `row` is at least `factor` times as fast as `peer` with the same count.
+pub(super) fn faster(text: &str, row: &str, factor: f64, peer: &str) -> Requirement {
+    Requirement { limit: Limit::TimesAsFast(factor), ..at_most(text, row, factor, peer) }
+}
+
+/// Requires that the largest count of `row` is at least `factor` times `peer` with the same count.
+pub(super) fn at_least(text: &str, row: &str, factor: f64, peer: &str) -> Requirement {
+    Requirement { limit: Limit::AtLeast(factor), ..at_most(text, row, factor, peer) }
+}
+
+/// Requires that the largest count of `row` takes at most `factor` times as long as the smallest count.
+pub(super) fn grows_at_most(text: &str, row: &str, factor: f64) -> Requirement {
+    Requirement {
+        peer: Some(Peer { row: row.to_owned(), at: Some(Counts::Least) }),
+        ..no_more(text, row, factor)
+    }
+}
+
+/// Requires that `row` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
+pub(super) fn flat(text: &str, row: &str, factor: f64) -> Requirement {
+    Requirement {
+        at: Counts::Slowest,
+        peer: Some(Peer { row: row.to_owned(), at: Some(Counts::Fastest) }),
+        ..no_more(text, row, factor)
+    }
+}
+
+impl Requirement {
+    /// Applies to each count of the row.
     #[must_use]
-    pub(super) fn with_cause(self, cause: &'static str) -> Threshold {
-        Threshold { cause: Some(cause), ..self }
+    pub(super) fn at_each_count(self) -> Requirement {
+        Requirement { at: Counts::Each, ..self }
     }
-}
 
-/// The name of a row and its count `n`.
-pub(super) type RowKey<'a> = (&'a str, u64);
-
-/// Requires that `ours` takes at most `factor` times as long as `other`.
-pub(super) fn at_most(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
-    compare(all, Statistic::Median, text, ours, other, up_to(factor))
-}
-
-/// Requires that the 99th percentile of `ours` is at most `factor` times that of `other`.
-pub(super) fn p99_at_most(
-    all: &Measurements,
-    text: &str,
-    ours: RowKey,
-    factor: f64,
-    other: RowKey,
-) -> Threshold {
-    compare(all, Statistic::P99, text, ours, other, up_to(factor))
-}
-
-fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
-    move |ratio| (ratio <= factor, format!("{ratio:.2} times; the threshold is at most {factor}"))
-}
-
-/// Requires that `ours` is at least `factor` times as fast as `other`.
-pub(super) fn faster(all: &Measurements, text: &str, ours: RowKey, factor: f64, other: RowKey) -> Threshold {
-    compare(all, Statistic::Median, text, ours, other, |ratio| {
-        let gain = 1.0 / ratio;
-        (gain >= factor, format!("{gain:.1} times as fast; the threshold is at least {factor}"))
-    })
-}
-
-/// Requires that `much` is at least `factor` times `little`.
-pub(super) fn at_least(
-    all: &Measurements,
-    text: &str,
-    much: RowKey,
-    factor: f64,
-    little: RowKey,
-) -> Threshold {
-    compare(all, Statistic::Median, text, much, little, |ratio| {
-        (ratio >= factor, format!("{ratio:.1} times; the threshold is at least {factor}"))
-    })
-}
-
-/// Requires that `ours` is at most `bound`.
-pub(super) fn no_more(all: &Measurements, text: &str, ours: RowKey, bound: f64) -> Threshold {
-    let (name, n) = ours;
-    let (is_met, values) = match all.median(name, n) {
-        Some(median) => {
-            (Some(median <= bound), format!("{name}({n}) {median:.2}: the threshold is at most {bound}"))
-        }
-        None => (None, format!("{name} was not measured with {n}")),
-    };
-    Threshold { text: text.to_owned(), is_met, values, cause: None, ratio: None }
-}
-
-/// Requires that `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
-pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> Threshold {
-    let medians = || all.counts(name).into_iter().filter_map(|n| Some((n, all.median(name, n)?)));
-    let slowest = medians().max_by(|a, b| a.1.total_cmp(&b.1));
-    let fastest = medians().min_by(|a, b| a.1.total_cmp(&b.1));
-    match (slowest, fastest) {
-        (Some(slowest), Some(fastest)) if medians().count() > 1 => {
-            at_most(all, text, (name, slowest.0), factor, (name, fastest.0))
-        }
-        _ => Threshold {
-            text: text.to_owned(),
-            is_met: None,
-            values: format!("{name} was not measured"),
-            cause: None,
-            ratio: None,
-        },
+    /// Applies to the smallest count of the row.
+    #[must_use]
+    pub(super) fn at_the_least_count(self) -> Requirement {
+        Requirement { at: Counts::Least, ..self }
     }
-}
 
-fn compare(
-    all: &Measurements,
-    statistic: Statistic,
-    text: &str,
-    ours: RowKey,
-    other: RowKey,
-    judge: impl Fn(f64) -> (bool, String),
-) -> Threshold {
-    let text = text.to_owned();
-    let value =
-        |(name, n): RowKey| statistic.of(all, name, n).ok_or(format!("{name} was not measured with {n}"));
-    match (value(ours), value(other)) {
-        (Ok(our_value), Ok(other_value)) => {
-            // Two values of zero are equal too, and their quotient is not a number.
-            let quotient = if our_value == other_value { 1.0 } else { our_value / other_value };
-            let (is_met, verdict) = judge(quotient);
-            let named = |(name, n): RowKey| RowName { name: name.to_owned(), n };
-            // A peer of zero has no ratio, and JSON has no infinity.
-            let ratio = quotient.is_finite().then(|| Ratio {
-                row: named(ours),
-                peer: named(other),
-                statistic,
-                value: quotient,
+    /// Compares with the largest count of the peer, which has counts of its own.
+    #[must_use]
+    pub(super) fn with_most_of_the_peer(self) -> Requirement {
+        Requirement { peer: self.peer.map(|peer| Peer { at: Some(Counts::Most), ..peer }), ..self }
+    }
+
+    /// Compares the 99th percentiles instead of the medians.
+    #[must_use]
+    pub(super) fn of_p99(self) -> Requirement {
+        Requirement { statistic: Statistic::P99, ..self }
+    }
+
+    /// Adds the known cause for the case that the requirement is not met.
+    #[must_use]
+    pub(super) fn with_cause(self, cause: &'static str) -> Requirement {
+        Requirement { cause: Some(cause), ..self }
+    }
+
+    /// Compares the requirement of a benchmark with its measurements. Returns one threshold for each count.
+    pub(super) fn judge(&self, bench: &str, all: &Measurements) -> Vec<Threshold> {
+        let judge_at = |n| {
+            let row = (self.row.as_str(), n);
+            let peer = self.peer.as_ref().map(|peer| {
+                let at = peer.at.and_then(|at| at.of(all, &peer.row).first().copied());
+                (peer.row.as_str(), if peer.at.is_some() { at.unwrap_or_default() } else { n })
             });
-            let text_of = |(name, n): RowKey, value: f64| format!("{name}({n}) {value:.1}");
-            let values = format!("{}, {}: {verdict}", text_of(ours, our_value), text_of(other, other_value));
-            Threshold { text, is_met: Some(is_met), values, cause: None, ratio }
+            let (is_met, values, ratio) = match self.compare(all, row, peer) {
+                Ok((is_met, values, ratio)) => (Some(is_met), values, ratio),
+                Err(missing) => (None, missing, None),
+            };
+            let peer_n = peer.map_or(n, |peer| peer.1);
+            let text = self.text.replace("{n}", &n.to_string()).replace("{peer_n}", &peer_n.to_string());
+            Threshold { bench: bench.to_owned(), text, is_met, values, ratio, cause: self.cause }
+        };
+        let counts = self.at.of(all, &self.row);
+        if counts.is_empty() { vec![judge_at(0)] } else { counts.into_iter().map(judge_at).collect() }
+    }
+
+    /// Returns whether the requirement is met, with the values and the ratio. Returns an error that names a missing measurement.
+    fn compare(
+        &self,
+        all: &Measurements,
+        row: (&str, u64),
+        peer: Option<(&str, u64)>,
+    ) -> Result<(bool, String, Option<Ratio>), String> {
+        let value = |(name, n): (&str, u64)| {
+            let row = all.row(name, n).ok_or_else(|| format!("{name} was not measured with {n}"))?;
+            Ok::<f64, String>(self.statistic.of(row))
+        };
+        let ours = value(row)?;
+        let Some(peer) = peer else {
+            let (is_met, verdict) = self.limit.judge(ours);
+            return Ok((is_met, format!("{}({}) {verdict}", row.0, row.1), None));
+        };
+        if row == peer {
+            return Err(format!("{} was measured with one count, {}", row.0, row.1));
         }
-        (Err(missing), _) | (_, Err(missing)) => {
-            Threshold { text, is_met: None, values: missing, cause: None, ratio: None }
+        let theirs = value(peer)?;
+        // Two values of zero are equal too, and their quotient is not a number.
+        let quotient = if ours == theirs { 1.0 } else { ours / theirs };
+        let (is_met, verdict) = self.limit.judge(quotient);
+        let named = |(name, n): (&str, u64)| RowName { name: name.to_owned(), n };
+        let ratio = Ratio { row: named(row), peer: named(peer), statistic: self.statistic, value: quotient };
+        let values = format!("{}({}) {ours:.1}, {}({}) {theirs:.1}: {verdict}", row.0, row.1, peer.0, peer.1);
+        // A peer of zero has no ratio, and JSON has no infinity.
+        Ok((is_met, values, quotient.is_finite().then_some(ratio)))
+    }
+}
+
+impl Counts {
+    fn of(self, all: &Measurements, row: &str) -> Vec<u64> {
+        let counts = all.counts(row);
+        let by_median = |n: &&u64, other: &&u64| {
+            let median = |n: u64| all.row(row, n).map_or(f64::NAN, |row| row.median);
+            median(**n).total_cmp(&median(**other))
+        };
+        let only = match self {
+            Counts::Each => return counts,
+            Counts::Least => counts.first(),
+            Counts::Most => counts.last(),
+            Counts::Fastest => counts.iter().min_by(by_median),
+            Counts::Slowest => counts.iter().max_by(by_median),
+        };
+        only.copied().into_iter().collect()
+    }
+}
+
+impl Limit {
+    fn judge(self, value: f64) -> (bool, String) {
+        match self {
+            Limit::AtMost(bound) => (value <= bound, format!("{value:.2}; the threshold is at most {bound}")),
+            Limit::AtLeast(bound) => {
+                (value >= bound, format!("{value:.1}; the threshold is at least {bound}"))
+            }
+            Limit::TimesAsFast(factor) => {
+                let gain = 1.0 / value;
+                (gain >= factor, format!("{gain:.1} times as fast; the threshold is at least {factor}"))
+            }
         }
     }
 }
 
 #[cfg(test)]
+impl Requirement {
+    /// Returns measurements that are this many times as bad as the requirement allows.
+    pub(super) fn example(&self, excess: f64) -> Measurements {
+        const PEER: f64 = 100.0;
+        let base = if self.peer.is_some() { PEER } else { 1.0 };
+        let value = match self.limit {
+            // Anything is more than none.
+            Limit::AtMost(0.0) => excess - 1.0,
+            Limit::AtMost(bound) => base * bound * excess,
+            Limit::AtLeast(bound) => base * bound / excess,
+            Limit::TimesAsFast(factor) => base / factor * excess,
+        };
+        let peer = self.peer.as_ref().and_then(|peer| {
+            let n = if peer.row == self.row { 1 } else { 10 };
+            Row::of(&peer.row, n, "us", [PEER])
+        });
+        Measurements::of(Row::of(&self.row, 10, "us", [value]).into_iter().chain(peer).collect())
+    }
+}
+
+#[cfg(test)]
 mod tests {
-    use super::super::measurement::Row;
+    use rstest::rstest;
+
     use super::*;
 
     fn measurements(rows: &[(&str, u64, f64)]) -> Measurements {
-        let row = |&(name, n, median): &(&str, u64, f64)| Row {
-            name: name.to_owned(),
-            n,
-            unit: "us".to_owned(),
-            median,
-            p99: median,
-            runs: 1,
-            samples: vec![median],
-        };
-        Measurements::of(rows.iter().map(row).collect())
+        Measurements::of(
+            rows.iter().map(|(name, n, value)| Row::of(name, *n, "us", [*value]).unwrap()).collect(),
+        )
+    }
+
+    fn verdicts(requirement: Requirement, all: &Measurements) -> Vec<Option<bool>> {
+        requirement.judge("bench", all).into_iter().map(|threshold| threshold.is_met).collect()
+    }
+
+    #[rstest]
+    #[case::at_most(at_most("", "ours", 1.3, "peer"), &[("ours", 10, 130.0), ("peer", 10, 100.0)], Some(true))]
+    #[case::more(at_most("", "ours", 1.3, "peer"), &[("ours", 10, 131.0), ("peer", 10, 100.0)], Some(false))]
+    #[case::zeros(at_most("", "ours", 1.1, "peer"), &[("ours", 10, 0.0), ("peer", 10, 0.0)], Some(true))]
+    #[case::peer_of_zero(at_most("", "ours", 1.1, "peer"), &[("ours", 10, 1.0), ("peer", 10, 0.0)], Some(false))]
+    #[case::no_peer(at_most("", "ours", 1.1, "peer"), &[("ours", 10, 1.0)], None)]
+    #[case::faster(faster("", "ours", 20.0, "peer"), &[("ours", 10, 10.0), ("peer", 10, 200.0)], Some(true))]
+    #[case::slower(faster("", "ours", 21.0, "peer"), &[("ours", 10, 10.0), ("peer", 10, 200.0)], Some(false))]
+    #[case::at_least(at_least("", "ours", 3.0, "peer"), &[("ours", 10, 15.0), ("peer", 10, 5.0)], Some(true))]
+    #[case::less(at_least("", "ours", 3.1, "peer"), &[("ours", 10, 15.0), ("peer", 10, 5.0)], Some(false))]
+    #[case::bound(no_more("", "ours", 5.0), &[("ours", 10, 5.0)], Some(true))]
+    #[case::above(no_more("", "ours", 4.9), &[("ours", 10, 5.0)], Some(false))]
+    #[case::unmeasured(no_more("", "ours", 4.9), &[], None)]
+    #[case::most(no_more("", "ours", 4.9), &[("ours", 20, 5.0), ("ours", 10, 1.0)], Some(false))]
+    #[case::least(no_more("", "ours", 4.9).at_the_least_count(), &[("ours", 20, 5.0), ("ours", 10, 1.0)], Some(true))]
+    #[case::flat(flat("", "ours", 1.4), &[("ours", 1, 12.0), ("ours", 2, 10.0), ("ours", 3, 14.0)], Some(true))]
+    #[case::not_flat(flat("", "ours", 1.3), &[("ours", 1, 14.0), ("ours", 2, 10.0), ("ours", 3, 12.0)], Some(false))]
+    #[case::one_count(flat("", "ours", 1.3), &[("ours", 1, 14.0)], None)]
+    #[case::growth(grows_at_most("", "ours", 1.3), &[("ours", 1, 10.0), ("ours", 2, 20.0), ("ours", 3, 13.0)], Some(true))]
+    #[case::other_counts(at_most("", "ours", 1.0, "peer").with_most_of_the_peer(), &[("ours", 10, 5.0), ("peer", 1, 5.0)], Some(true))]
+    fn a_requirement_includes_its_bound(
+        #[case] requirement: Requirement,
+        #[case] rows: &[(&str, u64, f64)],
+        #[case] expected: Option<bool>,
+    ) {
+        assert_eq!(verdicts(requirement, &measurements(rows)), [expected]);
     }
 
     #[test]
-    fn at_most_is_met_up_to_its_factor() {
-        let all = measurements(&[("floor", 10, 100.0), ("ours", 10, 130.0), ("slow", 10, 131.0)]);
-        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("floor", 10)).is_met, Some(true));
-        let beyond = at_most(&all, "", ("slow", 10), 1.3, ("floor", 10));
-        assert_eq!(beyond.is_met, Some(false));
-        assert_eq!(
-            beyond.values,
-            "slow(10) 131.0, floor(10) 100.0: 1.31 times; the threshold is at most 1.3"
-        );
+    fn each_count_has_a_threshold() {
+        let all = measurements(&[("ours", 10, 1.0), ("peer", 10, 1.0), ("ours", 20, 2.0), ("peer", 20, 1.0)]);
+        let requirement = at_most("{n}", "ours", 1.0, "peer").at_each_count();
+        assert_eq!(verdicts(requirement.clone(), &all), [Some(true), Some(false)]);
+        let thresholds = requirement.judge("bench", &all);
+        assert_eq!([&*thresholds[0].text, &*thresholds[1].text], ["10", "20"]);
+        assert_eq!(thresholds[1].values, "ours(20) 2.0, peer(20) 1.0: 2.00; the threshold is at most 1");
     }
 
     #[test]
-    fn two_values_of_zero_are_equal() {
-        let all = measurements(&[("ours", 0, 0.0), ("ours", 10, 0.0), ("more", 10, 1.0)]);
-        assert_eq!(at_most(&all, "", ("ours", 10), 1.1, ("ours", 0)).is_met, Some(true));
-        assert_eq!(at_most(&all, "", ("more", 10), 1.1, ("ours", 0)).is_met, Some(false));
-    }
-
-    #[test]
-    fn p99_at_most_compares_the_99th_percentiles() {
+    fn p99_compares_the_99th_percentiles() {
         let mut all = measurements(&[("idle", 10, 10.0), ("busy", 10, 10.0)]);
         all.parts[0].rows[1].p99 = 20.0;
-        assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).is_met, Some(true));
-        assert_eq!(p99_at_most(&all, "", ("busy", 10), 1.9, ("idle", 10)).is_met, Some(false));
+        assert_eq!(verdicts(at_most("", "busy", 2.0, "idle").of_p99(), &all), [Some(true)]);
+        assert_eq!(verdicts(at_most("", "busy", 1.9, "idle").of_p99(), &all), [Some(false)]);
     }
 
     #[test]
-    fn a_comparison_has_its_ratio_unless_the_peer_is_zero() {
-        let all = measurements(&[("ours", 10, 30.0), ("peer", 20, 15.0), ("nothing", 10, 0.0)]);
-        let ratio = faster(&all, "", ("ours", 10), 1.0, ("peer", 20)).ratio.unwrap();
-        assert_eq!((ratio.row.name.as_str(), ratio.peer.name.as_str(), ratio.peer.n), ("ours", "peer", 20));
-        assert_eq!((ratio.statistic, ratio.value), (Statistic::Median, 2.0));
-        assert_eq!(at_most(&all, "", ("ours", 10), 1.0, ("nothing", 10)).ratio, None);
-        assert_eq!(no_more(&all, "", ("ours", 10), 1.0).ratio, None);
-    }
-
-    #[test]
-    fn faster_is_met_from_its_factor_on() {
-        let all = measurements(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
-        assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).is_met, Some(true));
-        assert_eq!(faster(&all, "", ("ours", 4000), 21.0, ("theirs", 4000)).is_met, Some(false));
-    }
-
-    #[test]
-    fn flat_compares_the_slowest_with_the_fastest_whatever_their_counts() {
-        let all = measurements(&[("ours", 10, 12.0), ("ours", 1000, 10.0), ("ours", 4000, 14.0)]);
-        assert_eq!(flat(&all, "", "ours", 1.4).is_met, Some(true));
-        assert_eq!(flat(&all, "", "ours", 1.3).is_met, Some(false));
-    }
-
-    #[test]
-    fn at_least_and_no_more_include_their_bounds() {
-        let all = measurements(&[("ours", 50, 15.0), ("theirs", 50, 5.0)]);
-        assert_eq!(at_least(&all, "", ("ours", 50), 3.0, ("theirs", 50)).is_met, Some(true));
-        assert_eq!(at_least(&all, "", ("ours", 50), 3.1, ("theirs", 50)).is_met, Some(false));
-        assert_eq!(no_more(&all, "", ("theirs", 50), 5.0).is_met, Some(true));
-        assert_eq!(no_more(&all, "", ("theirs", 50), 4.9).is_met, Some(false));
-        assert_eq!(no_more(&all, "", ("theirs", 500), 4.9).is_met, None);
-    }
-
-    #[test]
-    fn a_threshold_without_measurements_is_undecided() {
-        let all = measurements(&[("ours", 10, 12.0)]);
-        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("losetup", 10)).is_met, None);
-        assert_eq!(flat(&all, "", "ours", 1.3).is_met, None, "one count shows no growth");
+    fn a_ratio_needs_a_peer_above_zero() {
+        let all = measurements(&[("ours", 10, 30.0), ("peer", 10, 15.0), ("nothing", 10, 0.0)]);
+        let ratio = |requirement: Requirement| requirement.judge("bench", &all).remove(0).ratio;
+        let of_peer = ratio(faster("", "ours", 1.0, "peer")).unwrap();
+        assert_eq!((&*of_peer.row.name, &*of_peer.peer.name, of_peer.value), ("ours", "peer", 2.0));
+        assert_eq!(ratio(at_most("", "ours", 1.0, "nothing")), None);
+        assert_eq!(ratio(no_more("", "ours", 1.0)), None);
     }
 }

@@ -20,7 +20,7 @@ use super::chart;
 use super::libtest::Run;
 use super::passes::require_pass;
 use super::{restored_backup, side_by_side};
-use crate::fake_nodes::{self, LiveTests};
+use crate::fake_nodes::{self, LiveTests, NODES};
 
 const SUITE: &str = "apiserver: provisioner";
 const PROFILE: ClusterProfile = ClusterProfile::Default;
@@ -89,10 +89,17 @@ async fn run_shard(
     tests: Vec<String>,
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join(format!("apiserver-{number}"));
-    fake_nodes::with_driver(session, PROFILE, kubernetes, &logs, async |control_plane, kubeconfigs| {
-        let program = LiveTests::new(path.to_owned(), control_plane, kubeconfigs).program();
-        test(session, program, number, &tests, &logs).await
-    })
+    fake_nodes::with_driver(
+        session,
+        &NODES.map(str::to_owned),
+        PROFILE,
+        kubernetes,
+        &logs,
+        async |control_plane, kubeconfigs| {
+            let program = LiveTests::new(path.to_owned(), control_plane, kubeconfigs).program();
+            test(session, program, number, &tests, &logs).await
+        },
+    )
     .await
 }
 
@@ -103,19 +110,26 @@ async fn run_parts(
     parts: Vec<&str>,
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
-    fake_nodes::with_driver(session, PROFILE, kubernetes, &logs, async |control_plane, kubeconfigs| {
-        let tests = LiveTests::new(path.to_owned(), control_plane, kubeconfigs);
-        let mut report = Report::new();
-        if parts.contains(&restored_backup::NAME) {
-            let restored = restored_backup::run(session, &tests, control_plane, &logs).await?;
-            report.append(require_pass(restored_backup::SUITE, restored));
-        }
-        if parts.contains(&side_by_side::NAME) {
-            let of_both = side_by_side::run(session, &tests, control_plane, &logs).await?;
-            report.append(require_pass(side_by_side::SUITE, of_both));
-        }
-        Ok(report)
-    })
+    fake_nodes::with_driver(
+        session,
+        &NODES.map(str::to_owned),
+        PROFILE,
+        kubernetes,
+        &logs,
+        async |control_plane, kubeconfigs| {
+            let tests = LiveTests::new(path.to_owned(), control_plane, kubeconfigs);
+            let mut report = Report::new();
+            if parts.contains(&restored_backup::NAME) {
+                let restored = restored_backup::run(session, &tests, control_plane, &logs).await?;
+                report.append(require_pass(restored_backup::SUITE, restored));
+            }
+            if parts.contains(&side_by_side::NAME) {
+                let of_both = side_by_side::run(session, &tests, control_plane, &logs).await?;
+                report.append(require_pass(side_by_side::SUITE, of_both));
+            }
+            Ok(report)
+        },
+    )
     .await
 }
 

@@ -1,9 +1,39 @@
 //! `bench node`: the tools and the kubelet of a node, of the distribution and of this project.
 
-mod losetup;
 mod pods;
-mod run;
 mod stats;
 mod variant;
 
-pub(super) use self::run::run;
+use anyhow::Result;
+use testvm::session::Session;
+
+use super::args::{Args, Part};
+use super::measurement::Environment;
+use super::programs;
+use super::threshold::Requirement;
+
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environment>> {
+    anyhow::ensure!(
+        args.kernel.is_none() || args.part == Some(Part::Losetup),
+        "--kernel with the parts pods and stats: the nodes of a cluster have one kernel; add --part losetup"
+    );
+    let mut parts = Vec::new();
+    if args.runs(Part::Losetup) {
+        parts.extend(programs::losetup(session, args).await?);
+    }
+    if args.runs(Part::Pods) {
+        parts.extend(pods::run(session, args).await?);
+    }
+    if args.runs(Part::Stats) {
+        parts.extend(stats::run(session, args).await?);
+    }
+    Ok(parts)
+}
+
+pub(super) fn requirements(args: &Args) -> Vec<Requirement> {
+    let of_part = |part, requirements: fn() -> Vec<Requirement>| args.runs(part).then(requirements);
+    let losetup = of_part(Part::Losetup, programs::losetup_requirements);
+    let pods = of_part(Part::Pods, pods::requirements);
+    let stats = of_part(Part::Stats, stats::requirements);
+    losetup.into_iter().chain(pods).chain(stats).flatten().collect()
+}

@@ -14,10 +14,11 @@ use testvm::session::Session;
 use testvm_cluster::{KUBELET_ROOT, Node};
 use tokio::time::sleep;
 
+use super::super::args::Args;
 use super::super::cluster::{self, NAMESPACE};
-use super::super::measurement::{Environment, Measurements, Row};
-use super::super::outcome::Args;
-use super::super::threshold::{self, Threshold};
+use super::super::measurement::{Environment, Samples};
+use super::super::metrics;
+use super::super::threshold::{Requirement, at_most};
 use super::variant::Variant;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods;
@@ -42,16 +43,10 @@ const HISTOGRAM: &str = "kubelet_volume_metric_collection_duration_seconds";
 /// walks over them more often than over emptyDirs. A walk over 10,000 files takes longer.
 const SHORT: f64 = 0.01;
 
-/// The size of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Scale {
-    /// Pods with [`DIRECTORIES_PER_POD`] emptyDirs each.
-    pods: u64,
-    /// Files in each emptyDir.
-    files: u64,
-    /// The number of times that each emptyDir is measured, on average.
-    rounds: u64,
-}
+/// Files in each emptyDir.
+const FILES: u64 = 10_000;
+/// The number of times that each emptyDir is measured, on average.
+const ROUNDS: u64 = 2;
 
 /// The way in which the kubelet measures an emptyDir, as a label of its histogram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -64,25 +59,16 @@ enum Source {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Durations {
     seconds: f64,
-    count: u64,
+    count: f64,
     /// The number of those that took at most [`SHORT`].
-    short: u64,
+    short: f64,
     /// A lower bound of the seconds of all others: each took longer than the lower edge of its bucket.
     long_seconds: f64,
 }
 
-impl Scale {
-    pub(super) fn of(args: &Args) -> Scale {
-        Scale { pods: if args.quick { 1 } else { 10 }, files: 10_000, rounds: 2 }
-    }
-
-    fn directories(self) -> u64 {
-        self.pods * DIRECTORIES_PER_POD
-    }
-}
-
 /// Measures the kubelets on a cluster each, one after the other.
-pub(super) async fn run(session: &Session, args: &Args, scale: Scale) -> Result<Vec<Environment>> {
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environment>> {
+    let pods = args.size(10, 1);
     let mut parts = Vec::new();
     for variant in [Variant::Stock, Variant::Patched] {
         let name = format!("node-stats-{variant}");
@@ -90,21 +76,27 @@ pub(super) async fn run(session: &Session, args: &Args, scale: Scale) -> Result<
         let measured = cluster::measured(session, args, &name, options, &[], async |cluster, node| {
             let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
             create_runtime_class(&env).await?;
-            let mut rows = Vec::new();
+            let mut samples = Samples::default();
             for (source, row) in sources(variant) {
                 let title = format!("{variant}: emptyDirs are measured by a {}", source.noun());
                 let step = session.progress.step(title);
-                let milliseconds = measure(&env, node, source, scale, &step).await?;
-                rows.extend(Row::of(&variant.row(row), scale.files, "ms", [milliseconds]));
+                let milliseconds = measure(&env, node, source, pods, &step).await?;
+                samples.add(variant.row(row), FILES, "ms", milliseconds);
                 step.done("");
             }
-            Ok(rows)
+            Ok(samples)
         });
         let mut part = session.until_cancelled(measured).await.with_context(|| name.clone())?;
         part.place = format!("{}, {variant}, kubelet on the data disk", part.place);
         parts.push(part);
     }
     Ok(parts)
+}
+
+pub(super) fn requirements() -> Vec<Requirement> {
+    let text =
+        "measuring an emptyDir with {n} files by a quota in the patched kubelet: at most the time of a walk";
+    vec![at_most(text, &Variant::Patched.row(STATS), 1.0, &Variant::Stock.row(STATS))]
 }
 
 /// Returns the ways that are measured, with their rows. The walk is last, because it takes the processors' time.
@@ -116,21 +108,22 @@ fn sources(variant: Variant) -> Vec<(Source, &'static str)> {
 }
 
 /// Creates pods with emptyDirs and files in them, and returns the milliseconds that the kubelet takes to measure one of them.
-async fn measure(env: &TestEnv<'_>, node: &Node, source: Source, scale: Scale, step: &Step) -> Result<f64> {
-    let names: Vec<String> = (0..scale.pods).map(|number| format!("{}-{number}", source.noun())).collect();
+async fn measure(env: &TestEnv<'_>, node: &Node, source: Source, pods: u64, step: &Step) -> Result<f64> {
+    let names: Vec<String> = (0..pods).map(|number| format!("{}-{number}", source.noun())).collect();
     for name in &names {
         step.note(format!("start pod {name}"));
         pods::create(env, &pod(name, source)?).await?;
     }
-    fill(node, source, scale, step).await?;
-    step.note(format!("the kubelet measures {} emptyDirs", scale.directories()));
+    let directories = pods * DIRECTORIES_PER_POD;
+    fill(node, source, directories, step).await?;
+    step.note(format!("the kubelet measures {directories} emptyDirs"));
     let deadline = Instant::now() + MEASURE_TIMEOUT;
-    until_reported(node, &names, scale, deadline).await?;
+    until_reported(node, &names, directories, deadline).await?;
     let before = Durations::read(node, source).await?;
     loop {
         let since = Durations::read(node, source).await?.since(&before)?;
         let measured = since.measured(source);
-        if measured >= scale.rounds * scale.directories() {
+        if measured >= (ROUNDS * directories) as f64 {
             return Ok(since.milliseconds(source));
         }
         anyhow::ensure!(Instant::now() < deadline, "the kubelet has measured only {measured} emptyDirs");
@@ -165,32 +158,30 @@ fn volume(source: Source, number: u64) -> String {
 }
 
 /// Creates the files in the emptyDirs of all pods of one kind, from the node.
-async fn fill(node: &Node, source: Source, scale: Scale, step: &Step) -> Result<()> {
+async fn fill(node: &Node, source: Source, count: u64, step: &Step) -> Result<()> {
     let list = format!("ls -d {KUBELET_ROOT}/pods/*/volumes/kubernetes.io~empty-dir/{}-*", source.noun());
     let listed = node.output(&["sh", "-c", &list], LIST_TIMEOUT).await?;
     let directories: Vec<String> = listed.lines().map(str::to_owned).collect();
     anyhow::ensure!(
-        directories.len() as u64 == scale.directories(),
-        "the node has {} emptyDirs instead of {}",
-        directories.len(),
-        scale.directories()
+        directories.len() as u64 == count,
+        "the node has {} emptyDirs instead of {count}",
+        directories.len()
     );
-    cluster::fill(node, &directories, scale.files, FILL_TIMEOUT, |done| {
-        step.note(format!("{} files in {done} of {} emptyDirs", scale.files, directories.len()));
+    cluster::fill(node, &directories, FILES, FILL_TIMEOUT, |done| {
+        step.note(format!("{FILES} files in {done} of {count} emptyDirs"));
     })
     .await
 }
 
 /// Waits until the kubelet reports the files of all emptyDirs of the pods.
-async fn until_reported(node: &Node, pods: &[String], scale: Scale, deadline: Instant) -> Result<()> {
+async fn until_reported(node: &Node, pods: &[String], all: u64, deadline: Instant) -> Result<()> {
     loop {
         let summary: Value = serde_json::from_str(&node.kubelet_page("/stats/summary").await?)
             .context("parse the kubelet's statistics")?;
-        let reported = inodes(&summary, pods).into_values().filter(|inodes| *inodes >= scale.files).count();
-        if reported as u64 == scale.directories() {
+        let reported = inodes(&summary, pods).into_values().filter(|inodes| *inodes >= FILES).count();
+        if reported as u64 == all {
             return Ok(());
         }
-        let all = scale.directories();
         anyhow::ensure!(
             Instant::now() < deadline,
             "the kubelet reports the files of {reported} of {all} emptyDirs"
@@ -238,54 +229,46 @@ impl Durations {
     }
 
     fn parse(page: &str, source: Source) -> Result<Durations> {
-        let label = format!("metric_source=\"{}\"", source.label());
+        let series = |figure: &str| {
+            let series = metrics::series(page, format!("{HISTOGRAM}_{figure}"));
+            series
+                .filter(|(labels, _)| labels.get("metric_source") == Some(source.label()))
+                .collect::<Vec<_>>()
+        };
+        let only = |figure: &str| series(figure).first().map_or(0.0, |(_, value)| *value);
+        let mut durations = Durations { seconds: only("sum"), count: only("count"), ..Durations::default() };
         // The buckets are cumulative, and in ascending order.
-        let (mut edge, mut below) = (0.0, 0);
-        let mut durations = Durations::default();
-        for line in page.lines() {
-            let Some((series, value)) = line.strip_prefix(HISTOGRAM).and_then(|rest| rest.split_once("} "))
-            else {
-                continue;
-            };
-            let Some((figure, labels)) = series.split_once('{') else { continue };
-            let has = |label: &str| labels.split(',').any(|of_series| of_series == label);
-            if !has(&label) {
-                continue;
+        let (mut edge, mut below) = (0.0, 0.0);
+        for (labels, up_to) in series("bucket") {
+            let upper: f64 =
+                labels.get("le").and_then(|upper| upper.parse().ok()).context("a bucket has no edge")?;
+            if upper <= SHORT {
+                durations.short = up_to;
+            } else {
+                durations.long_seconds += edge * (up_to - below);
             }
-            let count = || value.parse::<u64>().with_context(|| format!("read {line}"));
-            match figure {
-                "_sum" => durations.seconds = value.parse().with_context(|| format!("read {line}"))?,
-                "_count" => durations.count = count()?,
-                "_bucket" => {
-                    let (upper, up_to) =
-                        (upper_edge(labels).with_context(|| format!("read {line}"))?, count()?);
-                    if upper <= SHORT {
-                        durations.short = up_to;
-                    } else {
-                        durations.long_seconds += edge * up_to.saturating_sub(below) as f64;
-                    }
-                    (edge, below) = (upper, up_to);
-                }
-                _ => {}
-            }
+            (edge, below) = (upper, up_to);
         }
+        let is_number = !(durations.seconds + durations.count + durations.long_seconds).is_nan();
+        anyhow::ensure!(is_number, "a value of {HISTOGRAM} is no number");
         Ok(durations)
     }
 
     fn since(&self, before: &Durations) -> Result<Durations> {
-        let restarted = "the kubelet was restarted";
+        let is_older = self.count < before.count || self.short < before.short;
+        anyhow::ensure!(!is_older, "the kubelet was restarted");
         Ok(Durations {
             seconds: self.seconds - before.seconds,
-            count: self.count.checked_sub(before.count).context(restarted)?,
-            short: self.short.checked_sub(before.short).context(restarted)?,
+            count: self.count - before.count,
+            short: self.short - before.short,
             long_seconds: self.long_seconds - before.long_seconds,
         })
     }
 
     /// Returns how many emptyDirs with files were measured. The kubelet knows the quotas of no other directories.
-    fn measured(&self, source: Source) -> u64 {
+    fn measured(&self, source: Source) -> f64 {
         match source {
-            Source::Walk => self.count.saturating_sub(self.short),
+            Source::Walk => self.count - self.short,
             Source::Quota => self.count,
         }
     }
@@ -297,22 +280,8 @@ impl Durations {
             Source::Walk => self.long_seconds,
             Source::Quota => self.seconds,
         };
-        seconds / self.measured(source) as f64 * 1e3
+        seconds / self.measured(source) * 1e3
     }
-}
-
-/// Returns the upper edge, in seconds, of the bucket with these labels.
-fn upper_edge(labels: &str) -> Option<f64> {
-    labels.split(',').find_map(|label| label.strip_prefix("le=\"")?.strip_suffix('"')?.parse().ok())
-}
-
-pub(super) fn thresholds(all: &Measurements, scale: Scale) -> Vec<Threshold> {
-    let n = scale.files;
-    let text = format!(
-        "measuring an emptyDir with {n} files by a quota in the patched kubelet: at most the time of a walk"
-    );
-    let (quota, walk) = (Variant::Patched.row(STATS), Variant::Stock.row(STATS));
-    vec![threshold::at_most(all, &text, (&quota, n), 1.0, (&walk, n))]
 }
 
 #[cfg(test)]
@@ -336,13 +305,13 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
         let walks = Durations::parse(PAGE, Source::Walk).unwrap();
         assert_eq!(
             walks,
-            Durations { seconds: 10.3, count: 50, short: 30, long_seconds: walks.long_seconds }
+            Durations { seconds: 10.3, count: 50.0, short: 30.0, long_seconds: walks.long_seconds }
         );
-        assert_eq!(walks.measured(Source::Walk), 20);
+        assert_eq!(walks.measured(Source::Walk), 20.0);
         // One walk took more than 0.01 s, and 19 more than 0.1 s.
         assert!((walks.milliseconds(Source::Walk) - 95.5).abs() < 1e-6);
         let quotas = Durations::parse(PAGE, Source::Quota).unwrap();
-        assert_eq!(quotas.measured(Source::Quota), 4);
+        assert_eq!(quotas.measured(Source::Quota), 4.0);
         assert!((quotas.milliseconds(Source::Quota) - 5.0).abs() < 1e-6);
         assert_eq!(Durations::parse("", Source::Walk).unwrap(), Durations::default());
         assert!(Durations::parse(&PAGE.replace("} 10.3", "} much"), Source::Walk).is_err());
@@ -388,16 +357,5 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
         let volumes: Vec<String> = spec.volumes.unwrap().into_iter().map(|volume| volume.name).collect();
         let mounts = spec.containers.into_iter().flat_map(|container| container.volume_mounts.unwrap());
         assert_eq!(mounts.map(|mount| mount.name).collect::<Vec<_>>(), volumes);
-    }
-
-    #[test]
-    fn the_threshold_compares_the_quota_with_the_walk() {
-        let scale = Scale { pods: 1, files: 10, rounds: 1 };
-        let row = |variant: Variant, value| Row::of(&variant.row(STATS), 10, "ms", [value]).unwrap();
-        let met = |patched| {
-            let all = Measurements::of(vec![row(Variant::Stock, 2.0), row(Variant::Patched, patched)]);
-            thresholds(&all, scale)[0].is_met
-        };
-        assert_eq!((met(2.0), met(2.1)), (Some(true), Some(false)));
     }
 }

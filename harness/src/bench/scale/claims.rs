@@ -1,23 +1,27 @@
-//! Claims of another node, written as the user, the scheduler and kube-controller-manager write them.
+//! Claims, written as the user, the scheduler and kube-controller-manager write them, and the component claim-labels.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use testvm::progress::Step;
+use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 
 use super::super::cluster::{CLASS, NAMESPACE};
-use super::measured_process::DRIVER;
-use super::numbered;
-use crate::test_env::claim_labels::LABEL;
+use super::process::DRIVER;
+use crate::fake_nodes::SYSTEM;
+use crate::test_env::claim_labels::{BINDING_UID, LABEL, NAME};
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload;
+use crate::test_env::{manifests, workload};
 
 const CLAIM_SIZE: Size = Size::mebibytes(1);
 /// The timeout until the API server applies a policy that it has stored.
@@ -34,6 +38,39 @@ const PROVISIONER: [&str; 2] =
     ["volume.beta.kubernetes.io/storage-provisioner", "volume.kubernetes.io/storage-provisioner"];
 /// The annotations of a claim that kube-controller-manager has bound.
 const BOUND: [&str; 2] = ["pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller"];
+
+/// The number of objects that are created concurrently.
+pub(super) const CREATE_CONCURRENCY: usize = 32;
+
+/// Installs the component claim-labels: its objects, and the record with which nodes watch only their own claims. The controller
+/// writes the record when all claims are labelled, and there are none yet.
+pub(super) async fn install_labels(session: &Session, client: &Client) -> Result<()> {
+    manifests::of_claim_labels(session)?.apply(client).await?;
+    let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(client.clone());
+    let binding = bindings.get(NAME).await.map_err(api_error).context("read the binding of the policy")?;
+    let uid = binding.metadata.uid.context("the binding of the policy has no UID")?;
+    let records: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
+    let record = json!({"data": {BINDING_UID: uid}});
+    let written = records.patch(NAME, &PatchParams::default(), &Patch::Merge(record)).await;
+    written.map_err(api_error).context("write the record of labelled claims").map(drop)
+}
+
+/// Calls `create` with each number, concurrently. `kind` is the plural in the progress.
+pub(super) async fn create_numbered<F: Future<Output = Result<()>>>(
+    numbers: Range<u64>,
+    kind: &str,
+    step: &Step,
+    create: impl Fn(u64) -> F,
+) -> Result<()> {
+    let Range { start, end } = numbers;
+    let mut creating = futures::stream::iter(numbers).map(create).buffer_unordered(CREATE_CONCURRENCY);
+    let mut existing = start;
+    while creating.try_next().await?.is_some() {
+        existing += 1;
+        step.note(format!("{existing} of {end} {kind}"));
+    }
+    Ok(())
+}
 
 /// The claims of one node.
 pub(super) struct Claims {
@@ -71,8 +108,8 @@ impl Claims {
 
     /// Creates bound claims until there are `count`.
     pub(super) async fn create_up_to(&mut self, count: u64, step: &Step) -> Result<()> {
-        let create = |number| self.create_bound(number);
-        self.existing = numbered::create(self.existing..count, "claims", step, create).await?;
+        create_numbered(self.existing..count, "claims", step, |number| self.create_bound(number)).await?;
+        self.existing = count;
         Ok(())
     }
 
@@ -95,7 +132,7 @@ impl Claims {
         annotate_with_driver(&self.api, &name).await?;
         let mut bound = annotated(BOUND.map(|key| (key, "yes")));
         bound["spec"] = json!({"volumeName": volume_name(number)});
-        self.patch(&name, CONTROLLER_MANAGER, &bound).await?;
+        patch(&self.api, &name, CONTROLLER_MANAGER, &bound).await?;
         self.patch_status(&name).await?;
         delete(&self.api, &name).await
     }
@@ -106,10 +143,6 @@ impl Claims {
         claim.annotations_mut().extend(bound_annotations(self.node));
         claim.spec.get_or_insert_default().volume_name = Some(volume.to_owned());
         Ok(claim)
-    }
-
-    async fn patch(&self, name: &str, writer: &str, change: &Value) -> Result<()> {
-        patch(&self.api, name, writer, change).await
     }
 
     async fn patch_status(&self, name: &str) -> Result<()> {
@@ -128,7 +161,8 @@ pub(super) async fn create(
     api: &Api<PersistentVolumeClaim>,
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
-    let created = api.create(&written_by(USER), claim).await;
+    let params = PostParams { field_manager: Some(USER.to_owned()), ..PostParams::default() };
+    let created = api.create(&params, claim).await;
     created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
 }
 
@@ -174,10 +208,6 @@ fn annotated<const N: usize>(annotations: [(&str, &str); N]) -> Value {
     json!({"metadata": {"annotations": BTreeMap::from(annotations)}})
 }
 
-fn written_by(writer: &str) -> PostParams {
-    PostParams { field_manager: Some(writer.to_owned()), ..PostParams::default() }
-}
-
 /// Returns a name as long as that of a provisioned volume, which has the UID of its claim.
 fn volume_name(number: u64) -> String {
     format!("pvc-00000000-0000-4000-8000-{number:012}")
@@ -188,17 +218,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_claim_names_its_node_driver_and_volume() {
+    fn a_bound_claim_has_five_annotations() {
         let annotations = bound_annotations("node-b");
         assert_eq!(annotations.len(), 5);
         assert_eq!(annotations.get(SELECTED_NODE).map(String::as_str), Some("node-b"));
         assert!(PROVISIONER.iter().all(|key| annotations[*key] == DRIVER));
         assert_eq!(volume_name(7).len(), "pvc-".len() + 36);
-    }
-
-    #[test]
-    fn annotations_are_added_by_a_merge_patch() {
-        let patch = annotated([(SELECTED_NODE, "node-b")]);
-        assert_eq!(patch, json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}}));
     }
 }

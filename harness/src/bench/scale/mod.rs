@@ -1,7 +1,8 @@
 //! `bench scale`: what the claims of another node cost the provisioner of a node and its peer, what the placement of a claim costs the
 //! controller beside many nodes, and what many nodes cost the API server.
 //!
-//! The part [`placement`] measures the controller, and the part [`fleet`] many provisioners, each on control planes of its own.
+//! The part [`one_node`] measures one provisioner and its peer, the part [`placement`] the controller, and the part [`fleet`] many
+//! provisioners, each on control planes of its own.
 //!
 //! In the first part, the provisioner is the program of the driver's image, as a process of this machine beside a control plane without
 //! nodes, with the rights of the manifests. One contender has the component claim-labels and watches only the claims with the label of
@@ -28,18 +29,49 @@
 //! kube-controller-manager runs, and binds the claims.
 
 mod claims;
-mod counting_proxy;
 mod fleet;
-mod fleet_claims;
-mod fleet_process;
-mod idle;
-mod labels;
-mod measured_process;
-mod numbered;
-mod peer;
+mod one_node;
 mod placement;
-mod provisioner;
-mod proxied_process;
-mod run;
+mod process;
 
-pub(super) use self::run::run;
+use anyhow::Result;
+use testvm::session::Session;
+
+use super::args::{Args, Part};
+use super::measurement::Environment;
+use super::plot::Plot;
+use super::threshold::Requirement;
+
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environment>> {
+    let logs = session.workspace.reports("bench").join("scale");
+    let parts = async {
+        let mut parts = Vec::new();
+        if args.runs(Part::Claims) {
+            parts.push(Box::pin(one_node::run(session, args, &logs.join("one-node"))).await?);
+        }
+        if args.runs(Part::Placement) {
+            parts.push(Box::pin(placement::run(session, args, &logs.join("placement"))).await?);
+        }
+        if args.runs(Part::Fleet) {
+            parts.push(Box::pin(fleet::run(session, args, &logs)).await?);
+        }
+        Ok(parts)
+    };
+    session.until_cancelled(parts).await
+}
+
+pub(super) fn requirements(args: &Args) -> Vec<Requirement> {
+    let of_part = |part, requirements: fn() -> Vec<Requirement>| args.runs(part).then(requirements);
+    let claims = of_part(Part::Claims, one_node::requirements);
+    let placement = of_part(Part::Placement, placement::requirements);
+    let fleet = of_part(Part::Fleet, fleet::requirements);
+    claims.into_iter().chain(placement).chain(fleet).flatten().collect()
+}
+
+pub(super) fn plots() -> Vec<Plot> {
+    let plot = |title: &str, row: &str| {
+        let names = ["labels", "all", "peer"].map(|contender| format!("{contender}_{row}"));
+        Plot::new(title, "claims of another node", names)
+    };
+    vec![plot("Received at the start", one_node::START), plot("Memory", one_node::RSS)]
+}

@@ -1,14 +1,9 @@
-//! The arguments and the result of a benchmark.
+//! The arguments of a run.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
-use testvm::session::Session;
-
-use super::measurement::{Environment, Measurements};
-use super::plot::Plot;
-use super::threshold::Threshold;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -126,9 +121,9 @@ impl Args {
         self.bench.map_or_else(|| Bench::value_variants().to_vec(), |only| vec![only])
     }
 
-    /// Returns the arguments of a measuring program: these, and `--quick` for a short run.
-    pub(super) fn of_program(&self, args: &[&str]) -> Vec<String> {
-        args.iter().copied().chain(self.quick.then_some("--quick")).map(str::to_owned).collect()
+    /// Returns the size of a full run, or that of a short one.
+    pub(super) fn size<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
     }
 }
 
@@ -148,43 +143,15 @@ impl Bench {
     }
 }
 
-/// The result of a benchmark.
-pub(super) struct Outcome {
-    pub(super) measurements: Measurements,
-    pub(super) thresholds: Vec<Threshold>,
-    pub(super) plots: &'static [Plot],
-}
-
-impl Outcome {
-    /// Compares the measurements of one or more machines with their thresholds.
-    pub(super) fn new(
-        parts: Vec<Environment>,
-        thresholds: impl FnOnce(&Measurements) -> Vec<Threshold>,
-        plots: &'static [Plot],
-    ) -> Outcome {
-        let measurements = Measurements { parts };
-        Outcome { thresholds: thresholds(&measurements), measurements, plots }
-    }
-}
-
 /// Parses a factor above 1, as the value of an option.
 fn factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().map_err(|error| format!("{error}"))?;
     if factor.is_finite() && factor > 1.0 { Ok(factor) } else { Err("must be a number above 1".to_owned()) }
 }
 
-/// Creates and returns the directory of the benchmarks' files.
-pub(super) fn directory(session: &Session) -> Result<PathBuf> {
-    let directory = session.workspace.reports("bench");
-    std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    Ok(directory)
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) fn parse(line: &str) -> Result<Args> {
     use clap::Parser;
-
-    use super::*;
 
     #[derive(Debug, Parser)]
     struct CommandLine {
@@ -192,10 +159,13 @@ mod tests {
         args: Args,
     }
 
-    fn parse(line: &str) -> Result<Args> {
-        let args = CommandLine::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()))?.args;
-        args.check().map(|()| args)
-    }
+    let args = CommandLine::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()))?.args;
+    args.check().map(|()| args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn without_a_name_all_benchmarks_run_and_those_without_a_cluster_are_first() {

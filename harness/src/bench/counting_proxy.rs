@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -14,6 +15,9 @@ use tokio::task::{JoinHandle, JoinSet};
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The largest part of a response that the proxy holds.
 const BUFFER_BYTES: usize = 64 * 1024;
+
+/// The position of the server in a kubeconfig.
+const SERVER: &str = "/clusters/0/cluster/server";
 
 /// A running proxy. Dropping it closes its connections.
 #[derive(Debug)]
@@ -25,7 +29,7 @@ pub(super) struct CountingProxy {
 
 impl CountingProxy {
     /// Starts a proxy of `server` on a free port.
-    pub(super) async fn start(server: SocketAddr) -> Result<CountingProxy> {
+    async fn start(server: SocketAddr) -> Result<CountingProxy> {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("bind a port of the loopback")?;
         let address = listener.local_addr().context("read the address of the proxy")?;
@@ -34,8 +38,21 @@ impl CountingProxy {
         Ok(CountingProxy { address, received, serving })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
+    /// Starts a proxy of the API server that this kubeconfig names.
+    pub(super) async fn of_kubeconfig(kubeconfig: &str) -> Result<CountingProxy> {
+        let kubeconfig: Value = serde_json::from_str(kubeconfig).context("parse the kubeconfig")?;
+        let server = kubeconfig.pointer(SERVER).and_then(Value::as_str);
+        let server = server.and_then(|url| url.strip_prefix("https://"));
+        let server = server.context("the kubeconfig names no server")?;
+        CountingProxy::start(server.parse().with_context(|| format!("parse the address {server}"))?).await
+    }
+
+    /// Replaces the server of a kubeconfig by the proxy. The certificate of the API server covers its IP address with any port.
+    pub(super) fn redirect(&self, kubeconfig: &str) -> Result<String> {
+        let mut kubeconfig: Value = serde_json::from_str(kubeconfig).context("parse the kubeconfig")?;
+        let server = kubeconfig.pointer_mut(SERVER).context("the kubeconfig names no server")?;
+        *server = format!("https://{}", self.address).into();
+        Ok(kubeconfig.to_string())
     }
 
     /// Returns the number of bytes that the client has received from the server.
@@ -121,11 +138,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_redirected_kubeconfig_names_the_proxy() {
+        let kubeconfig = r#"{"clusters":[{"cluster":{"server":"https://127.0.0.1:9"}}],"user":"node-1"}"#;
+        let proxy = CountingProxy::of_kubeconfig(kubeconfig).await.unwrap();
+        let redirected = kubeconfig.replace("127.0.0.1:9", &proxy.address.to_string());
+        assert_eq!(proxy.redirect(kubeconfig).unwrap(), redirected);
+        assert!(CountingProxy::of_kubeconfig("{}").await.is_err() && proxy.redirect("{}").is_err());
+    }
+
+    #[tokio::test]
     async fn only_bytes_from_the_server_are_counted() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = CountingProxy::start(listener.local_addr().unwrap()).await.unwrap();
         let request = async {
-            let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+            let mut client = TcpStream::connect(proxy.address).await.unwrap();
             client.write_all(b"ping").await.unwrap();
             let mut response = String::new();
             client.read_to_string(&mut response).await.unwrap();

@@ -1,0 +1,355 @@
+//! `bench growth`: the time from the request to expand a claim until the pod sees the new size, and until the
+//! claim's status has it.
+//!
+//! A program in the pod reads the size of its volume every millisecond and reports the new one. This
+//! machine's clock measures from just before the patch is sent until the program's line arrives through
+//! kubelet and API server. The result is therefore an upper bound.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt};
+use testvm::progress::Step;
+use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{Container, freeze, kill};
+use testvm_cluster::exec::{ExecStream, http_get};
+use testvm_cluster::waiting::{State, until_one};
+use testvm_cluster::{Cluster, Node};
+use tokio::time::sleep;
+
+use super::args::Args;
+use super::cluster::{NAMESPACE, SharedCluster};
+use super::measurement::{Environment, Samples, milliseconds};
+use super::metrics;
+use super::threshold::{Requirement, faster, no_more};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::sizes::Size;
+use crate::test_env::users::{self, User};
+use crate::test_env::workload::VolumeMode;
+
+const SIZE: Size = Size::mebibytes(1);
+const GROWN: Size = Size::mebibytes(4);
+
+/// The time to create and mount all volumes. The kubelet waits up to two minutes before it retries a failed
+/// mount.
+const START_TIMEOUT: Duration = Duration::from_secs(600);
+/// The timeout of an expansion. It includes an expansion that the kubelet has to complete, so that the
+/// measurement shows it.
+const GROW_TIMEOUT: Duration = Duration::from_secs(300);
+/// The timeout from the start of the program to its first line, on an emulated processor.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The pods whose volumes only the kubelet expands. Each has one volume, because one sync of the kubelet covers all volumes of a pod,
+/// which would be a single sample.
+const KUBELET_PODS: usize = 3;
+/// The container of the process that serves the kubelet's calls.
+const DRIVER: &str = "csi";
+
+/// The state of a claim whose resize the kubelet has to complete.
+const PENDING: &str = "NodeResizePending";
+const IN_PROGRESS: &str = "NodeResizeInProgress";
+
+/// The port of the provisioner's metrics, as in the manifests.
+const PORT: u16 = 9810;
+const DURATION: &str = "loopfs_provisioner_operation_duration_seconds";
+/// The poll interval: the metrics page is recomputed at most once a second, and nothing announces it.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The timeout from the expansion of a claim until the metrics have it.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedCluster) -> Result<Environment> {
+    let runs = args.size(20, 5);
+    let measure = async |cluster: &Cluster, node: &Node| {
+        let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+        env.timeouts.start = START_TIMEOUT;
+        measure(session, &env, node, runs).await
+    };
+    session.until_cancelled(Box::pin(shared.measured(session, args, "growth", &[], measure))).await
+}
+
+pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
+    let of_kind = |(kind, what)| {
+        let row = format!("{kind}_patch_to_visible");
+        let seen = format!("time until the pod sees the new size of {what}");
+        [
+            no_more(&format!("{seen}: at most 200 ms, because the driver takes no longer"), &row, 200.0),
+            faster(
+                &format!("{seen}: at most a tenth of the wait for the kubelet"),
+                &row,
+                10.0,
+                "kubelet_sync",
+            )
+            .with_most_of_the_peer(),
+        ]
+    };
+    [("filesystem", "a mounted volume"), ("block", "a block volume")].into_iter().flat_map(of_kind).collect()
+}
+
+async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize) -> Result<Samples> {
+    let user = user(runs);
+    let volumes = user.claims.len();
+    let step = session.progress.step(format!("start pods with volumes: {volumes} and a few"));
+    let alone: Vec<User> = (0..KUBELET_PODS)
+        .map(|number| format!("kubelet-{number}"))
+        .map(|name| User { claims: vec![(name.clone(), VolumeMode::Block)], name })
+        .collect();
+    let (started, started_alone) =
+        (users::start(env, std::slice::from_ref(&user), SIZE), users::start(env, &alone, SIZE));
+    tokio::try_join!(started, started_alone)?;
+    step.done("");
+
+    let step = session.progress.step(format!("expand {volumes} volumes, one after the other"));
+    let mut samples = Samples::default();
+    one_after_the_other(env, &user, &step, &mut samples).await?;
+    step.done("");
+
+    let step = session.progress.step("expand volumes that only the kubelet checks");
+    samples.extend("kubelet_sync", 1, "ms", by_the_kubelet(env, node, &alone).await?);
+    step.done("");
+    Ok(samples)
+}
+
+/// Returns the pod. Its volumes alternate between the kinds, so that other load on the machine affects both
+/// alike.
+fn user(runs: usize) -> User {
+    let both = |run: usize| {
+        [(format!("filesystem-{run}"), VolumeMode::Filesystem), (format!("block-{run}"), VolumeMode::Block)]
+    };
+    User { name: "growing".to_owned(), claims: (0..runs).flat_map(both).collect() }
+}
+
+/// Expands the claims. Besides the time until the pod sees the new size, the time from the provisioner's start of the resize until it
+/// recorded its end is measured. The pod need not wait for most of that.
+async fn one_after_the_other(
+    env: &TestEnv<'_>,
+    user: &User,
+    step: &Step,
+    samples: &mut Samples,
+) -> Result<()> {
+    let drivers = env.live_driver_pods().await?;
+    let [driver] = drivers.as_slice() else {
+        anyhow::bail!("the driver has {} pods on the only node", drivers.len())
+    };
+    let (pods, driver) = (env.driver_pods(), driver.name_any());
+    let n = user.claims.len() as u64;
+    let mut resizes = Resizes::read(&pods, &driver).await?;
+    for ((claim, mode), volume) in user.claims.iter().zip(user.volumes()) {
+        step.note(claim.clone());
+        let visible = Watched::start(env, &user.name, claim, &volume).await?.grow().await?;
+        // The pod sees the new size before the claim's status has it. Only after that has the provisioner finished.
+        claims::has(env, claim, GROWN).await?;
+        let after = resizes.one_more(&pods, &driver).await?;
+        let kind = match mode {
+            VolumeMode::Filesystem => "filesystem",
+            VolumeMode::Block => "block",
+        };
+        samples.add(format!("{kind}_patch_to_visible"), n, "ms", visible);
+        samples.add(format!("{kind}_resize"), n, "ms", (after.seconds - resizes.seconds) * 1e3);
+        resizes = after;
+    }
+    Ok(())
+}
+
+/// Expands the claim of each pod so that only the kubelet can notice it. Returns the milliseconds until the pod saw the new size.
+///
+/// The driver's process is frozen while the images are expanded, so the provisioner leaves the last step to
+/// the kubelet. Then the process is killed. The process that replaces it was not notified of the expansion.
+/// It serves the kubelet's NodeExpandVolume within seconds, so the rest of the time is the wait for the
+/// kubelet's next sync of the pod.
+async fn by_the_kubelet(env: &TestEnv<'_>, node: &Node, users: &[User]) -> Result<Vec<f64>> {
+    let volumes: Vec<String> = users.iter().flat_map(User::volumes).collect();
+    // The claim of a pod has its name.
+    let watched =
+        users.iter().zip(&volumes).map(|(User { name, .. }, volume)| Watched::start(env, name, name, volume));
+    let watched = try_join_all(watched).await?;
+    let drivers = env.live_driver_pods().await?;
+    let drivers = drivers.iter().map(|pod| Container::of(pod, DRIVER)).collect::<Result<Vec<_>>>()?;
+    for driver in &drivers {
+        freeze(node, driver).await?;
+    }
+    let seen = watched.into_iter().map(async |watched| {
+        let claim = watched.claim;
+        let took = watched.grow().await?;
+        // The kubelet records in the claim that it expands the volume before it calls the driver.
+        let now = env.claims().get(claim).await;
+        let now = now.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
+        let is_pending = claims::resize_state(&now) == Some(PENDING);
+        anyhow::ensure!(!is_pending, "claim {claim} was expanded, but not by the kubelet");
+        anyhow::Ok(took)
+    });
+    let handed_over = async {
+        try_join_all(users.iter().map(|user| handed_over(env, &user.name))).await?;
+        for driver in &drivers {
+            kill(node, driver).await?;
+        }
+        Ok(())
+    };
+    let (samples, ()) = tokio::try_join!(try_join_all(seen), handed_over)?;
+    Ok(samples)
+}
+
+/// Waits until the kubelet has to complete the resize.
+async fn handed_over(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
+        let state = claim.and_then(claims::resize_state);
+        State::ready_if(matches!(state, Some(PENDING | IN_PROGRESS)), format!("its resize is {state:?}"))
+    });
+    waited.await.with_context(|| format!("claim {claim} is not handed to the kubelet")).map(drop)
+}
+
+/// A volume in a pod, and a program there that reports its expansion.
+struct Watched<'a> {
+    env: &'a TestEnv<'a>,
+    claim: &'a str,
+    program: ExecStream,
+}
+
+impl<'a> Watched<'a> {
+    /// Starts the program for the volume of a claim in a pod. On return, the program watches the volume.
+    async fn start(env: &'a TestEnv<'a>, pod: &str, claim: &'a str, volume: &str) -> Result<Watched<'a>> {
+        let mut program =
+            ExecStream::start(&env.pods(), pod, &["/volume-check", "watch-size", volume]).await?;
+        let line = program.line(PROGRAM_TIMEOUT).await?;
+        expect(&line, SIZE).with_context(|| format!("volume {volume} before its expansion"))?;
+        Ok(Watched { env, claim, program })
+    }
+
+    /// Requests the expansion, and returns the milliseconds until the pod saw it.
+    async fn grow(mut self) -> Result<f64> {
+        let begun = Instant::now();
+        let seen = async {
+            let line = self.program.line(GROW_TIMEOUT).await?;
+            Ok((line, begun.elapsed()))
+        };
+        let ((), (line, took)) = tokio::try_join!(claims::ask(self.env, self.claim, GROWN), seen)?;
+        expect(&line, GROWN).with_context(|| format!("expansion of claim {}", self.claim))?;
+        Ok(milliseconds(took))
+    }
+}
+
+fn expect(line: &str, size: Size) -> Result<()> {
+    let requested = size.bytes();
+    anyhow::ensure!(
+        line.parse() == Ok(requested),
+        "{requested} bytes are requested, but the pod sees {line}"
+    );
+    Ok(())
+}
+
+/// The attempts to resize since the provisioner was started, by its metrics. If claims are expanded one after the other, the
+/// differences of the totals are the single resizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Resizes {
+    succeeded: f64,
+    failed: f64,
+    /// The time of all attempts, including those that found the claim changed and were repeated.
+    seconds: f64,
+}
+
+impl Resizes {
+    async fn read(pods: &Api<Pod>, pod: &str) -> Result<Resizes> {
+        Resizes::parse(&http_get(pods, pod, PORT, "/metrics").await?)
+    }
+
+    fn parse(page: &str) -> Result<Resizes> {
+        // The last line of a complete page.
+        anyhow::ensure!(
+            page.trim_end().ends_with("# EOF"),
+            "the page of the provisioner's metrics is incomplete: {page}"
+        );
+        let sum = |figure: &str, result: Option<&str>| {
+            let series = metrics::series(page, format!("{DURATION}_{figure}"));
+            let is_counted = |labels: metrics::Labels<'_>| {
+                labels.get("operation") == Some("resize")
+                    && (result.is_none() || labels.get("result") == result)
+            };
+            series.filter(|(labels, _)| is_counted(*labels)).map(|(_, value)| value).sum::<f64>() + 0.0
+        };
+        let (succeeded, failed) = (sum("count", Some("success")), sum("count", Some("failure")));
+        let seconds = sum("sum", None);
+        anyhow::ensure!(!seconds.is_nan(), "{DURATION} has a value that is no number: {page}");
+        Ok(Resizes { succeeded, failed, seconds })
+    }
+
+    /// Waits until one more resize has succeeded.
+    async fn one_more(&self, pods: &Api<Pod>, pod: &str) -> Result<Resizes> {
+        let deadline = Instant::now() + METRICS_TIMEOUT;
+        loop {
+            let now = Resizes::read(pods, pod).await?;
+            if now.is_one_more(self)? {
+                return Ok(now);
+            }
+            anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics show no further resize");
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Returns `true` if one more resize succeeded. An attempt that failed is an error, because no
+    /// measurement includes the pause before the retry.
+    fn is_one_more(&self, before: &Resizes) -> Result<bool> {
+        anyhow::ensure!(self.failed == before.failed, "a resize failed: see the provisioner's log");
+        let more = self.succeeded - before.succeeded;
+        anyhow::ensure!((0.0..=1.0).contains(&more), "{more} resizes since the last claim grew");
+        Ok(more == 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = r#"HTTP/1.0 200 OK
+content-type: application/openmetrics-text; version=1.0.0; charset=utf-8
+
+# TYPE loopfs_provisioner_operation_duration_seconds histogram
+loopfs_provisioner_operation_duration_seconds_sum{operation="provision",result="success"} 7.5
+loopfs_provisioner_operation_duration_seconds_count{operation="provision",result="success"} 43
+loopfs_provisioner_operation_duration_seconds_sum{operation="resize",result="success"} 0.5
+loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="success"} 4
+loopfs_provisioner_operation_duration_seconds_bucket{le="0.002",operation="resize",result="success"} 1
+loopfs_provisioner_operation_duration_seconds_sum{operation="resize",result="conflict"} 0.25
+loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="conflict"} 1
+loopfs_provisioner_operation_duration_seconds_sum{operation="resize",result="failure"} 0.125
+loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="failure"} 2
+# EOF
+"#;
+
+    fn resizes(succeeded: f64, failed: f64) -> Resizes {
+        Resizes { succeeded, failed, seconds: 0.875 }
+    }
+
+    #[test]
+    fn only_attempts_to_resize_are_summed() {
+        assert_eq!(Resizes::parse(PAGE).unwrap(), resizes(4.0, 2.0));
+        assert_eq!(Resizes::parse("HTTP/1.0 200 OK\r\n\r\n# EOF\n").unwrap(), Resizes::default());
+        assert!(Resizes::parse("HTTP/1.0 404 Not Found\r\n\r\n").is_err());
+        assert!(Resizes::parse(&PAGE.replace("} 0.5", "} half")).is_err());
+    }
+
+    #[test]
+    fn a_sample_is_one_more_success() {
+        let before = resizes(4.0, 2.0);
+        assert!(!before.is_one_more(&before).unwrap());
+        assert!(resizes(5.0, 2.0).is_one_more(&before).unwrap());
+        for other in [resizes(6.0, 2.0), resizes(5.0, 3.0), resizes(0.0, 2.0), resizes(f64::NAN, 2.0)] {
+            assert!(other.is_one_more(&before).is_err(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_kinds_of_volumes_alternate() {
+        let kinds = user(3).claims.iter().map(|(_, mode)| *mode).collect::<Vec<_>>();
+        assert_eq!(kinds, [VolumeMode::Filesystem, VolumeMode::Block].repeat(3));
+    }
+
+    #[test]
+    fn another_size_is_an_error() {
+        assert!(expect("4194304", GROWN).is_ok());
+        assert!(expect("4194303", GROWN).unwrap_err().to_string().contains("4194303"));
+        assert!(expect("", SIZE).is_err());
+    }
+}

@@ -1,0 +1,320 @@
+//! The processes under test: the provisioner, the controller, and the programs of the peer.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use testvm::process::Program;
+use testvm_cluster::{ControlPlane, Subject};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::super::audit_log::AuditLog;
+use super::super::counting_proxy::CountingProxy;
+use super::super::metrics;
+use super::super::peer::{self, HostPeer, HostSidecar, Limits};
+use super::super::process::MeasuredProcess;
+use crate::fake_nodes::SYSTEM;
+
+pub(super) const DRIVER: &str = "csi.loopfs.dev";
+
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limits the shutdown of a process that completes operations in progress.
+const STOP_GRACE: Duration = Duration::from_secs(20);
+/// The API server sends a bookmark on each watch about once a minute.
+const QUIET_TIME: Duration = Duration::from_secs(5);
+/// Shorter than the five seconds after which the leader renews its Lease.
+const QUIET_TIME_OF_CONTROLLER: Duration = Duration::from_secs(2);
+/// The part of a log line with which client-go reports, at this verbosity, that a process has received all claims.
+const CLAIMS_RECEIVED: &str = r#""Caches populated" type="*v1.PersistentVolumeClaim""#;
+const VERBOSITY: &str = "--v=2";
+
+/// A running process whose requests to the API server are counted. Dropping it kills the process.
+pub(super) struct Observed {
+    process: MeasuredProcess,
+    /// A process that receives nothing for this time is idle.
+    quiet_time: Duration,
+    counter: Counter,
+}
+
+/// The source of the number of a process's requests.
+enum Counter {
+    /// The metrics of our program, and the prefix of their names.
+    Metrics { address: SocketAddr, prefix: &'static str },
+    /// The audit log after the offset, for a program without such metrics.
+    AuditLog { log: AuditLog, start: u64, user: &'static str },
+}
+
+/// The requests and the received bytes of a process while nothing happens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub(super) requests_per_minute: f64,
+    bytes_per_second: f64,
+}
+
+/// The parts of a command line that all runs of our program share.
+pub(super) struct Installation<'a> {
+    pub(super) program: PathBuf,
+    pub(super) node: &'a str,
+    /// The pod of the driver on the node, as which the process runs.
+    pub(super) pod: Pod,
+    /// The kubeconfig with the rights of that pod.
+    pub(super) kubeconfig: PathBuf,
+}
+
+impl Installation<'_> {
+    /// Starts the provisioner of the node, and waits until it has read the objects of the API server and is idle. It watches the claims
+    /// with the label that the component `labels` gives them, or all claims of the cluster.
+    pub(super) async fn start_provisioner(&self, labels: Option<&str>, log: &Path) -> Result<Observed> {
+        let uid = self.pod.uid().context("the pod of the driver has no UID")?;
+        let provisioner = self
+            .start("node", "loopfs_provisioner", QUIET_TIME, log, |program, directory| {
+                // An ordinary directory. On a node without a file system for volumes, the provisioner is ready all the same.
+                let program = program.arg("--data-dir").arg(directory).env("POD_UID", uid);
+                labels.into_iter().fold(program, |program, name| program.args(["--claim-labels", name]))
+            })
+            .await?;
+        provisioner.until_idle().await?;
+        let scope = provisioner.metric("watches_all_claims").await?;
+        anyhow::ensure!(
+            scope == Some(if labels.is_some() { 0.0 } else { 1.0 }),
+            "the provisioner does not watch the claims that it should: watches_all_claims is {scope:?}"
+        );
+        Ok(provisioner)
+    }
+
+    /// Starts a replica of the controller, and waits until it leads, has read the objects of the API server and is idle.
+    pub(super) async fn start_controller(&self, log: &Path) -> Result<Observed> {
+        let (prefix, quiet_time) = ("loopfs_controller", QUIET_TIME_OF_CONTROLLER);
+        let controller = self.start("controller", prefix, quiet_time, log, |program, _| program).await?;
+        let pending = async || match controller.metric("leads").await {
+            Ok(Some(1.0)) => None,
+            other => Some(format!("leads is {other:?}")),
+        };
+        controller.process.poll(pending).await?;
+        // A replica is ready before it leads. From then on, it is ready when it has read the claims, classes and CSINodes.
+        controller.until_ready().await?;
+        controller.until_idle().await?;
+        Ok(controller)
+    }
+
+    /// Starts the program in a role with the options that `complete` adds, and waits until it is ready. `complete` also receives an empty
+    /// directory for the files of the process.
+    async fn start(
+        &self,
+        role: &str,
+        prefix: &'static str,
+        quiet_time: Duration,
+        log: &Path,
+        complete: impl FnOnce(Program, &Path) -> Program,
+    ) -> Result<Observed> {
+        let directory = tempfile::tempdir().context("create a temporary directory")?;
+        let (files, kubeconfig) = (directory.path().join("files"), directory.path().join("kubeconfig"));
+        let given = std::fs::read_to_string(&self.kubeconfig)
+            .with_context(|| format!("read {}", self.kubeconfig.display()))?;
+        let proxy = CountingProxy::of_kubeconfig(&given).await?;
+        std::fs::write(&kubeconfig, proxy.redirect(&given)?)
+            .with_context(|| format!("write {}", kubeconfig.display()))?;
+        std::fs::create_dir(&files).with_context(|| format!("create {}", files.display()))?;
+
+        let address = free_address()?;
+        let program = Program::new(&self.program)
+            .named(&format!("loopfs-provisioner {role}"))
+            .args([role, "--driver-name", DRIVER, "--node-name", self.node])
+            .args(["--node-loss", "dry-run", "--metrics-address", &address.to_string()])
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .env("POD_NAMESPACE", SYSTEM)
+            .env("POD_NAME", self.pod.name_any())
+            .log(log);
+        let process = MeasuredProcess::new(complete(program, &files).spawn()?).behind(Some(proxy), directory);
+        let observed = Observed { process, quiet_time, counter: Counter::Metrics { address, prefix } };
+        observed.until_ready().await.with_context(|| format!("see {}", log.display()))?;
+        Ok(observed)
+    }
+}
+
+/// Starts a program of the peer, which has the administrator's rights, and waits until it has received all claims. Its CSI controller
+/// has the name of our driver, so the claims of the other node belong to the peer's driver as well.
+pub(super) async fn start_sidecar(
+    peer: &HostPeer,
+    control_plane: &ControlPlane,
+    name: &'static str,
+    log_path: &Path,
+) -> Result<Observed> {
+    let log = AuditLog::of(control_plane.layout());
+    let counter = Counter::AuditLog { start: log.end()?, log, user: name };
+    let caller = Subject { user: name, group: Some("system:masters") };
+    let sidecar = HostSidecar {
+        name,
+        caller,
+        driver: DRIVER,
+        limits: Limits::Default,
+        option: VERBOSITY,
+        is_proxied: true,
+    };
+    let process = peer.start(control_plane, sidecar, log_path).await?;
+    let pending = async || match std::fs::read_to_string(log_path) {
+        Ok(text) if text.contains(CLAIMS_RECEIVED) => None,
+        Ok(_) => Some("it has not received all claims".to_owned()),
+        Err(error) => Some(format!("read {}: {error}", log_path.display())),
+    };
+    process.poll(pending).await.with_context(|| format!("see {}", log_path.display()))?;
+    Ok(Observed { process, quiet_time: QUIET_TIME, counter })
+}
+
+impl Observed {
+    /// Returns the bytes that it has received from the API server since its start.
+    pub(super) fn received(&self) -> u64 {
+        self.process.received()
+    }
+
+    pub(super) fn rss(&self) -> Result<u64> {
+        self.process.rss()
+    }
+
+    /// Waits until it receives nothing, and returns the bytes that it has received from the API server since its start.
+    pub(super) async fn until_idle(&self) -> Result<u64> {
+        self.process.until_idle(self.quiet_time).await
+    }
+
+    /// Returns the number of requests that it has sent to the API server since its start, with its watches. Requests for the resource
+    /// `except` are counted only in the audit log.
+    pub(super) async fn requests(&self, except: Option<&str>) -> Result<f64> {
+        match &self.counter {
+            Counter::Metrics { address, prefix } => {
+                Ok(requests_in(&metrics_of(*address).await?, prefix, except))
+            }
+            Counter::AuditLog { log, start, user } => Ok(log.requests(*start, user)?.all() as f64),
+        }
+    }
+
+    /// Observes the idle process for `time`.
+    pub(super) async fn idle(&self, time: Duration) -> Result<Idle> {
+        let (requests, received, since) = (self.requests(None).await?, self.received(), Instant::now());
+        tokio::time::sleep(time).await;
+        let elapsed = since.elapsed().as_secs_f64();
+        Ok(Idle {
+            requests_per_minute: (self.requests(None).await? - requests) * 60.0 / elapsed,
+            bytes_per_second: (self.received() - received) as f64 / elapsed,
+        })
+    }
+
+    pub(super) async fn stop(self) -> Result<()> {
+        match self.counter {
+            Counter::Metrics { .. } => self.process.stop(STOP_GRACE).await,
+            Counter::AuditLog { .. } => self.process.stop_in_any_way(peer::STOP_GRACE).await.map(drop),
+        }
+    }
+
+    /// Waits until the caches of our program have all objects.
+    async fn until_ready(&self) -> Result<()> {
+        let Counter::Metrics { address, .. } = self.counter else { return Ok(()) };
+        let pending = async || match page(address, "/readyz").await {
+            Ok((200, _)) => None,
+            Ok((status, reason)) => Some(format!("/readyz returns {status}: {reason}")),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        self.process.poll(pending).await
+    }
+
+    /// Returns the value of a metric without labels, or `None` if the process has no such metric.
+    async fn metric(&self, name: &str) -> Result<Option<f64>> {
+        let Counter::Metrics { address, prefix } = self.counter else { return Ok(None) };
+        Ok(metrics::value(&metrics_of(address).await?, &format!("{prefix}_{name}")))
+    }
+}
+
+impl Idle {
+    /// Returns the bytes of `received` that remain without those that an idle process receives in this time: bookmarks of its watches
+    /// and responses to periodic requests.
+    pub(super) fn without(&self, received: u64, time: Duration) -> f64 {
+        (received as f64 - self.bytes_per_second * time.as_secs_f64()).max(0.0)
+    }
+}
+
+/// Returns an address of the loopback that is free now. Another process may take it, and the process then does not start.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("bind a port of the loopback")?;
+    listener.local_addr().context("read the address of a socket")
+}
+
+async fn metrics_of(address: SocketAddr) -> Result<String> {
+    let (status, metrics) = page(address, "/metrics").await?;
+    anyhow::ensure!(status == 200, "/metrics returns {status}: {metrics}");
+    Ok(metrics)
+}
+
+/// Returns the HTTP status and the body of a page.
+async fn page(address: SocketAddr, path: &str) -> Result<(u16, String)> {
+    let read = async {
+        let mut connection = TcpStream::connect(address).await?;
+        // The server closes the connection after the response, because of HTTP/1.0.
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+        let mut response = String::new();
+        connection.read_to_string(&mut response).await?;
+        std::io::Result::Ok(response)
+    };
+    let response = tokio::time::timeout(PAGE_TIMEOUT, read).await;
+    let response = response.with_context(|| format!("{path} did not return in {PAGE_TIMEOUT:?}"))?;
+    parse_response(&response.with_context(|| format!("read {path}"))?)
+}
+
+fn parse_response(response: &str) -> Result<(u16, String)> {
+    let (head, body) = response.split_once("\r\n\r\n").context("the response has no end of its head")?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.with_context(|| format!("the response has no status: {head}"))?, body.to_owned()))
+}
+
+/// Returns the sum of the reads and writes in a page of metrics whose names begin with `prefix`, apart from those of the resource
+/// `except`.
+fn requests_in(page: &str, prefix: &str, except: Option<&str>) -> f64 {
+    let counters = ["reads", "writes"].map(|kind| format!("{prefix}_api_{kind}_total"));
+    let series = counters.iter().flat_map(|counter| metrics::series(page, counter));
+    let counted = series.filter(|(labels, _)| except.is_none() || labels.get("resource") != except);
+    counted.map(|(_, value)| value).sum::<f64>() + 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const METRICS: &str = "# TYPE loopfs_provisioner_api_reads counter\n\
+                           loopfs_provisioner_api_reads_total{verb=\"list\",resource=\"nodes\",code=\"200\"} 3\n\
+                           loopfs_provisioner_api_reads_total{verb=\"watch\",resource=\"nodes\",code=\"200\"} 4\n\
+                           loopfs_provisioner_api_reads_total{verb=\"get\",resource=\"leases\",code=\"200\"} 1\n\
+                           loopfs_provisioner_api_writes_total{verb=\"patch\",resource=\"nodes\",code=\"200\"} 5\n";
+
+    #[rstest]
+    #[case::all("loopfs_provisioner", None, 13.0)]
+    #[case::without_those_of_a_resource("loopfs_provisioner", Some("leases"), 12.0)]
+    #[case::a_resource_with_a_longer_name("loopfs_provisioner", Some("node"), 13.0)]
+    #[case::of_another_role("loopfs_controller", None, 0.0)]
+    fn reads_and_writes_are_requests(
+        #[case] prefix: &str,
+        #[case] except: Option<&str>,
+        #[case] expected: f64,
+    ) {
+        assert_eq!(requests_in(METRICS, prefix, except), expected);
+    }
+
+    #[test]
+    fn a_response_has_a_status_and_a_body() {
+        let parsed =
+            parse_response("HTTP/1.0 503 Service Unavailable\r\nx: y\r\n\r\nnot yet\r\n\r\n").unwrap();
+        assert_eq!(parsed, (503, "not yet\r\n\r\n".to_owned()));
+        assert!(parse_response("").is_err());
+    }
+
+    #[test]
+    fn bytes_of_an_idle_process_are_subtracted() {
+        let idle = Idle { requests_per_minute: 0.0, bytes_per_second: 10.0 };
+        assert_eq!(idle.without(100, Duration::from_secs(3)), 70.0);
+        assert_eq!(idle.without(20, Duration::from_secs(3)), 0.0, "fewer bytes than while nothing happened");
+    }
+}
