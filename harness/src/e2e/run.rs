@@ -33,10 +33,11 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
     if args.is_on_kind() {
         let stories = kind::Stories { selection: args.selection(), documents: args.names_none() };
         let kubernetes = args.kubernetes().source_for_kind();
-        return kind::run(session, manifests, NAMESPACE, stories, &kubernetes, &reports).await;
+        return Box::pin(kind::run(session, manifests, NAMESPACE, stories, &kubernetes, &reports)).await;
     }
     if let Some(kubeconfig) = &args.kubeconfig {
-        return against_any_cluster(session, manifests, kubeconfig, args.selection(), &reports).await;
+        let selection = args.selection();
+        return Box::pin(against_any_cluster(session, manifests, kubeconfig, selection, &reports)).await;
     }
     if args.keep && !background::is_background(session) {
         let cases = background::run_again(session, args.again()).await?;
@@ -53,28 +54,29 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
 
     let mut report = Report::new();
     // The report has the reason of a failure.
-    let cluster = start(session, &mut report, args, Places { dir, logs, reports: &reports }).await.ok();
+    let places = Places { dir, logs, reports: &reports };
+    let cluster = Box::pin(start(session, &mut report, args, places)).await.ok();
     if let Some(cluster) = &cluster {
         let mut env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
         env.reports = Some(reports.clone());
         let after_failure = if args.keep { AfterFailure::End } else { AfterFailure::GoOn(&reports) };
         let plan =
             Plan { nodes: &args.nodes, selection: args.selection(), fault: args.broken, after_failure };
-        StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES).await;
+        Box::pin(StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES)).await;
         state_dump::write(&env, &reports).await;
         if args.self_check {
-            self_check::run(session, &mut report, env).await;
+            Box::pin(self_check::run(session, &mut report, env)).await;
         }
         if !report.succeeded() {
             state_dump::write_bundles(session, cluster.nodes(), &reports).await;
         }
     }
     if args.keep {
-        hand_over(session, cluster, &report).await?;
+        Box::pin(hand_over(session, cluster, &report)).await?;
     } else if let Some(cluster) = cluster {
         let started = Instant::now();
         // The cluster is stopped after Ctrl-C too, when no further step begins.
-        let stopped = cluster.stop().await;
+        let stopped = Box::pin(cluster.stop()).await;
         report.record("cluster", "stop the node and the control plane", started.elapsed(), &stopped);
     }
     Ok(report)
@@ -88,7 +90,7 @@ async fn hand_over(session: &Session, cluster: Option<Cluster>, report: &Report)
     }
     background::hand_over(&session.workspace, cluster.as_ref(), &report.cases)?;
     match cluster {
-        Some(cluster) => cluster.serve_until_cancelled(session).await,
+        Some(cluster) => Box::pin(cluster.serve_until_cancelled(session)).await,
         None => Ok(()),
     }
 }
