@@ -26,7 +26,7 @@ use super::measurement::{Environment, Samples, milliseconds};
 use super::metrics;
 use super::threshold::{Requirement, faster, no_more};
 use crate::test_env::claims;
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{self, User};
 use crate::test_env::workload::VolumeMode;
@@ -65,7 +65,7 @@ pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedClust
     let runs = args.size(20, 5);
     let measure = async |cluster: &Cluster, node: &Node| {
         let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-        env.timeouts.start = START_TIMEOUT;
+        env.timeouts = RunTimeouts::new(Timeouts { start: START_TIMEOUT, ..Timeouts::FULL });
         measure(session, &env, node, runs).await
     };
     session.until_cancelled(Box::pin(shared.measured(session, args, "growth", &[], measure))).await

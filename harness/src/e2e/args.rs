@@ -11,8 +11,9 @@ use testvm::session::Session;
 use testvm_cluster::background;
 
 use super::catalogue::{self, Set, When};
-use super::faults::Fault;
 use super::runner::Selection;
+use super::sabotage::Sabotage;
+use super::sabotages;
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
 /// The name of the reports and of the lock of the command.
@@ -68,12 +69,12 @@ pub struct Args {
     #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
     stories: Vec<String>,
 
-    /// Inject one fault. The run must fail and name the fault.
-    #[arg(long = "break", value_enum, value_name = "WHAT", conflicts_with = "kubelet_root")]
-    pub(super) broken: Option<Fault>,
+    /// Change the environment while a story runs. The run must fail and name the change.
+    #[arg(long = "break", value_parser = sabotages::parser(), value_name = "WHAT")]
+    pub(super) broken: Option<&'static Sabotage>,
 
-    /// Then inject each fault in turn, and pass only if each failure names its fault.
-    #[arg(long, conflicts_with_all = ["broken", "kubelet_root"])]
+    /// Instead of running the stories, break each in all ways of --break, and pass only if each failure names its cause.
+    #[arg(long, conflicts_with = "broken")]
     pub(super) self_check: bool,
 
     #[command(flatten)]
@@ -148,11 +149,16 @@ impl Args {
         self.nodes.kernel()
     }
 
-    /// Returns a run of these stories with the selected programs of Kubernetes, and with reports of its own.
+    /// Returns a run of these stories with the selected programs of Kubernetes.
     #[must_use]
-    pub(crate) fn of(unnamed: Set, kubernetes: &KubernetesOptions, reports: impl Into<PathBuf>) -> Args {
-        let (kubernetes, reports) = (kubernetes.clone(), Some(reports.into()));
-        Args { unnamed, kubernetes, reports, ..Args::default() }
+    pub(crate) fn of(unnamed: Set, kubernetes: &KubernetesOptions) -> Args {
+        Args { unnamed, kubernetes: kubernetes.clone(), ..Args::default() }
+    }
+
+    /// Writes the reports and logs to this directory, below that of all reports.
+    #[must_use]
+    pub(crate) fn with_reports(self, directory: impl Into<PathBuf>) -> Args {
+        Args { reports: Some(directory.into()), ..self }
     }
 
     /// Runs these stories if none is named.
@@ -166,7 +172,7 @@ impl Args {
         Args { nodes, ..self }
     }
 
-    /// Then injects each fault in turn.
+    /// Breaks each story instead of running it.
     #[must_use]
     pub(crate) fn with_self_check(self) -> Args {
         Args { self_check: true, ..self }
@@ -189,8 +195,7 @@ impl Args {
     pub(super) fn selection(&self) -> Selection<'_> {
         let unnamed = match self.broken {
             _ if self.is_on_kind() => Set::Flow,
-            // The story for which the fault is notices it, whichever that is.
-            Some(_) => Set::All,
+            Some(sabotage) => Set::One(sabotage.story),
             None => self.unnamed,
         };
         Selection { named: &self.stories, unnamed, kubelet_root: self.nodes.variant().kubelet_root }
@@ -206,7 +211,9 @@ impl Args {
     /// Refuses options that cannot work together.
     pub(super) fn check(&self) -> Result<()> {
         self.nodes.check()?;
-        catalogue::require_suitable(&self.stories, self.nodes.variant().kubelet_root)?;
+        let broken = self.broken.map(|sabotage| sabotage.story);
+        let named = self.stories.iter().map(String::as_str).chain(broken);
+        catalogue::require_suitable(named, self.nodes.variant().kubelet_root)?;
         let runs_all = self.stories.is_empty() && !matches!(self.unnamed, Set::Main | Set::Node);
         let on_node = [
             self.self_check.then_some("--self-check"),
@@ -235,7 +242,7 @@ impl Args {
         }
         line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
-        line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
+        line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name.into()]));
         line.extend(self.kubernetes.words());
         line
     }
@@ -263,7 +270,8 @@ mod tests {
         let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
         let again = parse(words).again();
         assert_eq!(again, words);
-        assert_eq!(Line::parse_from(again).args.into_args().broken, Some(Fault::NoDisk));
+        let broken = Line::parse_from(again).args.into_args().broken;
+        assert_eq!(broken.map(|sabotage| sabotage.name), Some("no-disk"));
         let words = [
             "e2e",
             "--keep",
@@ -300,12 +308,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_and_all_select_all_stories() {
+    fn all_selects_all_stories_and_a_sabotage_one() {
         let all = selected(&parse(["e2e", "--all"]));
         assert!(all.len() > 15 && all.contains(&"power-cut") && !all.contains(&"gvisor"), "{all:?}");
-        assert_eq!(selected(&parse(["e2e", "--break", "unsynced"])), all);
-        let of_lane = Args { broken: Some(Fault::Unsynced), ..Args::default() }.with_unnamed(Set::Short);
-        assert_eq!(selected(&of_lane), all);
+        let broken = parse(["e2e", "--break", "unsynced"]);
+        for args in [broken.clone(), broken.with_unnamed(Set::Short)] {
+            assert_eq!(selected(&args), ["install", "power-cut", "removal"]);
+        }
     }
 
     #[test]

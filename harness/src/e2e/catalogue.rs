@@ -5,12 +5,10 @@ use futures::future::LocalBoxFuture;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, KubeletRoot, Node};
 
-use super::faults::{self, Fault};
-use super::stories::power_cut::{self, Load};
 use super::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
     hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages,
-    read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
+    power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
 };
 use crate::listing::Line;
 use crate::node_options::NodeOptions;
@@ -57,6 +55,9 @@ pub(crate) enum Set {
     #[default]
     All,
     OtherProjects,
+    /// Those that need a kubelet with its directory on the data disk.
+    DataDisk,
+    One(&'static str),
 }
 
 impl Set {
@@ -70,6 +71,8 @@ impl Set {
             (Set::Long, when) => when == When::Long,
             (Set::All, when) => when != When::OtherProjects,
             (Set::OtherProjects, when) => when == When::OtherProjects,
+            (Set::DataDisk, _) => matches!(story.run, Run::KubeletOnDataDisk(_)),
+            (Set::One(name), _) => story.name == name,
         }
     }
 }
@@ -117,8 +120,6 @@ pub(super) struct State<'a> {
     pub(super) env: &'a TestEnv<'a>,
     /// What the run asks of the nodes of its cluster.
     pub(super) nodes: &'a NodeOptions,
-    /// The fault to inject, if the run must fail.
-    pub(super) fault: Option<Fault>,
     /// The inventory of the node before the first volume, if the node is the harness's own.
     pub(super) before: Option<Inventory>,
 }
@@ -134,7 +135,7 @@ pub(super) const STORIES: &[Story] = &[
         name: flow::NAME,
         about: "a mounted, a read-only and a block volume, expanded in use while the driver is killed",
         when: When::Main,
-        run: Run::AnyCluster(|s, state| Box::pin(flow::run(s, state.env, state.fault))),
+        run: Run::AnyCluster(|s, state| Box::pin(flow::run(s, state.env))),
     },
     Story {
         name: read_only_claims::NAME,
@@ -265,7 +266,7 @@ pub(super) const STORIES: &[Story] = &[
         when: When::Long,
         run: Run::OwnNode {
             skipped: "cut the power of a node with volumes in use",
-            run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node, Load::FULL, state.fault)),
+            run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node)),
         },
     },
     Story {
@@ -332,9 +333,12 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 ///
 /// # Errors
 /// The message names the story and the option that it needs.
-pub(super) fn require_suitable(only: &[String], kubelet_root: KubeletRoot) -> Result<()> {
-    let named = |story: &&Story| only.iter().any(|only| only == story.name);
-    match STORIES.iter().filter(named).find(|story| !story.suits(kubelet_root)) {
+pub(super) fn require_suitable<'a>(
+    named: impl Iterator<Item = &'a str>,
+    kubelet_root: KubeletRoot,
+) -> Result<()> {
+    let mut named = named.filter_map(|name| STORIES.iter().find(|story| story.name == name));
+    match named.find(|story| !story.suits(kubelet_root)) {
         None => Ok(()),
         Some(story) => anyhow::bail!("story {} needs {}", story.name, story.needs()),
     }
@@ -343,38 +347,13 @@ pub(super) fn require_suitable(only: &[String], kubelet_root: KubeletRoot) -> Re
 /// Installs the driver, and records what is on the node before the first volume.
 async fn install(steps: &mut Steps<'_>, state: &mut State<'_>) -> StepResult {
     let env = state.env;
-    let Some(node) = env.node else {
-        return install::run(steps, env).await;
-    };
-    match state.fault {
-        Some(Fault::Quota) => {
-            let mounted =
-                async { faults::mount_without_quota(node, &faults::data_device(node).await?).await };
-            steps.step("break: mount without quota", mounted).await?;
-        }
-        Some(Fault::NoDisk) => {
-            steps.step("break: unmount the data disk", faults::unmount(node)).await?;
-        }
-        _ => {}
-    }
     install::run(steps, env).await?;
-    if state.fault == Some(Fault::WrongDisk) {
-        steps.step("break: stop the driver", install::stop(env)).await?;
-        let replaced = async { faults::replace(node, &faults::data_device(node).await?).await };
-        steps.step("break: put another file system there", replaced).await?;
-        install::run(steps, env).await?;
+    if let (Some(node), None) = (env.node, &state.before) {
+        state.before = Some(steps.step("list what is on the node", Inventory::take(node)).await?);
     }
-    state.before = Some(steps.step("list what is on the node", Inventory::take(node)).await?);
     Ok(())
 }
 
 async fn remove(steps: &mut Steps<'_>, state: &mut State<'_>) -> StepResult {
-    if state.fault == Some(Fault::Leak) {
-        steps.step("break: leak an object of each kind", faults::leak(state.env)).await?;
-    }
-    removal::run(steps, state.env, state.before.as_ref()).await?;
-    if state.fault == Some(Fault::Restart) {
-        steps.step("break: kill a container of the driver", faults::kill_undeclared(state.env)).await?;
-    }
-    Ok(())
+    removal::run(steps, state.env, state.before.as_ref()).await
 }

@@ -13,6 +13,7 @@ use testvm_cluster::objects;
 use super::console::{self, Block, Place, TIMEOUT, on_node};
 use super::stories::{flow, removal};
 use crate::test_env::environment::TestEnv;
+use crate::test_env::workload::create_namespace;
 
 /// The name of the story, and of the two that it runs on the services.
 const NAME: &str = "host service";
@@ -88,6 +89,8 @@ pub(super) async fn run(
     console::paste_all(&mut steps, machine, &INSTALLATION).await?;
     steps.step("no pod of the cluster is privileged, except those of Kubernetes", unprivileged(env)).await?;
     steps.step("kill both services", machine.shell(&on_node(KILL), TIMEOUT)).await?;
+    let created = create_namespace(&env.client, &env.namespace);
+    steps.step("create the namespace of the stories", created).await?;
     flow::run_on_services(&mut Steps::begin(session, report, FLOW), env).await?;
     removal::run(&mut Steps::begin(session, report, REMOVAL), env, None).await?;
     let mut steps = Steps::begin(session, report, NAME);

@@ -21,7 +21,7 @@ use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
 use crate::node_options::NodeOptions;
 use crate::nodes;
-use crate::test_env::environment::{TestEnv, Timeouts};
+use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
 use crate::test_env::manifests::Manifests;
 
 /// The name of the suite in the report.
@@ -125,12 +125,12 @@ async fn test(
 ) -> Result<()> {
     let Ok(client) = create_cluster(session, report, machine).await else { return Ok(()) };
     let mut env = TestEnv::new(manifests, client, None, namespace)?;
-    env.timeouts = TIMEOUTS;
+    env.timeouts = RunTimeouts::new(TIMEOUTS);
     env.reports = Some(reports.to_owned());
     if let Ok(before) = driver_is_ready(session, report, machine).await {
         let nodes = NodeOptions::default();
         let after_failure = AfterFailure::GoOn(reports);
-        let plan = Plan { nodes: &nodes, selection: stories.selection, fault: None, after_failure };
+        let plan = Plan { nodes: &nodes, selection: stories.selection, sabotage: None, after_failure };
         StoryRunner::begin(session, report, &env, plan).await.run_all(STORIES).await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
         if stories.documents && report.succeeded() {

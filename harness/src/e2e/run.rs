@@ -61,12 +61,13 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
         env.reports = Some(reports.clone());
         let after_failure = if args.keep { AfterFailure::End } else { AfterFailure::GoOn(&reports) };
         let plan =
-            Plan { nodes: &args.nodes, selection: args.selection(), fault: args.broken, after_failure };
-        Box::pin(StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES)).await;
-        state_dump::write(&env, &reports).await;
+            Plan { nodes: &args.nodes, selection: args.selection(), sabotage: args.broken, after_failure };
         if args.self_check {
-            Box::pin(self_check::run(session, &mut report, env)).await;
+            Box::pin(self_check::run(session, &mut report, &env, plan)).await;
+        } else {
+            Box::pin(StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES)).await;
         }
+        state_dump::write(&env, &reports).await;
         if !report.succeeded() {
             state_dump::write_bundles(session, cluster.nodes(), &reports).await;
         }
@@ -141,7 +142,7 @@ async fn against_any_cluster(
     let mut report = Report::new();
     let nodes = NodeOptions::default();
     let after_failure = AfterFailure::GoOn(reports);
-    let plan = Plan { nodes: &nodes, selection, fault: None, after_failure };
+    let plan = Plan { nodes: &nodes, selection, sabotage: None, after_failure };
     StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES).await;
     state_dump::write(&env, reports).await;
     let started = Instant::now();

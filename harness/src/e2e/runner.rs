@@ -6,14 +6,14 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use testvm::report::{Outcome, Report};
+use testvm::report::{Case, Outcome, Report};
 use testvm::session::Session;
 use testvm::steps::{StepFailed, StepResult, Steps};
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
 use super::catalogue::{Run, STORIES, Set, State, Story, When};
-use super::faults::Fault;
+use super::sabotage::Sabotage;
 use super::stories::{flow, install, removal};
 use super::{restarts, state_dump};
 use crate::listing::record_time;
@@ -49,7 +49,19 @@ impl<'a> Selection<'a> {
         if self.named.is_empty() {
             return self.unnamed.contains(story) && story.suits(self.kubelet_root);
         }
-        story.when == When::Always || self.named.iter().any(|name| name == story.name)
+        story.when == When::Always || self.names(story)
+    }
+
+    fn names(self, story: &Story) -> bool {
+        self.named.iter().any(|name| name == story.name)
+    }
+
+    /// Returns `true` if the story is selected for itself, not because others need it.
+    pub(super) fn asks_for(self, story: &Story) -> bool {
+        if story.when == When::Always && self.named.is_empty() {
+            return self.unnamed == Set::All;
+        }
+        if self.named.is_empty() { self.contains(story) } else { self.names(story) }
     }
 }
 
@@ -59,8 +71,8 @@ pub(super) struct Plan<'a> {
     /// What the run requires of the nodes of its cluster.
     pub(super) nodes: &'a NodeOptions,
     pub(super) selection: Selection<'a>,
-    /// The fault to inject. The run then ends with the first failure.
-    pub(super) fault: Option<Fault>,
+    /// The run then ends with the first failure.
+    pub(super) sabotage: Option<&'static Sabotage>,
     pub(super) after_failure: AfterFailure<'a>,
 }
 
@@ -77,11 +89,12 @@ pub(super) enum AfterFailure<'a> {
 pub(super) struct StoryRunner<'a> {
     session: &'a Session,
     report: &'a mut Report,
-    selection: Selection<'a>,
-    after_failure: AfterFailure<'a>,
+    plan: Plan<'a>,
     state: State<'a>,
     /// `None` if the containers of the driver cannot be watched. Then no story runs.
     watch: Option<Watch>,
+    /// `false` for runs without progress lines.
+    shown: bool,
     /// The number of stories that failed.
     failed: usize,
 }
@@ -108,58 +121,33 @@ pub(super) trait Runner {
 
 impl Runner for StoryRunner<'_> {
     async fn run(&mut self, story: &Story) -> StepResult {
-        if !self.selection.contains(story) {
-            return if story.name == flow::NAME { self.create_namespace().await } else { Ok(()) };
+        // The flow is the first story with claims.
+        if story.name == flow::NAME {
+            self.create_namespace().await?;
         }
-        let Some(watch) = &mut self.watch else { return Err(StepFailed) };
+        if !self.plan.selection.contains(story) {
+            return Ok(());
+        }
         let started = Instant::now();
-        let mut steps = Steps::begin(self.session, self.report, story.name);
-        let state = &mut self.state;
-        let (env, cluster, node) = (state.env, state.env.cluster, state.env.node);
-        let outcome = match (&story.run, cluster, node) {
-            (Run::AnyCluster(run), ..) => run(&mut steps, state).await,
-            (Run::OwnNode { run, .. }, Some(cluster), Some(node)) => {
-                run(&mut steps, state, cluster, node).await
-            }
-            (Run::KubeletOnDataDisk(run), _, Some(node)) => run(&mut steps, state, node).await,
-            (Run::OwnNode { skipped, .. }, ..) => skip(&mut steps, skipped),
-            (Run::KubeletOnDataDisk(_), _, None) => skip(&mut steps, "all steps"),
-        };
-        // After a failure too, because it can be the cause.
-        let mut steps = Steps::begin(self.session, self.report, restarts::NAME);
-        let checked = restarts::check(&mut steps, watch, env, story.name).await;
-        outcome.and(checked)?;
+        self.run_story(story).await?;
         record_time(self.session, "story", story.name, started.elapsed());
         Ok(())
     }
 
     async fn recover(&mut self, failed: &Story) -> StepResult {
         self.failed += 1;
-        let Some(watch) = &mut self.watch else { return Err(StepFailed) };
-        let (env, fault) = (self.state.env, self.state.fault);
         let cancelled = self.session.cancel.is_cancelled();
-        let reports = go_on(self.after_failure, failed, fault, cancelled).ok_or(StepFailed)?;
-        state_dump::write_failure(self.session, env, failed.name, reports).await;
+        let reports =
+            go_on(self.plan.after_failure, failed, self.plan.sabotage, cancelled).ok_or(StepFailed)?;
+        state_dump::write_failure(self.session, self.state.env, failed.name, reports).await;
         if self.failed >= MAX_FAILED {
             return Err(StepFailed);
         }
-        let mut steps = Steps::begin(self.session, self.report, "recovery");
-        let about = |step: &str| format!("after {}: {step}", failed.name);
-        steps.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
-        steps.step(&about("no volume is retained"), removal::retain_none(env)).await?;
-        steps.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
-        steps.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
-        steps.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
-        steps.step(&about("the driver serves"), install::served(env)).await?;
-        let created = create_namespace(&env.client, &env.namespace);
-        steps.step(&about("create the namespace"), created).await?;
-        // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
-        let restarted = async { watch.unexpected(&env.caused).await.map(drop) };
-        steps.step(&about("later restarts count from here"), restarted).await
+        self.clean_up(failed).await
     }
 
     fn report_not_run(&mut self) {
-        for story in self.selection.stories() {
+        for story in self.plan.selection.stories() {
             if !self.report.cases.iter().any(|case| case.suite == story.name) {
                 self.report.push(story.name, "all steps", Outcome::NotRun, Duration::ZERO);
             }
@@ -173,15 +161,15 @@ fn skip(steps: &mut Steps<'_>, skipped: &str) -> StepResult {
 }
 
 /// Returns the directory for the state of the cluster if a run goes on after this failure. The other stories need the driver,
-/// which those that always run install and remove. A run with an injected fault has to end with its first failure.
+/// which those that always run install and remove. A sabotaged run has to end with its first failure.
 fn go_on<'a>(
     after_failure: AfterFailure<'a>,
     failed: &Story,
-    fault: Option<Fault>,
+    sabotage: Option<&Sabotage>,
     cancelled: bool,
 ) -> Option<&'a Path> {
     match after_failure {
-        AfterFailure::GoOn(reports) if failed.when != When::Always && fault.is_none() && !cancelled => {
+        AfterFailure::GoOn(reports) if failed.when != When::Always && sabotage.is_none() && !cancelled => {
             Some(reports)
         }
         AfterFailure::GoOn(_) | AfterFailure::End => None,
@@ -196,24 +184,90 @@ impl<'a> StoryRunner<'a> {
         env: &'a TestEnv<'a>,
         plan: Plan<'a>,
     ) -> StoryRunner<'a> {
-        let Plan { nodes, selection, fault, after_failure } = plan;
         // The report has the reason of a failure.
         let watch = restarts::watch(session, report, env).await.ok();
-        let state = State { env, nodes, fault, before: None };
-        StoryRunner { session, report, selection, after_failure, state, watch, failed: 0 }
+        let state = State { env, nodes: plan.nodes, before: None };
+        StoryRunner { session, report, plan, state, watch, shown: true, failed: 0 }
     }
 
-    /// Creates the namespace of all stories, which `flow` creates if it is selected.
-    async fn create_namespace(&mut self) -> StepResult {
+    /// Runs a story, and checks the driver's containers.
+    pub(super) async fn run_story(&mut self, story: &Story) -> StepResult {
+        let Some(watch) = &mut self.watch else { return Err(StepFailed) };
+        let sabotage = self.plan.sabotage.filter(|sabotage| sabotage.story == story.name);
         let env = self.state.env;
-        let mut steps = Steps::begin(self.session, self.report, "namespace");
+        let change = sabotage.map(|sabotage| move || (sabotage.change)(env));
+        let mut steps = begin(self.session, self.report, story.name, self.shown);
+        if let (Some(sabotage), Some(change)) = (sabotage, &change) {
+            steps = steps.inserting(sabotage.title(), sabotage.before, change);
+        }
+        let state = &mut self.state;
+        let (cluster, node) = (env.cluster, env.node);
+        let outcome = match (&story.run, cluster, node) {
+            (Run::AnyCluster(run), ..) => run(&mut steps, state).await,
+            (Run::OwnNode { run, .. }, Some(cluster), Some(node)) => {
+                run(&mut steps, state, cluster, node).await
+            }
+            (Run::KubeletOnDataDisk(run), _, Some(node)) => run(&mut steps, state, node).await,
+            (Run::OwnNode { skipped, .. }, ..) => skip(&mut steps, skipped),
+            (Run::KubeletOnDataDisk(_), _, None) => skip(&mut steps, "all steps"),
+        };
+        // After a failure too, because it can be the cause.
+        let mut steps = begin(self.session, self.report, restarts::NAME, self.shown);
+        let checked = restarts::check(&mut steps, watch, env, story.name).await;
+        outcome.and(checked)
+    }
+
+    /// Removes what a failed story left.
+    pub(super) async fn clean_up(&mut self, failed: &Story) -> StepResult {
+        let Some(watch) = &mut self.watch else { return Err(StepFailed) };
+        let env = self.state.env;
+        let mut steps = begin(self.session, self.report, "recovery", self.shown);
+        let about = |step: &str| format!("after {}: {step}", failed.name);
+        steps.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
+        steps.step(&about("no volume is retained"), removal::retain_none(env)).await?;
+        steps.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
+        steps.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
+        steps.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
+        steps.step(&about("the driver serves"), install::served(env)).await?;
+        let created = create_namespace(&env.client, &env.namespace);
+        steps.step(&about("create the namespace"), created).await?;
+        // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
+        let restarted = async { watch.unexpected(&env.caused).await.map(drop) };
+        steps.step(&about("later restarts count from here"), restarted).await
+    }
+
+    /// Begins runs that have to fail, without progress lines.
+    pub(super) fn hidden(self) -> StoryRunner<'a> {
+        StoryRunner { shown: false, ..self }
+    }
+
+    /// Changes the environment while the next stories run.
+    pub(super) fn sabotage(&mut self, sabotage: Option<&'static Sabotage>) {
+        self.plan.sabotage = sabotage;
+    }
+
+    /// The cases of the stories so far.
+    pub(super) fn cases(&self) -> &[Case] {
+        &self.report.cases
+    }
+
+    /// Creates the namespace of all stories.
+    pub(super) async fn create_namespace(&mut self) -> StepResult {
+        let env = self.state.env;
+        let mut steps = begin(self.session, self.report, "namespace", self.shown);
         steps.step("create it", create_namespace(&env.client, &env.namespace)).await
     }
+}
+
+fn begin<'a>(session: &'a Session, report: &'a mut Report, name: &'static str, shown: bool) -> Steps<'a> {
+    let steps = Steps::begin(session, report, name);
+    if shown { steps } else { steps.hidden() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::catalogue::names;
+    use super::super::sabotages::SABOTAGES;
     use super::super::stories::{gvisor, snapshots};
     use super::*;
 
@@ -259,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_after_a_failed_installation_an_injected_fault_a_signal_or_if_its_cluster_is_kept() {
+    fn a_failure_ends_some_runs() {
         let story = |name: &str| STORIES.iter().find(|story| story.name == name).unwrap();
         let reports = Path::new("/reports");
         let (kept, flow) = (AfterFailure::GoOn(reports), story(flow::NAME));
         assert_eq!(go_on(kept, flow, None, false), Some(reports));
         assert_eq!(go_on(AfterFailure::End, flow, None, false), None);
         assert_eq!(go_on(kept, story("install"), None, false), None);
-        assert_eq!(go_on(kept, flow, Some(Fault::NoDisk), false), None);
+        assert_eq!(go_on(kept, flow, Some(&SABOTAGES[0]), false), None);
         assert_eq!(go_on(kept, flow, None, true), None);
     }
 

@@ -1,201 +1,159 @@
-//! Injects each fault in turn on one cluster. The check passes only if each run fails and its failure names the fault.
+//! Sabotages each story in turn on one cluster. The check passes only if each story fails, and its failure names the sabotage.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::Api;
-use testvm::report::{Outcome, Report};
+use testvm::excerpt::excerpt;
+use testvm::report::{Case, Outcome, Report};
 use testvm::session::Session;
-use testvm::steps::Steps;
-use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, thaw};
-use testvm_cluster::restarts::Watch;
-use testvm_cluster::waiting::until_event;
 
-use super::faults::{self, Fault};
-use super::restarts;
-use super::stories::power_cut::{self, Load};
-use super::stories::{flow, install, removal};
-use crate::test_env::disturbances::watched;
-use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
-use crate::test_env::inventory::Inventory;
-use crate::test_env::workload::create_namespace;
+use super::catalogue::{STORIES, Story};
+use super::runner::{Plan, StoryRunner};
+use super::sabotage::Sabotage;
+use super::sabotages::SABOTAGES;
+use super::stories::{install, removal};
+use crate::test_env::environment::TestEnv;
 
-const NAME: &str = "fault injection";
+const NAME: &str = "self-check";
 
-/// Adds one case per fault to the report. If a story has failed, no fault is injected: what the failed story left behind would be
-/// blamed on the fault.
-pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv<'_>) {
-    if !report.succeeded() {
-        report.push(NAME, "all steps", Outcome::NotRun, Duration::ZERO);
-        return;
-    }
-    let timeouts = env.timeouts;
-    let mut steps = Steps::begin(session, report, NAME);
+/// Adds two cases per sabotage of a selected story to the report: the story fails, and the cluster is repaired.
+pub(super) async fn run(session: &Session, report: &mut Report, env: &TestEnv<'_>, plan: Plan<'_>) {
     let mut inner = Report::new();
-    for broken in faults::ALL {
-        let title = format!("--break {}: the run fails and names it", broken.name());
-        env.timeouts = timeouts;
-        let noticed = async {
-            let checker = Checker { session, node: env.node.context(FOREIGN_NODE)? };
-            checker.check(&mut env, &mut inner, broken).await
-        };
-        if steps.step(&title, noticed).await.is_err() {
-            return;
+    let runner = StoryRunner::begin(session, &mut inner, env, plan).await.hidden();
+    let mut check = SelfCheck { env, runner };
+    let mut works = record(session, report, "install the driver", check.prepare()).await;
+    for sabotage in SABOTAGES.iter().filter(|sabotage| plan.selection.asks_for(story(sabotage.story))) {
+        let title = format!("--break {}: {} fails", sabotage.name, sabotage.story);
+        if !works {
+            report.push(NAME, &title, Outcome::NotRun, Duration::ZERO);
+            continue;
         }
+        record(session, report, &title, check.notices(sabotage)).await;
+        let title = format!("--break {}: repaired", sabotage.name);
+        works = record(session, report, &title, check.repair(sabotage)).await;
+    }
+    if works {
+        record(session, report, "nothing is left", check.pass(removal::NAME)).await;
     }
 }
 
-struct Checker<'a> {
-    session: &'a Session,
-    node: &'a Node,
+/// Adds a case to the report, and returns `true` if it passed. The line about it ends with the text that `work` returns.
+async fn record(
+    session: &Session,
+    report: &mut Report,
+    title: &str,
+    work: impl Future<Output = Result<String>>,
+) -> bool {
+    let step = session.progress.step(format!("{NAME}: {title}"));
+    let started = Instant::now();
+    let result = session.until_cancelled(work).await;
+    report.record(NAME, title, started.elapsed(), &result);
+    match &result {
+        Ok(text) => step.done(excerpt(text)),
+        Err(error) => step.failed(excerpt(&format!("{error:#}"))),
+    }
+    result.is_ok()
 }
 
-impl Checker<'_> {
-    async fn check(&self, env: &mut TestEnv<'_>, inner: &mut Report, broken: Fault) -> Result<()> {
-        let first_case = inner.cases.len();
-        match broken {
-            Fault::Quota | Fault::NoDisk => {
-                install::stop(env).await?;
-                let device = faults::data_device(self.node).await?;
-                if broken == Fault::Quota {
-                    faults::mount_without_quota(self.node, &device).await?;
-                } else {
-                    faults::unmount(self.node).await?;
-                }
-                self.install_fails(env, inner, first_case, broken).await?;
-                faults::mount_properly(self.node, &device).await
-            }
-            Fault::WrongDisk => {
-                let device = faults::data_device(self.node).await?;
-                self.install(env, inner).await?;
-                install::stop(env).await?;
-                faults::replace(self.node, &device).await?;
-                self.install_fails(env, inner, first_case, broken).await?;
-                // The record names the old file system. An administrator who replaces a disk removes it as well.
-                faults::forget_identity(self.node).await?;
-                self.install(env, inner).await
-            }
-            Fault::Readonly | Fault::Resize => {
-                self.reinstall(env, inner).await?;
-                env.timeouts.grow = Timeouts::SHORT.grow;
-                let outcome = flow::run(&mut self.steps(inner, flow::NAME), env, Some(broken)).await;
-                anyhow::ensure!(outcome.is_err(), "the flow passed");
-                check_failure(inner, first_case, broken)?;
-                for pod in env.live_driver_pods().await? {
-                    for container in env.driver.containers().filter(|_| broken == Fault::Resize) {
-                        thaw(self.node, &Container::of(&pod, container)?).await?;
-                    }
-                }
-                self.clean_up(env).await
-            }
-            Fault::Unsynced => {
-                create_namespace(&env.client, &env.namespace).await?;
-                let steps = &mut self.steps(inner, power_cut::NAME);
-                let outcome = power_cut::run(steps, env, self.node, Load::LEAST, Some(broken)).await;
-                anyhow::ensure!(outcome.is_err(), "the power cut passed");
-                check_failure(inner, first_case, broken)?;
-                self.clean_up(env).await
-            }
-            Fault::Leak => {
-                self.reinstall(env, inner).await?;
-                let before = Inventory::take(self.node).await?;
-                let outcome = flow::run(&mut self.steps(inner, flow::NAME), env, None).await;
-                anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, first_case));
-                let device = faults::leak(env).await?;
-                // The slow clean-up comes first, so that the short timeout covers only what was leaked.
-                self.clean_up(env).await?;
-                let timeouts = std::mem::replace(&mut env.timeouts.end, Timeouts::SHORT.end);
-                let steps = &mut self.steps(inner, removal::NAME);
-                let outcome = removal::run(steps, env, Some(&before)).await;
-                anyhow::ensure!(outcome.is_err(), "the removal passed");
-                check_failure(inner, first_case, broken)?;
-                faults::remove_leak(self.node, &device).await?;
-                // The driver keeps a deleted image while a device has it open, and checks again after a minute.
-                env.timeouts.end = timeouts;
-                removal::nothing_left(env, self.node, &before).await
-            }
-            Fault::Restart => {
-                let mut watch = Watch::start(watched(env), &env.caused).await?;
-                faults::kill_undeclared(env).await?;
-                let steps = &mut self.steps(inner, restarts::NAME);
-                let outcome = restarts::check(steps, &mut watch, env, broken.name()).await;
-                anyhow::ensure!(outcome.is_err(), "the restart went unseen");
-                check_failure(inner, first_case, broken)
-            }
+struct SelfCheck<'a> {
+    env: &'a TestEnv<'a>,
+    runner: StoryRunner<'a>,
+}
+
+impl SelfCheck<'_> {
+    async fn prepare(&mut self) -> Result<String> {
+        self.pass(install::NAME).await?;
+        let first = self.runner.cases().len();
+        let created = self.runner.create_namespace().await;
+        created.map_err(|_| failure(&self.runner.cases()[first..])).map(|()| String::new())
+    }
+
+    /// Runs the story of the sabotage, and returns its failure.
+    async fn notices(&mut self, sabotage: &'static Sabotage) -> Result<String> {
+        let first = self.runner.cases().len();
+        self.runner.sabotage(Some(sabotage));
+        let outcome = self.runner.run_story(story(sabotage.story)).await;
+        self.runner.sabotage(None);
+        judge(&self.runner.cases()[first..], sabotage, outcome.is_err())
+    }
+
+    /// Installs the driver again, because it may be frozen, or the kubelet may delay its next restart. Then removes what the story
+    /// left.
+    async fn repair(&mut self, sabotage: &Sabotage) -> Result<String> {
+        self.env.timeouts.restore();
+        if let Some(repair) = sabotage.repair {
+            repair(self.env).await.context("undo the sabotage")?;
         }
+        install::stop(self.env).await?;
+        self.pass(install::NAME).await?;
+        let first = self.runner.cases().len();
+        let cleaned = self.runner.clean_up(story(sabotage.story)).await;
+        cleaned.map_err(|_| failure(&self.runner.cases()[first..])).map(|()| String::new())
     }
 
-    /// Reinstalls the driver before a flow that kills it: the kubelet's restart back-off would otherwise grow with each kill.
-    async fn reinstall(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
-        install::stop(env).await?;
-        self.install(env, inner).await
-    }
-
-    async fn install(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
-        let first_case = inner.cases.len();
-        let outcome = install::run(&mut self.steps(inner, install::NAME), env).await;
-        anyhow::ensure!(
-            outcome.is_ok(),
-            "the repaired driver cannot be installed: {}",
-            failure(inner, first_case)
-        );
-        Ok(())
-    }
-
-    async fn install_fails(
-        &self,
-        env: &mut TestEnv<'_>,
-        inner: &mut Report,
-        first_case: usize,
-        broken: Fault,
-    ) -> Result<()> {
-        env.manifests.apply(&env.client).await?;
-        // Once the event is recorded, the state does not change any more, so short timeouts are enough.
-        self.wait_for_event(env, broken).await?;
-        let timeouts = std::mem::replace(&mut env.timeouts, Timeouts::SHORT);
-        let outcome = install::run(&mut self.steps(inner, install::NAME), env).await;
-        env.timeouts = timeouts;
-        anyhow::ensure!(outcome.is_err(), "the driver was installed");
-        check_failure(inner, first_case, broken)?;
-        install::stop(env).await
-    }
-
-    /// Waits for the event on the Node that says why its volumes are unavailable.
-    async fn wait_for_event(&self, env: &TestEnv<'_>, broken: Fault) -> Result<()> {
-        let nodes: Api<NodeObject> = Api::all(env.client.clone());
-        let node = nodes.get(self.node.name()).await.map_err(api_error)?;
-        let message = until_event(&env.client, &node, &["StorageUnavailable"], env.timeouts.end, |message| {
-            broken.expected_in_failure().iter().all(|word| message.contains(word))
-        });
-        message.await.map(drop)
-    }
-
-    async fn clean_up(&self, env: &TestEnv<'_>) -> Result<()> {
-        removal::delete_namespace(env).await?;
-        removal::no_volumes(env).await
-    }
-
-    fn steps<'r>(&'r self, inner: &'r mut Report, name: &'static str) -> Steps<'r> {
-        Steps::begin_hidden(self.session, inner, name)
+    /// Runs a story that must pass.
+    async fn pass(&mut self, name: &str) -> Result<String> {
+        let first = self.runner.cases().len();
+        let outcome = self.runner.run_story(story(name)).await;
+        outcome.map_err(|_| failure(&self.runner.cases()[first..])).map(|()| String::new())
     }
 }
 
-/// Checks that the first failure from case `first_case` on contains the words that name the fault.
-fn check_failure(inner: &Report, first_case: usize, broken: Fault) -> Result<()> {
-    let failure = failure(inner, first_case);
-    let missing: Vec<_> =
-        broken.expected_in_failure().iter().filter(|word| !failure.contains(**word)).collect();
+/// Returns the story of this name. A test compares the names of the sabotages with the catalogue.
+fn story(name: &str) -> &'static Story {
+    STORIES.iter().find(|story| story.name == name).unwrap_or(&STORIES[0])
+}
+
+/// Returns the first failure after the sabotage, which must contain the words that name it.
+fn judge(cases: &[Case], sabotage: &Sabotage, failed: bool) -> Result<String> {
+    let title = sabotage.title();
+    let changed = cases.iter().position(|case| case.name == title && case.outcome == Outcome::Passed);
+    let Some(changed) = changed else {
+        anyhow::ensure!(!failed, "the story failed before the sabotage: {:#}", failure(cases));
+        anyhow::bail!("the story has no step {:?}", sabotage.before);
+    };
+    anyhow::ensure!(failed, "{} passed", sabotage.story);
+    let failure = failure(&cases[changed..]).to_string();
+    let missing: Vec<_> = sabotage.expected.iter().filter(|word| !failure.contains(**word)).collect();
     anyhow::ensure!(missing.is_empty(), "the failure does not contain {missing:?}: {failure}");
-    Ok(())
+    Ok(failure)
 }
 
-fn failure(inner: &Report, first_case: usize) -> String {
-    let failed = inner.cases[first_case..].iter().find_map(|case| match &case.outcome {
-        Outcome::Failed(why) => Some(format!("{}: {}: {why}", case.suite, case.name)),
+/// Returns the first failure as an error.
+fn failure(cases: &[Case]) -> anyhow::Error {
+    let failed = cases.iter().find_map(|case| match &case.outcome {
+        Outcome::Failed(why) => Some(anyhow::anyhow!("{}: {}: {why}", case.suite, case.name)),
         _ => None,
     });
-    failed.unwrap_or_else(|| "nothing failed".into())
+    failed.unwrap_or_else(|| anyhow::anyhow!("nothing failed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::noticed(&["-list", "-break: quota", "!ready: prjquota of /var/lib/loopfs/data"], Ok(()))]
+    #[case::passed(&["-list", "-break: quota", "-ready"], Err("install passed"))]
+    #[case::too_early(&["!list: prjquota"], Err("failed before the sabotage"))]
+    #[case::not_changed(&["-list", "!break: quota: no mount"], Err("failed before the sabotage"))]
+    #[case::no_such_step(&["-list", "-ready"], Err("has no step"))]
+    #[case::for_another_reason(&["-break: quota", "!ready: no pod"], Err("does not contain [\"prjquota\""))]
+    fn only_the_expected_failure_counts(#[case] cases: &[&str], #[case] expected: Result<(), &str>) {
+        let mut report = Report::new();
+        for case in cases {
+            let (outcome, case) = case.split_at(1);
+            let outcome = if outcome == "!" { Outcome::Failed(case.to_owned()) } else { Outcome::Passed };
+            report.push("install", case.split(": no").next().unwrap(), outcome, Duration::ZERO);
+        }
+        let failed = !report.succeeded();
+        let judged = judge(&report.cases, &SABOTAGES[0], failed);
+        match (judged, expected) {
+            (Ok(failure), Ok(())) => assert!(failure.contains("prjquota"), "{failure}"),
+            (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+            (judged, _) => panic!("{judged:?}"),
+        }
+    }
 }

@@ -13,14 +13,15 @@ use super::passes::require_pass;
 use crate::e2e::{self, Set};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
-/// The name of a cluster, which can be the name of a directory, its programs of Kubernetes, and its nodes.
-pub(super) type Cluster = (String, KubernetesOptions, NodeOptions);
+/// The name of a cluster, which can be the name of a directory, and the run on it.
+pub(super) type Cluster = (String, e2e::Args);
 
 /// Returns clusters with each kind of nodes: another kubelet, another losetup, without tools, or with the kubelet's directory on the
 /// data disk. They have this kernel, or the default one.
 pub(super) fn kinds_of_nodes(kubernetes: &KubernetesOptions, kernel: Option<&str>) -> Vec<Cluster> {
     let cluster = |(name, nodes): (&str, NodeOptions)| {
-        (name.to_owned(), kubernetes.clone(), nodes.with_kernel(kernel.map(str::to_owned)))
+        let nodes = nodes.with_kernel(kernel.map(str::to_owned));
+        (name.to_owned(), e2e::Args::of(Set::Node, kubernetes).with_nodes(nodes))
     };
     NodeOptions::combinations().map(cluster).into()
 }
@@ -33,23 +34,34 @@ pub(super) fn versions(session: &Session) -> Result<Vec<Cluster>> {
     let default_kernel = Kernel::default_name(session)?;
     let releases = KubernetesMinor::ALL.map(|minor| {
         let name = format!("kubernetes-{}", minor.name());
-        (name, KubernetesOptions::of_minor(minor), NodeOptions::default())
+        (name, e2e::Args::of(Set::Node, &KubernetesOptions::of_minor(minor)))
     });
     let kernels = Kernel::names(&session.workspace)?.into_iter().filter(|name| *name != default_kernel);
     let kernels = kernels.map(|kernel| {
         let nodes = NodeOptions::default().with_kernel(Some(kernel.clone()));
-        (format!("kernel-{kernel}"), KubernetesOptions::default(), nodes)
+        let args = e2e::Args::of(Set::Node, &KubernetesOptions::default()).with_nodes(nodes);
+        (format!("kernel-{kernel}"), args)
     });
     Ok(releases.into_iter().chain(kernels).collect())
 }
 
-/// Runs the stories that depend on the node on every cluster. All run even if one fails. The logs of each are in a directory of
+/// Returns the clusters on which each story can be broken: with the default nodes, with a kubelet on the data disk, and with the programs
+/// of other projects.
+pub(super) fn self_check(kubernetes: &KubernetesOptions) -> Vec<Cluster> {
+    let of = |set| e2e::Args::of(set, kubernetes).with_self_check();
+    let on_data_disk = of(Set::DataDisk).with_nodes(NodeOptions::default().with_kubelet_on_data_disk());
+    let clusters =
+        [("default", of(Set::All)), ("data-disk", on_data_disk), ("other-projects", of(Set::OtherProjects))];
+    clusters.map(|(name, args)| (name.to_owned(), args)).into()
+}
+
+/// Runs the stories on every cluster. All run even if one fails. The logs of each are in a directory of
 /// its own in the reports of `part`.
 pub(super) async fn run(session: &Session, part: &str, clusters: Vec<Cluster>) -> Result<Report> {
     let mut report = Report::new();
-    for (name, kubernetes, nodes) in clusters {
+    for (name, args) in clusters {
         let started = Instant::now();
-        let args = e2e::Args::of(Set::Node, &kubernetes, format!("{part}/{name}")).with_nodes(nodes);
+        let args = args.with_reports(format!("{part}/{name}"));
         let mut cases = require_pass("e2e", e2e::run(session, &args).await?);
         cases.prefix_suites(&name);
         let (summary, time) = (cases.summary(), seconds(started.elapsed()));

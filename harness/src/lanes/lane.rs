@@ -190,7 +190,7 @@ pub(super) const LANES: &[Lane] = &[
         takes: KUBERNETES,
         run: |session, args| {
             Box::pin(async {
-                let args = e2e::Args::of(Set::Long, args.e2e.kubernetes(), "long-stories");
+                let args = e2e::Args::of(Set::Long, args.e2e.kubernetes()).with_reports("long-stories");
                 e2e::run(session, &args).await
             })
         },
@@ -205,7 +205,8 @@ pub(super) const LANES: &[Lane] = &[
         takes: KUBERNETES,
         run: |session, args| {
             Box::pin(async {
-                let args = e2e::Args::of(Set::OtherProjects, args.e2e.kubernetes(), "other-projects");
+                let args =
+                    e2e::Args::of(Set::OtherProjects, args.e2e.kubernetes()).with_reports("other-projects");
                 e2e::run(session, &args).await
             })
         },
@@ -213,16 +214,14 @@ pub(super) const LANES: &[Lane] = &[
     Lane {
         lane: EXTENDED,
         part: Some("self-check"),
-        about: "each fault of `cargo harness e2e --break`, which the run must notice and name",
-        needs: CLUSTER,
+        about: "each change of `cargo harness e2e --break`, which its story must notice and name",
+        needs: "three clusters (QEMU, Go), one after the other",
         runs_in_ci: false,
         on_cluster: true,
         takes: KUBERNETES,
         run: |session, args| {
-            Box::pin(async {
-                let args = e2e::Args::of(Set::Flow, args.e2e.kubernetes(), "self-check");
-                e2e::run(session, &args.with_self_check()).await
-            })
+            let broken = clusters::self_check(args.e2e.kubernetes());
+            Box::pin(clusters::run(session, "self-check", broken))
         },
     },
     Lane {
@@ -270,7 +269,7 @@ pub(super) const LANES: &[Lane] = &[
         takes: KUBERNETES,
         run: |session, args| {
             Box::pin(async {
-                let args = e2e::Args::of(Set::Flow, args.e2e.kubernetes(), "kind");
+                let args = e2e::Args::of(Set::Flow, args.e2e.kubernetes()).with_reports("kind");
                 e2e::run(session, &args.on_kind()).await
             })
         },

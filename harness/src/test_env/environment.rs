@@ -1,6 +1,9 @@
 //! The test environment of every story: the cluster, the driver as its manifests describe it, and the timeouts.
 
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -27,7 +30,7 @@ pub(crate) struct TestEnv<'a> {
     pub(crate) driver: Driver,
     /// The namespace of the claims and pods of the stories.
     pub(crate) namespace: String,
-    pub(crate) timeouts: Timeouts,
+    pub(crate) timeouts: RunTimeouts,
     /// The directory in which stories store outputs, if the run has a report.
     pub(crate) reports: Option<PathBuf>,
     /// The restarts of the driver's containers that stories cause: [`super::disturbances`].
@@ -59,9 +62,40 @@ impl Timeouts {
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
-    /// The timeouts of runs with a fault, where a longer wait would change nothing.
-    pub(crate) const SHORT: Timeouts =
+    /// The timeouts after a sabotage, where a longer wait would change nothing.
+    const SHORT: Timeouts =
         Timeouts { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
+}
+
+/// The timeouts of a run, which a sabotage can shorten.
+#[derive(Clone, Debug)]
+pub(crate) struct RunTimeouts {
+    full: Timeouts,
+    is_short: Arc<AtomicBool>,
+}
+
+impl RunTimeouts {
+    pub(crate) fn new(full: Timeouts) -> RunTimeouts {
+        RunTimeouts { full, is_short: Arc::default() }
+    }
+
+    /// Shortens the timeouts of waits that begin from now on.
+    pub(crate) fn shorten(&self) {
+        self.is_short.store(true, Ordering::Relaxed);
+    }
+
+    /// Undoes [`shorten`](Self::shorten).
+    pub(crate) fn restore(&self) {
+        self.is_short.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Deref for RunTimeouts {
+    type Target = Timeouts;
+
+    fn deref(&self) -> &Timeouts {
+        if self.is_short.load(Ordering::Relaxed) { &Timeouts::SHORT } else { &self.full }
+    }
 }
 
 /// The driver, read from its manifests.
@@ -124,7 +158,7 @@ impl<'a> TestEnv<'a> {
         let driver = Driver::of(&manifests)?;
         let node = cluster.and_then(|cluster| cluster.nodes().first());
         let namespace = namespace.to_owned();
-        let timeouts = Timeouts::FULL;
+        let timeouts = RunTimeouts::new(Timeouts::FULL);
         let (reports, caused) = (None, Caused::default());
         Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts, reports, caused })
     }
@@ -133,7 +167,7 @@ impl<'a> TestEnv<'a> {
     pub(crate) fn in_other_namespace(&self, name: &str) -> Result<TestEnv<'a>> {
         let namespace = format!("{}-{name}", self.namespace);
         let other = TestEnv::new(self.manifests.clone(), self.client.clone(), self.cluster, &namespace)?;
-        Ok(TestEnv { timeouts: self.timeouts, ..other })
+        Ok(TestEnv { timeouts: self.timeouts.clone(), ..other })
     }
 
     /// Returns the environment of a benchmark, which works in a namespace of its own.

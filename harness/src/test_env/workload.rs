@@ -32,8 +32,6 @@ pub(crate) struct FlowSpec<'a> {
     pub(crate) class: &'a StorageClass,
     pub(crate) size: Size,
     pub(crate) grown: Size,
-    /// If `false`, the read-only volume is mounted writable, which the test program must notice.
-    pub(crate) honour_read_only: bool,
 }
 
 /// Returns a StatefulSet with three claims of one size: mounted, mounted read-only, and as a block device.
@@ -71,7 +69,7 @@ pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
                         "ports": [{"containerPort": VERDICT_PORT}],
                         "volumeMounts": [
                             {"name": "vol-default", "mountPath": WRITABLE_PATH},
-                            {"name": "vol-readonly", "mountPath": READ_ONLY_PATH, "readOnly": spec.honour_read_only},
+                            {"name": "vol-readonly", "mountPath": READ_ONLY_PATH, "readOnly": true},
                         ],
                         "volumeDevices": [{"name": "vol-block", "devicePath": "/vol/block"}],
                     }],

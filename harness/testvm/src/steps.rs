@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use futures::future::LocalBoxFuture;
 
 use crate::excerpt::excerpt;
 use crate::report::{Outcome, Report};
@@ -15,6 +16,15 @@ pub struct Steps<'a> {
     report: &'a mut Report,
     suite: &'static str,
     shown: bool,
+    insertion: Option<Insertion<'a>>,
+}
+
+/// A step of another owner.
+struct Insertion<'a> {
+    title: String,
+    /// The end of the title of the step before which this one runs.
+    before: &'a str,
+    begin: &'a dyn Fn() -> LocalBoxFuture<'a, Result<()>>,
 }
 
 /// The error of a run whose step failed. The report has the reason.
@@ -27,12 +37,24 @@ pub type StepResult<T = ()> = Result<T, StepFailed>;
 impl<'a> Steps<'a> {
     /// Begins a run that adds its steps to `report`.
     pub fn begin(session: &'a Session, report: &'a mut Report, suite: &'static str) -> Steps<'a> {
-        Steps { session, report, suite, shown: true }
+        Steps { session, report, suite, shown: true, insertion: None }
     }
 
-    /// Begins a run without progress lines, because it has to fail.
-    pub fn begin_hidden(session: &'a Session, report: &'a mut Report, suite: &'static str) -> Steps<'a> {
-        Steps { session, report, suite, shown: false }
+    /// Hides the progress lines, because the run has to fail.
+    #[must_use]
+    pub fn hidden(self) -> Steps<'a> {
+        Steps { shown: false, ..self }
+    }
+
+    /// Inserts a step directly before the first one whose title ends with `before`. `begin` returns its work.
+    #[must_use]
+    pub fn inserting(
+        self,
+        title: String,
+        before: &'a str,
+        begin: &'a dyn Fn() -> LocalBoxFuture<'a, Result<()>>,
+    ) -> Steps<'a> {
+        Steps { insertion: Some(Insertion { title, before, begin }), ..self }
     }
 
     /// Returns the session.
@@ -59,26 +81,40 @@ impl<'a> Steps<'a> {
     ) -> impl Future<Output = StepResult<T>> {
         // Called before the future below is made, which therefore has no place for `work`, only for its address.
         let work = self.session.until_cancelled(work);
+        let insertion = self.insertion.take_if(|insertion| title.ends_with(insertion.before));
         async move {
-            let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.suite)));
-            let started = Instant::now();
-            let result = work.await;
-            let outcome = match &result {
-                Ok(value) => judge(value),
-                Err(error) => Outcome::Failed(format!("{error:#}")),
-            };
-            if let Some(step) = shown {
-                match &outcome {
-                    Outcome::Failed(why) => step.failed(excerpt(why)),
-                    _ => step.done(""),
-                }
+            if let Some(Insertion { title, begin, .. }) = insertion {
+                let work = self.session.until_cancelled(begin());
+                self.run(&title, work, |()| Outcome::Passed).await?;
             }
-            self.report.push(self.suite, title, outcome, started.elapsed());
-            result.map_err(|_in_report| {
-                self.report.push(self.suite, "remaining steps", Outcome::NotRun, Duration::ZERO);
-                StepFailed
-            })
+            self.run(title, work, judge).await
         }
+    }
+
+    async fn run<T>(
+        &mut self,
+        title: &str,
+        work: impl Future<Output = Result<T>>,
+        judge: impl FnOnce(&T) -> Outcome,
+    ) -> StepResult<T> {
+        let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.suite)));
+        let started = Instant::now();
+        let result = work.await;
+        let outcome = match &result {
+            Ok(value) => judge(value),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        if let Some(step) = shown {
+            match &outcome {
+                Outcome::Failed(why) => step.failed(excerpt(why)),
+                _ => step.done(""),
+            }
+        }
+        self.report.push(self.suite, title, outcome, started.elapsed());
+        result.map_err(|_in_report| {
+            self.report.push(self.suite, "remaining steps", Outcome::NotRun, Duration::ZERO);
+            StepFailed
+        })
     }
 
     /// Records that a step does not apply to this cluster.

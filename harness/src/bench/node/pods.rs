@@ -19,7 +19,7 @@ use super::super::measurement::{Environment, Samples};
 use super::super::threshold::{Requirement, at_least, faster, no_more};
 use super::variant::Variant;
 use crate::test_env::claims;
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{self, User, is_ready};
 use crate::test_env::volume_work::{by_kubelet_for_volumes, loop_devices};
@@ -48,7 +48,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environmen
         let measured =
             cluster::measured(session, args, &name, variant.options(), &[], async |cluster, node| {
                 let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-                env.timeouts.start = FILL_TIMEOUT;
+                env.timeouts = RunTimeouts::new(Timeouts { start: FILL_TIMEOUT, ..Timeouts::FULL });
                 measure(session, &env, node, variant, volumes, pods).await
             });
         let mut part = session.until_cancelled(measured).await.with_context(|| name.clone())?;

@@ -62,7 +62,7 @@ async fn arrives(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 }
 
 /// Returns the path of the node's data disk.
-async fn data_disk(node: &Node) -> Result<String> {
+pub(in crate::e2e) async fn data_disk(node: &Node) -> Result<String> {
     let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
     Ok(device.await.context("find the data disk")?.trim().to_owned())
 }

@@ -81,7 +81,7 @@ async fn labelled(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
+pub(in crate::e2e) async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
     let namespace = env.driver.namespace();
     let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), namespace);
     objects::patch(&deployments, CONTROLLER, &json!({"spec": {"replicas": replicas}})).await?;

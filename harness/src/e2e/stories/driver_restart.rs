@@ -6,7 +6,6 @@ use anyhow::Result;
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::exec::exec_ok;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 
@@ -14,19 +13,27 @@ use super::install;
 use crate::test_env::claims;
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, start};
+use crate::test_env::pods::{end, reads, start, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{FLOW_POD, VolumeMode, claim};
+use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const NAME: &str = "driver-restart";
 
 const SIZE: Size = Size::mebibytes(1);
+/// The names of the pods and their claims.
+const RUNNING: &str = "before-restart";
+const NEW: &str = "after-restart";
+const FILE: &str = "/vol/file";
+const TEXT: &str = "after the restart";
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    steps.step("a pod uses a claim", start_pod(env, RUNNING)).await?;
     steps.step("replace the driver's pods", replace(env)).await?;
     steps.step("the new pods are ready and serve requests", install::served(env)).await?;
     steps.step("a pod that was running still writes to its volume", check_running_pod(env)).await?;
-    steps.step("a new claim is provisioned and mounted", check_new_claim(env)).await
+    steps.step("a new claim is provisioned and mounted", start_pod(env, NEW)).await?;
+    let ended = async { tokio::try_join!(end(env, RUNNING), end(env, NEW)).map(drop) };
+    steps.step("the pods end", ended).await
 }
 
 /// Deletes the driver's pods, and waits until they no longer exist and new ones do. The new ones may not be ready yet.
@@ -48,17 +55,13 @@ pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn check_running_pod(env: &TestEnv<'_>) -> Result<()> {
-    const FILE: &str = "/vol/default/after-restart";
-    exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "write", FILE, "text"]).await?;
-    let read = exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "read", FILE]).await?;
-    anyhow::ensure!(read == "text", "pod {FLOW_POD} wrote \"text\" to {FILE}, but reads {read:?}");
-    Ok(())
+    write(env, RUNNING, VolumeMode::Filesystem, FILE, TEXT).await?;
+    reads(env, RUNNING, FILE, TEXT).await
 }
 
-async fn check_new_claim(env: &TestEnv<'_>) -> Result<()> {
-    let claim =
-        claim("after-restart", &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
-    claims::create(env, &claim).await?;
-    start(env, "after-restart", "after-restart", VolumeMode::Filesystem).await?;
-    end(env, "after-restart").await
+/// Starts a pod with a new claim of the same name.
+async fn start_pod(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    let class = env.driver.class_name();
+    claims::create(env, &claim(name, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?).await?;
+    start(env, name, name, VolumeMode::Filesystem).await
 }

@@ -11,19 +11,17 @@ use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::containers::{Container, freeze};
+use testvm_cluster::containers::Container;
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
-use crate::e2e::faults::Fault;
 use crate::test_env::claims;
 use crate::test_env::disturbances::kill;
-use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::create_namespace;
 use crate::test_env::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
 
 pub(in crate::e2e) const NAME: &str = "flow";
@@ -37,25 +35,21 @@ const OF_A_RESIZE: [&str; 4] =
 /// The title of the step that needs pods of the driver.
 const LOGS: &str = "logs of the driver can be read";
 
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    broken: Option<Fault>,
-) -> StepResult {
-    run_without_logs(steps, env, broken).await?;
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    run_without_logs(steps, env).await?;
     steps.step(LOGS, driver_logs(env)).await
 }
 
 /// Runs the flow on nodes that run the driver as services, so that it has no pods.
 pub(in crate::e2e) async fn run_on_services(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
-    run_without_logs(steps, env, None).await?;
+    run_without_logs(steps, env).await?;
     steps.skip(LOGS, "the nodes run the driver as services");
     Ok(())
 }
 
-async fn run_without_logs(steps: &mut Steps<'_>, env: &TestEnv<'_>, broken: Option<Fault>) -> StepResult {
+async fn run_without_logs(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let containers: Vec<&str> = env.driver.containers().collect();
-    steps.step("create the StatefulSet with three claims of 1Mi", create(env, broken)).await?;
+    steps.step("create the StatefulSet with three claims of 1Mi", create(env)).await?;
     steps.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
     let killed = kill_driver(steps, env, "kill the driver while the pod starts", &containers[..1]).await?;
     steps.step("[INIT-PASSED]", verdict(env, FLOW_POD, "[INIT-PASSED]", env.timeouts.start)).await?;
@@ -69,20 +63,9 @@ async fn run_without_logs(steps: &mut Steps<'_>, env: &TestEnv<'_>, broken: Opti
     if env.node.is_some() {
         steps.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
     }
-    if broken == Some(Fault::Resize) {
-        steps.step("freeze the driver, so that nothing grows", freeze_driver(env)).await?;
-    }
     steps.step("ask for 4Mi", ask_for(env, GROWN)).await?;
-    let killed = match broken {
-        Some(Fault::Resize) => Vec::new(),
-        _ => kill_driver(steps, env, "kill the driver while the claims grow", &containers).await?,
-    };
-    // The kubelet restarts a driver that is frozen for long, because its liveness probe fails.
-    let within = match broken {
-        Some(Fault::Resize) => Timeouts::SHORT.grow,
-        _ => env.timeouts.grow,
-    };
-    steps.step("the claims have grown", grown(env, within)).await?;
+    let killed = kill_driver(steps, env, "kill the driver while the claims grow", &containers).await?;
+    steps.step("the claims have grown", grown(env)).await?;
     steps.step("[RESIZE-PASSED]", verdict(env, FLOW_POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
     if env.node.is_some() {
         steps.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
@@ -91,14 +74,8 @@ async fn run_without_logs(steps: &mut Steps<'_>, env: &TestEnv<'_>, broken: Opti
     steps.step("describe shows what happened to the claims", events(env)).await
 }
 
-async fn create(env: &TestEnv<'_>, broken: Option<Fault>) -> Result<()> {
-    create_namespace(&env.client, &env.namespace).await?;
-    let flow = workload::flow(&FlowSpec {
-        class: &env.driver.class,
-        size: SIZE,
-        grown: GROWN,
-        honour_read_only: broken != Some(Fault::Readonly),
-    })?;
+async fn create(env: &TestEnv<'_>) -> Result<()> {
+    let flow = workload::flow(&FlowSpec { class: &env.driver.class, size: SIZE, grown: GROWN })?;
     objects::create(&env.stateful_sets(), &flow).await?;
     Ok(())
 }
@@ -179,9 +156,9 @@ async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
 }
 
 /// Waits until the status of each claim has the requested size and no resize is in progress.
-async fn grown(env: &TestEnv<'_>, within: Duration) -> Result<()> {
+async fn grown(env: &TestEnv<'_>) -> Result<()> {
     let asked = Quantity(GROWN.quantity());
-    until_claims(env, within, |claim| {
+    until_claims(env, env.timeouts.grow, |claim| {
         let status = claim.status.clone().unwrap_or_default();
         let capacity = status.capacity.unwrap_or_default().remove("storage").unwrap_or_default();
         if capacity != asked {
@@ -271,16 +248,6 @@ async fn kill_driver(
             Ok(killed)
         })
         .await
-}
-
-async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
-    let node = env.node.context(FOREIGN_NODE)?;
-    for pod in env.live_driver_pods().await? {
-        for container in env.driver.containers() {
-            freeze(node, &Container::of(&pod, container)?).await?;
-        }
-    }
-    Ok(())
 }
 
 /// Waits until `complaint` returns nothing for any claim of the flow.

@@ -16,7 +16,6 @@ use testvm_cluster::waiting::{State, until_one};
 use tokio::time::{Instant, sleep};
 
 use super::install;
-use crate::e2e::faults::Fault;
 use crate::test_env::disturbances::cut_power;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
@@ -36,34 +35,15 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const RESTART_TIMEOUT: Duration = Duration::from_secs(420);
 
 /// The volumes in use: claims of several pods, mounted and block in turn.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::e2e) struct Load {
-    pods: usize,
-    claims_each: usize,
-}
+const PODS: usize = 5;
+const CLAIMS_EACH: usize = 10;
 
-impl Load {
-    pub(in crate::e2e) const FULL: Load = Load { pods: 5, claims_each: 10 };
-    /// One volume of each kind, which is enough to check that lost data is noticed.
-    pub(in crate::e2e) const LEAST: Load = Load { pods: 1, claims_each: 2 };
-}
-
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    node: &Node,
-    load: Load,
-    broken: Option<Fault>,
-) -> StepResult {
-    let users = users(load);
-    let volumes = load.pods * load.claims_each;
-    let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    let users = users();
+    let volumes = PODS * CLAIMS_EACH;
+    let title = format!("{PODS} pods run with {volumes} volumes, half of them block volumes");
     let before = steps.step(&title, start(env, &users, SIZE)).await?;
-    if broken == Some(Fault::Unsynced) {
-        steps.step("each volume is written to, without a sync", keep(env, &users, &["--unsynced"])).await?;
-    } else {
-        steps.step("each volume is written to, and synced", keep(env, &users, &[])).await?;
-    }
+    steps.step("each volume is written to, and synced", keep(env, &users, &[])).await?;
     let held = steps.step("what the node holds is what the pods use", settled(env, node, None)).await?;
     let boot = steps.step("cut the power", cut(env, node)).await?;
     steps.step("the node boots on the same disks", booted(env, node, &boot)).await?;
@@ -79,16 +59,16 @@ pub(in crate::e2e) async fn run(
         .map(drop)
 }
 
-fn users(load: Load) -> Vec<User> {
+fn users() -> Vec<User> {
     let user = |pod: usize| {
         let name = format!("power-cut-{pod}");
-        let claims = (0..load.claims_each).map(|claim| {
+        let claims = (0..CLAIMS_EACH).map(|claim| {
             let mode = if claim % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
             (format!("{name}-{claim}"), mode)
         });
         User { claims: claims.collect(), name }
     };
-    (0..load.pods).map(user).collect()
+    (0..PODS).map(user).collect()
 }
 
 fn container(pod: &Pod) -> Option<&str> {
@@ -97,6 +77,11 @@ fn container(pod: &Pod) -> Option<&str> {
 
 async fn keep(env: &TestEnv<'_>, users: &[User], options: &[&str]) -> Result<()> {
     volume_check(env, users, "write-pattern", options).await
+}
+
+/// Writes the same data again, without a sync.
+pub(in crate::e2e) async fn write_unsynced(env: &TestEnv<'_>) -> Result<()> {
+    keep(env, &users(), &["--unsynced"]).await
 }
 
 async fn kept(env: &TestEnv<'_>, users: &[User]) -> Result<()> {
@@ -222,7 +207,7 @@ mod tests {
 
     #[test]
     fn half_of_the_load_is_block_and_every_claim_has_its_own_path() {
-        let users = users(Load::FULL);
+        let users = users();
         let claims: Vec<_> = users.iter().flat_map(|user| &user.claims).collect();
         assert_eq!(claims.len(), 50);
         assert_eq!(claims.iter().filter(|(_, mode)| *mode == VolumeMode::Block).count(), 25);

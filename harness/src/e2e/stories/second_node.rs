@@ -35,15 +35,21 @@ pub(in crate::e2e) async fn run(
 async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
     let name = node.name().to_owned();
     node.stop().await?;
+    delete(env, &name).await?;
+    install::serves(env, 1).await
+}
+
+/// Deletes the object of a stopped node, and those of its pods of the driver.
+pub(in crate::e2e) async fn delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    objects::delete(&nodes, &name).await?;
+    objects::delete(&nodes, name).await?;
     for pod in env.live_driver_pods().await? {
-        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name) {
+        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name) {
             env.caused.replace([&pod]);
             let forced = DeleteParams::default().grace_period(0);
             let deleted = env.driver_pods().delete(&pod.name_any(), &forced).await;
             deleted.map_err(api_error).context("delete the driver's pod")?;
         }
     }
-    install::serves(env, 1).await
+    Ok(())
 }
