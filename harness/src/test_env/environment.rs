@@ -62,9 +62,13 @@ impl Timeouts {
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
-    /// The timeouts after a sabotage, where a longer wait would change nothing.
-    const SHORT: Timeouts =
-        Timeouts { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
+    /// The timeouts after a sabotage, where a longer wait would change nothing. A driver that is not disturbed needs less, except to
+    /// delete: a story that waits for the end of something must fail for what the sabotage names.
+    const SHORT: Timeouts = Timeouts {
+        start: Duration::from_secs(30),
+        grow: Duration::from_secs(60),
+        end: Duration::from_secs(5),
+    };
 }
 
 /// The timeouts of a run, which a sabotage can shorten.

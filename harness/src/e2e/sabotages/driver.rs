@@ -19,6 +19,13 @@ pub(super) async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Has the API server reject new PersistentVolumes, so that no claim is bound.
+pub(super) async fn reject_creation(env: &TestEnv<'_>) -> Result<()> {
+    reject(env, Rejected::Creations).await?;
+    env.timeouts.shorten();
+    Ok(())
+}
+
 /// Has the API server reject the provisioner's changes of PersistentVolumes, so that no claim is expanded.
 pub(super) async fn reject_expansion(env: &TestEnv<'_>) -> Result<()> {
     reject(env, Rejected::CreationsAndUpdates).await?;
@@ -26,7 +33,7 @@ pub(super) async fn reject_expansion(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn allow_expansion(env: &TestEnv<'_>) -> Result<()> {
+pub(super) async fn allow_writes(env: &TestEnv<'_>) -> Result<()> {
     allow(env).await
 }
 

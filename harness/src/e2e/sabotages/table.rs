@@ -54,7 +54,7 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 30] = [
         story: flow::NAME,
         before: "ask for 4Mi",
         change: |env| Box::pin(driver::reject_expansion(env)),
-        repair: Some(|env| Box::pin(driver::allow_expansion(env))),
+        repair: Some(|env| Box::pin(driver::allow_writes(env))),
         expected: &["has not grown", "4Mi asked", "it has 1Mi"],
     },
     Sabotage {
@@ -149,11 +149,11 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 30] = [
     },
     Sabotage {
         name: "restarted-driver",
-        about: "The driver is frozen after its pods were replaced",
+        about: "The API server rejects new PersistentVolumes after the driver was replaced",
         story: driver_restart::NAME,
         before: "a new claim is provisioned and mounted",
-        change: |env| Box::pin(driver::freeze_driver(env)),
-        repair: None,
+        change: |env| Box::pin(driver::reject_creation(env)),
+        repair: Some(|env| Box::pin(driver::allow_writes(env))),
         expected: &["pod after-restart does not run"],
     },
     Sabotage {
@@ -243,7 +243,7 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 30] = [
         story: helm::NAME,
         before: "the volumes are expanded in use",
         change: |env| Box::pin(driver::reject_expansion(env)),
-        repair: Some(|env| Box::pin(driver::allow_expansion(env))),
+        repair: Some(|env| Box::pin(driver::allow_writes(env))),
         expected: &["claim helm-filesystem is not given 2Mi"],
     },
     Sabotage {
