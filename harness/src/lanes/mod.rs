@@ -63,8 +63,10 @@ pub async fn run(session: &Session, args: &TestArgs) -> Result<Report> {
 }
 
 async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<Report> {
-    let (of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
+    let (mut of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
         args.selected()?.into_iter().partition(|lane| lane.runs_in_ci);
+    // The longest lane compiles first.
+    of_ci.sort_by_key(|lane| !lane.on_cluster);
     let args = &args.of_lanes;
     // A text of --only that is the name of a part selects all its tests.
     let is_part = |text: &String| named.iter().any(|lane| lane.part == Some(text));

@@ -359,6 +359,21 @@ impl Cluster {
             .delete(&self.namespace, &DeleteParams::default())
             .await
             .unwrap();
+        self.remove_volumes().await;
+    }
+
+    /// Removes the PersistentVolumes that no provisioner deleted. The next test may count those of a node.
+    async fn remove_volumes(&self) {
+        let volumes: Api<PersistentVolume> = Api::all(self.admin.clone());
+        let held = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        for volume in volumes.list(&ListParams::default()).await.unwrap() {
+            let name = volume.name_any();
+            // Kubernetes may remove it at the same time.
+            drop(volumes.delete(&name, &DeleteParams::default()).await);
+            drop(volumes.patch(&name, &PatchParams::default(), &held).await);
+        }
+        let none = async || volumes.list_metadata(&ListParams::default()).await.unwrap().items.is_empty();
+        eventually("no PersistentVolumes", || async { none().await.then_some(()) }).await;
     }
 }
 
