@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use testvm::excerpt::excerpt;
 use testvm::report::{Case, Outcome, Report};
 use testvm::session::Session;
+use testvm::steps::{StepFailed, StepResult};
 
 use super::catalogue::{STORIES, Story};
 use super::runner::{Plan, StoryRunner};
@@ -65,7 +66,7 @@ impl SelfCheck<'_> {
         self.pass(install::NAME).await?;
         let first = self.runner.cases().len();
         let created = self.runner.create_namespace().await;
-        created.map_err(|_| failure(&self.runner.cases()[first..])).map(|()| String::new())
+        self.result(first, created)
     }
 
     /// Runs the story of the sabotage, and returns its failure.
@@ -88,14 +89,22 @@ impl SelfCheck<'_> {
         self.pass(install::NAME).await?;
         let first = self.runner.cases().len();
         let cleaned = self.runner.clean_up(story(sabotage.story)).await;
-        cleaned.map_err(|_| failure(&self.runner.cases()[first..])).map(|()| String::new())
+        self.result(first, cleaned)
     }
 
     /// Runs a story that must pass.
     async fn pass(&mut self, name: &str) -> Result<String> {
         let first = self.runner.cases().len();
         let outcome = self.runner.run_story(story(name)).await;
-        outcome.map_err(|_| failure(&self.runner.cases()[first..])).map(|()| String::new())
+        self.result(first, outcome)
+    }
+
+    /// Returns the first failure from case `first` on as an error.
+    fn result(&self, first: usize, outcome: StepResult) -> Result<String> {
+        match outcome {
+            Ok(()) => Ok(String::new()),
+            Err(StepFailed) => Err(failure(&self.runner.cases()[first..])),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use testvm::report::Report;
 use testvm::session::Session;
 
 use super::kernel::Kernels;
-use super::{apiserver, clusters, conformance, docker, kernel, sanity, second_driver, unit};
+use super::{apiserver, clusters, conformance, docker, kernel, mutants, sanity, second_driver, unit};
 use crate::e2e::{self, Set};
 use crate::listing::Line;
 
@@ -236,6 +236,16 @@ pub(super) const LANES: &[Lane] = &[
     },
     Lane {
         lane: EXTENDED,
+        part: Some("mutants"),
+        about: "changes of the functions that decide, by cargo-mutants: a unit test must notice each",
+        needs: "some hours of the compiler",
+        runs_in_ci: false,
+        on_cluster: false,
+        takes: &[],
+        run: |session, _| Box::pin(mutants::run(session)),
+    },
+    Lane {
+        lane: EXTENDED,
         part: Some("node"),
         about: "the stories of the node on six kinds of nodes: kubelet, losetup, tools, disk of the kubelet",
         needs: "a cluster for each kind of node (QEMU, Go), one after the other",
@@ -358,7 +368,7 @@ mod tests {
         let parts = LANES.iter().filter_map(|lane| lane.part);
         let all: Vec<&str> = names().into_iter().chain(parts).collect();
         assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
-        assert_eq!(LANES.iter().filter(|lane| lane.part.is_some()).count(), 10);
+        assert_eq!(LANES.iter().filter(|lane| lane.part.is_some()).count(), 11);
     }
 
     /// A user who copies the command of the manual runs everything.

@@ -14,6 +14,7 @@ mod kernel;
 mod lane;
 mod libtest;
 mod machine_faults;
+mod mutants;
 mod options;
 mod passes;
 mod power_cut;

@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_lane_without_only_runs_all_parts() {
-        assert_eq!(parse("--lane extended").selected().unwrap().len(), 10);
+        assert_eq!(parse("--lane extended").selected().unwrap().len(), 11);
         let without_two = parse("--lane extended --kubernetes 1.36").selected().unwrap();
         assert_eq!(without_two.len(), 7);
     }
