@@ -49,16 +49,8 @@ const STEPS: &str = "LOOPFS_TEST_STEPS";
 const ON_ONE_KERNEL: [&str; 4] = ["many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
 
 /// Tests of calls whose results depend on the kernel. They run on each kernel.
-const KERNELS_DIFFER: [&str; 8] = [
-    "clones::",
-    "detach::",
-    "device_cgroup::",
-    "losetup::",
-    "other_programs::",
-    "refusals::",
-    "settings::",
-    "special_files::",
-];
+const KERNELS_DIFFER: [&str; 7] =
+    ["clones::", "detach::", "losetup::", "other_programs::", "refusals::", "settings::", "special_files::"];
 
 const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
 /// The timeout if the number of random operations is given, which may be any.
