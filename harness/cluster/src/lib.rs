@@ -35,8 +35,8 @@
 //! | releases of Kubernetes, kernels, kubelets | [`KubernetesSource`], [`NodeVariant`] |
 //! | results as a table, JUnit XML and JSON | `testvm::report` |
 //!
-//! `examples/storage_driver.rs` is a complete test with a kill, a power cut and a leak check. `cargo harness test --lane
-//! extended --only second-driver` runs local-path-provisioner in the same way. [`background`] keeps a cluster after the command that started it.
+//! `harness/src/lanes/second_driver` is a complete test of a driver with a kill and a leak check. [`background`] keeps a cluster after the
+//! command that started it.
 //!
 //! # A cluster
 //!

@@ -133,14 +133,21 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
     cluster.wait_until_deleted(&cluster.all::<PriorityClass>(), &priority).await;
     cluster.wait_until_deleted(&drivers, &driver).await;
-    // An invalid or missing declaration does not count as an empty one.
+    // An object that the API server would refuse does not replace the existing one.
+    let refused = class(&name, "nodev").replace("'4096'}", "'4096'}, reclaimPolicy: Forget");
+    cluster.declare(json!({"class.yaml": refused})).await;
+    cluster.event_on_declaration("ObjectFailed", "in place of the existing one, which stays").await;
+    let kept = classes.get(&name).await.unwrap();
+    // Neither an empty nor an invalid nor a missing declaration removes objects.
+    cluster.declare(json!({"class.yaml": ""})).await;
+    cluster.event_on_declaration("DeclarationInvalid", "declares no object").await;
     cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
     cluster.event_on_declaration("DeclarationInvalid", "Nonsense").await;
     cluster.undeclare_all().await;
     let (_, node) = controllers::kubeconfig();
     cluster.event_in("default", &node, "DeclarationInvalid", CONFIG_MAP).await;
     controller.stop().await;
-    until(&classes, &name, |_| true).await;
+    assert_eq!(classes.get(&name).await.unwrap().uid(), kept.uid());
 
     let again = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
     create::<CSIDriver>(&drivers, again).await;

@@ -362,18 +362,21 @@ impl Cluster {
         self.remove_volumes().await;
     }
 
-    /// Removes the PersistentVolumes that no provisioner deleted. The next test may count those of a node.
+    /// Removes the PersistentVolumes of this test that no provisioner deleted. The next test may count those of a node.
     async fn remove_volumes(&self) {
         let volumes: Api<PersistentVolume> = Api::all(self.admin.clone());
-        let held = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         for volume in volumes.list(&ListParams::default()).await.unwrap() {
+            let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+            if claim.is_none_or(|claim| claim.namespace.as_ref() != Some(&self.namespace)) {
+                continue;
+            }
             let name = volume.name_any();
             // Kubernetes may remove it at the same time.
             drop(volumes.delete(&name, &DeleteParams::default()).await);
-            drop(volumes.patch(&name, &PatchParams::default(), &held).await);
+            drop(volumes.patch(&name, &PatchParams::default(), &free).await);
+            self.wait_until_deleted(&volumes, &name).await;
         }
-        let none = async || volumes.list_metadata(&ListParams::default()).await.unwrap().items.is_empty();
-        eventually("no PersistentVolumes", || async { none().await.then_some(()) }).await;
     }
 }
 

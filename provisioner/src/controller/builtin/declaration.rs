@@ -44,6 +44,14 @@ pub(crate) enum DeclarationError {
     Aggregated { file: String, kind: &'static str, name: String },
     #[error("{file}: {kind} {name} is declared twice")]
     Twice { file: String, kind: &'static str, name: String },
+    #[error(
+        "{file} is in binaryData, because it is not UTF-8, so its objects cannot be read; save it as UTF-8 and apply it again"
+    )]
+    Binary { file: String },
+    #[error(
+        "it declares no object; declare the objects to keep, or delete the ConfigMap, so that the controller keeps none"
+    )]
+    Empty,
 }
 
 /// Returns the labels of the objects that the controller of a driver manages.
@@ -96,6 +104,9 @@ pub(crate) fn parse(
     namespace: &str,
     identity: &Identity,
 ) -> Result<Declaration, DeclarationError> {
+    if let Some(file) = config_map.binary_data.iter().flatten().map(|(file, _)| file.clone()).next() {
+        return Err(DeclarationError::Binary { file });
+    }
     let mut objects = BTreeMap::new();
     for (file, text) in config_map.data.iter().flatten() {
         for manifest in manifests(file, text)? {
@@ -105,6 +116,10 @@ pub(crate) fn parse(
                 return Err(DeclarationError::Twice { file: file.clone(), kind, name });
             }
         }
+    }
+    // A mistake empties a ConfigMap more often than an administrator does who wants all objects to be removed.
+    if objects.is_empty() {
+        return Err(DeclarationError::Empty);
     }
     Ok(Declaration { version: config_map.metadata.resource_version.clone(), objects })
 }
@@ -178,6 +193,7 @@ fn complete(data: &mut Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::ByteString;
     use rstest::rstest;
 
     use super::*;
@@ -225,8 +241,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case::nothing("", "")]
-    #[case::separators_only("---\n---\n", "")]
+    #[case::nothing("", "declares no object")]
+    #[case::separators_only("---\n---\n", "declares no object")]
     #[case::no_yaml("{", "a.yaml: ")]
     #[case::no_object("[]", "a.yaml: invalid type")]
     #[case::other_kind(
@@ -260,12 +276,17 @@ mod tests {
         "CSIDriver s is declared twice"
     )]
     fn invalid_declarations_are_rejected(#[case] text: &str, #[case] expected: &str) {
-        match parsed(&[("a.yaml", text)]) {
-            Ok(declaration) => assert!(expected.is_empty() && declaration.objects.is_empty()),
-            Err(error) => {
-                let error = error.to_string();
-                assert!(!expected.is_empty() && error.contains(expected), "{error}");
-            }
-        }
+        let error = parsed(&[("a.yaml", text)]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_text_is_rejected() {
+        let class = include_str!("../../../../csi/deploy/storageclass.yaml");
+        let data = BTreeMap::from([("class.yaml".to_owned(), class.to_owned())]);
+        let binary = BTreeMap::from([("driver.yaml".to_owned(), ByteString(vec![0xff]))]);
+        let config_map = ConfigMap { data: Some(data), binary_data: Some(binary), ..ConfigMap::default() };
+        let error = parse(&config_map, "loopfs-system", &fixtures::identity()).unwrap_err().to_string();
+        assert!(error.starts_with("driver.yaml is in binaryData"), "{error}");
     }
 }

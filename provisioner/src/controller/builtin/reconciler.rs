@@ -87,7 +87,7 @@ struct ObservedState {
 /// The declaration, if there is a valid one.
 #[derive(Debug, Clone, PartialEq)]
 enum DeclarationState {
-    /// The ConfigMap does not exist. No object is removed for that: an empty declaration must be explicit.
+    /// The ConfigMap does not exist. No object is removed for that.
     Missing,
     Invalid(Box<ConfigMap>, DeclarationError),
     Valid(Box<ConfigMap>, Declaration),
@@ -207,7 +207,7 @@ impl Reconciler<'_> {
                 let Source { namespace, config_map } = self.source;
                 let note = format!(
                     "ConfigMap {namespace}/{config_map}, which declares the built-in objects, does not exist, so they stay unchanged; \
-                     create it, or leave out --builtin-objects"
+                     create it with the objects to keep, or leave out --builtin-objects"
                 );
                 self.cluster.events.publish_on_node(Reason::DeclarationInvalid, note);
             }
@@ -288,6 +288,7 @@ impl Reconciler<'_> {
                 Ok(Outcome::Done)
             }
             Action::Replace { found, object, fields } => {
+                accepted(&api, key, &object).await?;
                 delete(&api, kind, key, found).await?;
                 state.objects.remove(key);
                 // After a crash here the object does not exist, and the next reconcile creates it.
@@ -357,6 +358,18 @@ enum Outcome {
 
 fn parameters() -> PostParams {
     PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// Has the API server say whether it would create the object, before the existing one is deleted.
+async fn accepted(api: &Api<DynamicObject>, key: &Key, object: &DynamicObject) -> Result<(), Error> {
+    match api.create(&PostParams { dry_run: true, ..parameters() }, object).await {
+        Ok(_) => Ok(()),
+        // The API server compares the name after it has checked the object.
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => {
+            Err(Error::api("create", format!("{key} in place of the existing one, which stays"), error))
+        }
+    }
 }
 
 fn differed(fields: &[String]) -> String {
