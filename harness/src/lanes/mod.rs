@@ -81,7 +81,7 @@ async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<R
     for lane in named {
         reports.push(run(lane).await);
     }
-    record_times(session, &selection, &reports);
+    record_times(session, selection, &reports);
     let mut report = Report::new();
     reports.into_iter().for_each(|(_, cases)| report.append(cases));
     if !session.cancel.is_cancelled() {
@@ -141,14 +141,16 @@ async fn run_lane<'l>(session: &Session, lane: &'l Lane, selection: Selection<'_
     (lane, cases)
 }
 
-/// Records the time of each lane that ran all its tests and succeeded, for the next list.
-fn record_times(session: &Session, selection: &Selection<'_>, reports: &[(&Lane, Report)]) {
+/// Records the time of each lane that ran all its tests alone and succeeded, for the next list.
+fn record_times(session: &Session, selection: Selection<'_>, reports: &[(&Lane, Report)]) {
     let given = LaneOption::given(selection.args);
     if !selection.texts.is_empty() || given.iter().any(|option| *option != LaneOption::Only) {
         return;
     }
-    let succeeded = reports.iter().filter(|(_, cases)| cases.succeeded());
-    for (lane, cases) in succeeded {
+    let concurrent = reports.iter().filter(|(lane, _)| lane.runs_in_ci).count() > 1;
+    for (lane, cases) in
+        reports.iter().filter(|(lane, cases)| cases.succeeded() && !(concurrent && lane.runs_in_ci))
+    {
         if let Some(time) = cases.lanes.first().and_then(|timed| timed.time) {
             record_time(session, "lane", &lane.title(), time);
         }
