@@ -102,18 +102,18 @@ pub(crate) fn stored_volumes(log: &Path) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(|line| line.strip_prefix("volume ")).map(str::to_owned).collect())
 }
 
-/// Builds the provisioner's live tests, starts a control plane that logs to `logs`, creates the nodes and
-/// installs the driver on them. Then calls `run` with the tests, and stops the control plane.
+/// Starts a control plane that logs to `logs`, creates [`NODES`] and installs the driver on them. Then calls `run` with the live tests
+/// that [`build_live_tests`] returned, and stops the control plane.
 pub(crate) async fn with_live_tests<T>(
     session: &Session,
+    program: &Path,
     profile: ClusterProfile,
     kubernetes: &KubernetesSource,
     logs: &Path,
     run: impl AsyncFnOnce(&LiveTests, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
-    let path = build_live_tests(session, profile).await?;
     let run = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
-        run(&LiveTests::new(path, control_plane, kubeconfigs), control_plane).await
+        run(&LiveTests::new(program.to_owned(), control_plane, kubeconfigs), control_plane).await
     };
     with_driver(session, &NODES.map(str::to_owned), profile, kubernetes, logs, run).await
 }

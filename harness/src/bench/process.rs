@@ -193,11 +193,12 @@ pub(super) async fn beside_control_plane(
     let logs = session.workspace.reports("bench").join(bench);
     let kubernetes = KubernetesSource::default();
     let profile = ClusterProfile::Benchmark;
-    let samples =
-        fake_nodes::with_live_tests(session, profile, &kubernetes, &logs, async |tests, control_plane| {
-            create_namespace(control_plane.client(), NAMESPACE).await?;
-            measure(tests, control_plane, &logs).await
-        });
+    let program = fake_nodes::build_live_tests(session, profile).await?;
+    let measure = async |tests: &LiveTests, control_plane: &ControlPlane| {
+        create_namespace(control_plane.client(), NAMESPACE).await?;
+        measure(tests, control_plane, &logs).await
+    };
+    let samples = fake_nodes::with_live_tests(session, &program, profile, &kubernetes, &logs, measure);
     environment("this machine, volumes in memory", &kubernetes, samples.await?)
 }
 

@@ -1,7 +1,7 @@
 //! `bench provision`: many concurrent claims on a real cluster, compared with external-provisioner.
 //!
-//! The peer is external-provisioner and external-resizer, whose work the provisioner does as well, with the
-//! CSI controller of this driver. It uses the same node, disk and API server. Both bind through the same
+//! The peer is external-provisioner and external-resizer with the CSI controller of this driver. The provisioner does the work of
+//! both, on the same node, with the same disk and API server. Both bind through the same
 //! kube-controller-manager, and take turns. They differ only in the program that turns claims into volumes.
 
 use std::time::Duration;

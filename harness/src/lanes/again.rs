@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use testvm::report::{Case, Outcome};
 
 /// What failed in a run.
 #[derive(Debug, Default, Eq, PartialEq)]
@@ -18,14 +19,7 @@ pub(super) struct Failed {
 /// The part of `report.json` that names failures.
 #[derive(Deserialize)]
 struct LastRun {
-    cases: Vec<LastCase>,
-}
-
-#[derive(Deserialize)]
-struct LastCase {
-    lane: Option<String>,
-    name: String,
-    outcome: String,
+    cases: Vec<Case>,
 }
 
 /// Returns what failed in the run with this `report.json`.
@@ -41,8 +35,8 @@ pub(super) fn failed(path: &Path) -> Result<Failed> {
 
 fn parse(text: &str) -> Result<Failed> {
     let run: LastRun = serde_json::from_str(text).context("parse it")?;
-    let failed: Vec<LastCase> =
-        run.cases.into_iter().filter(|case| ["failed", "not-run"].contains(&case.outcome.as_str())).collect();
+    let has_failed = |case: &Case| matches!(case.outcome, Outcome::Failed(_) | Outcome::NotRun);
+    let failed: Vec<Case> = run.cases.into_iter().filter(has_failed).collect();
     anyhow::ensure!(!failed.is_empty(), "nothing failed");
     // Paths of tests have no spaces, and other checks are sentences.
     let only_tests = failed.iter().all(|case| case.name.contains("::") && !case.name.contains(' '));
@@ -53,14 +47,17 @@ fn parse(text: &str) -> Result<Failed> {
 
 #[cfg(test)]
 mod tests {
+    use testvm::report::Report;
+
     use super::*;
 
-    fn report(cases: &[(&str, &str, &str)]) -> String {
-        let cases: Vec<_> = cases
-            .iter()
-            .map(|(lane, name, outcome)| serde_json::json!({"lane": lane, "name": name, "outcome": outcome}))
-            .collect();
-        serde_json::json!({"summary": "", "cases": cases}).to_string()
+    fn report(cases: &[(&str, &str, Outcome)]) -> String {
+        let mut report = Report::new();
+        for (lane, name, outcome) in cases {
+            report.push("suite", name, outcome.clone(), None);
+            report.cases.last_mut().unwrap().lane = Some((*lane).to_owned());
+        }
+        serde_json::to_string(&report).unwrap()
     }
 
     fn set(names: &[&str]) -> BTreeSet<String> {
@@ -69,14 +66,15 @@ mod tests {
 
     #[test]
     fn failed_tests_are_selected_by_name() {
-        let passed = ("unit", "a::b", "passed");
-        let quota = ("kernel", "quota::limit", "failed");
-        let text = report(&[passed, quota, ("apiserver", "live::x", "not-run")]);
+        let failed = || Outcome::Failed("why".to_owned());
+        let passed = || ("unit", "a::b", Outcome::Passed);
+        let quota = || ("kernel", "quota::limit", failed());
+        let text = report(&[passed(), quota(), ("apiserver", "live::x", Outcome::NotRun)]);
         let expected =
             Failed { lanes: set(&["apiserver", "kernel"]), tests: set(&["live::x", "quota::limit"]) };
         assert_eq!(parse(&text).unwrap(), expected);
-        let with_machine = report(&[quota, ("kernel", "the virtual machine", "failed")]);
+        let with_machine = report(&[quota(), ("kernel", "the virtual machine", failed())]);
         assert_eq!(parse(&with_machine).unwrap(), Failed { lanes: set(&["kernel"]), tests: set(&[]) });
-        assert!(parse(&report(&[passed])).unwrap_err().to_string().contains("nothing failed"));
+        assert!(parse(&report(&[passed()])).unwrap_err().to_string().contains("nothing failed"));
     }
 }

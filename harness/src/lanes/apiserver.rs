@@ -20,7 +20,7 @@ use super::chart;
 use super::libtest::Run;
 use super::passes::require_pass;
 use super::{restored_backup, side_by_side};
-use crate::fake_nodes::{self, LiveTests, NODES};
+use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";
 const PROFILE: ClusterProfile = ClusterProfile::Default;
@@ -31,7 +31,7 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 /// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
 
-/// The number of control planes that share the tests. Each test has a control plane for itself and waits most of the time.
+/// The number of control planes that share the tests. Each test needs the nodes of one for itself, and waits most of the time.
 const SHARDS: usize = 2;
 
 /// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart,
@@ -41,12 +41,17 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: 
     let (parts, tests): (Vec<&str>, Vec<&str>) =
         only.iter().map(String::as_str).partition(|text| names.contains(text));
     let selected = |part| only.is_empty() || parts.contains(&part);
-    let path = session.until_cancelled(fake_nodes::build_live_tests(session, PROFILE)).await?;
-    let mut work: Vec<LocalBoxFuture<'_, Result<Report>>> = Vec::new();
     // These change the control plane for all who use it. The second one replaces the rights of the nodes.
     let on_one = [restored_backup::NAME, side_by_side::NAME].into_iter().filter(|part| selected(part));
     let on_one: Vec<&str> = on_one.collect();
-    if only.is_empty() || !tests.is_empty() {
+    let has_tests = only.is_empty() || !tests.is_empty();
+    // The chart needs no program.
+    if !has_tests && on_one.is_empty() {
+        return session.until_cancelled(chart::run(session, kubernetes)).await;
+    }
+    let path = session.until_cancelled(fake_nodes::build_live_tests(session, PROFILE)).await?;
+    let mut work: Vec<LocalBoxFuture<'_, Result<Report>>> = Vec::new();
+    if has_tests {
         for (number, shard) in shards(&all_tests(&path).await?, &tests).into_iter().enumerate() {
             work.push(Box::pin(run_shard(session, kubernetes, &path, number + 1, shard)));
         }
@@ -89,17 +94,9 @@ async fn run_shard(
     tests: Vec<String>,
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join(format!("apiserver-{number}"));
-    fake_nodes::with_driver(
-        session,
-        &NODES.map(str::to_owned),
-        PROFILE,
-        kubernetes,
-        &logs,
-        async |control_plane, kubeconfigs| {
-            let program = LiveTests::new(path.to_owned(), control_plane, kubeconfigs).program();
-            test(session, program, number, &tests, &logs).await
-        },
-    )
+    fake_nodes::with_live_tests(session, path, PROFILE, kubernetes, &logs, async |program, _| {
+        test(session, program.program(), number, &tests, &logs).await
+    })
     .await
 }
 
@@ -110,26 +107,18 @@ async fn run_parts(
     parts: Vec<&str>,
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
-    fake_nodes::with_driver(
-        session,
-        &NODES.map(str::to_owned),
-        PROFILE,
-        kubernetes,
-        &logs,
-        async |control_plane, kubeconfigs| {
-            let tests = LiveTests::new(path.to_owned(), control_plane, kubeconfigs);
-            let mut report = Report::new();
-            if parts.contains(&restored_backup::NAME) {
-                let restored = restored_backup::run(session, &tests, control_plane, &logs).await?;
-                report.append(require_pass(restored_backup::SUITE, restored));
-            }
-            if parts.contains(&side_by_side::NAME) {
-                let of_both = side_by_side::run(session, &tests, control_plane, &logs).await?;
-                report.append(require_pass(side_by_side::SUITE, of_both));
-            }
-            Ok(report)
-        },
-    )
+    fake_nodes::with_live_tests(session, path, PROFILE, kubernetes, &logs, async |tests, control_plane| {
+        let mut report = Report::new();
+        if parts.contains(&restored_backup::NAME) {
+            let restored = restored_backup::run(session, tests, control_plane, &logs).await?;
+            report.append(require_pass(restored_backup::SUITE, restored));
+        }
+        if parts.contains(&side_by_side::NAME) {
+            let of_both = side_by_side::run(session, tests, control_plane, &logs).await?;
+            report.append(require_pass(side_by_side::SUITE, of_both));
+        }
+        Ok(report)
+    })
     .await
 }
 

@@ -12,7 +12,7 @@ use testvm::images::debian_program::{DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::packages;
-use testvm::process::Program;
+use testvm::process;
 use testvm::report::{Case, Outcome, Report};
 use testvm::session::Session;
 use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
@@ -122,8 +122,7 @@ fn shares(names: &[String], default: &str, commit: Option<u64>) -> Vec<(String, 
 
 /// Returns a number that depends on the commit of the checkout, or 0 outside a Git repository.
 async fn commit(session: &Session) -> u64 {
-    let git =
-        Program::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(session.workspace.root());
+    let git = process::git(session.workspace.root()).args(["rev-parse", "--short=12", "HEAD"]);
     let printed = git.run().await.map(|finished| finished.stdout).unwrap_or_default();
     u64::from_str_radix(printed.trim(), 16).unwrap_or_default()
 }
