@@ -1,9 +1,15 @@
 //! Tests of the audit: it reports orphaned and missing volumes, and removes orphaned ones if that is requested.
 
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Node;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::*;
-use crate::node::audit::{Collection, Settings};
+use crate::{
+    node::audit::{Collection, Settings},
+    store::custody::Custody,
+};
 
 pub(super) fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
@@ -17,6 +23,14 @@ impl Cluster {
         let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
         self.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
         id
+    }
+
+    /// Records that this node has had its disk while that was empty. Otherwise, no volume of before is removed.
+    pub(super) async fn take_custody(&self) {
+        let node = Api::<Node>::all(self.admin.clone()).get_metadata(HERE).await.unwrap();
+        let empty = BTreeSet::new();
+        let custody = Custody::next(None, &node.uid().unwrap(), fixtures::FILESYSTEM, &empty);
+        custody.write(&self.intents().custody()).unwrap();
     }
 
     /// Creates a PersistentVolume as an administrator would, without the label of this node.
@@ -89,9 +103,28 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     cluster.finish([provisioner]).await;
 }
 
+/// Their PersistentVolumes may have been deleted while the node was deleted, or while the disk was elsewhere.
+#[tokio::test]
+async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
+    let cluster = Cluster::connect().await;
+    let node = Api::<Node>::all(cluster.admin.clone()).get_metadata(HERE).await.unwrap();
+    let earlier = Custody::next(None, "earlier", fixtures::FILESYSTEM, &BTreeSet::new());
+    earlier.write(&cluster.intents().custody()).unwrap();
+    let before = cluster.create_orphan("before");
+    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
+    cluster.event_in("default", HERE, "OrphanedVolumesKept", before.as_str()).await;
+    let record = Custody::read(&cluster.intents().custody()).unwrap().unwrap();
+    assert_eq!((Some(&record.node_uid), record.keeps(&before)), (node.uid().as_ref(), true));
+    let since = cluster.create_orphan("since");
+    cluster.event_in("default", HERE, "OrphanedVolumeRemoved", since.as_str()).await;
+    assert!(cluster.volumes.capacity(before.as_str()).is_some());
+    cluster.finish([provisioner]).await;
+}
+
 #[tokio::test]
 async fn orphaned_volumes_are_removed_if_requested() {
     let cluster = Cluster::connect().await;
+    cluster.take_custody().await;
     let (orphan, adopted, busy) =
         (cluster.create_orphan("orphan"), cluster.create_orphan("adopted"), cluster.create_orphan("busy"));
     let foreign = VolumeId::parse(&format!("csi-{}", cluster.namespace)).unwrap();

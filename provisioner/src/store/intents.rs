@@ -86,6 +86,11 @@ impl Intents {
         Intents { directory: data_dir.with_file_name(name) }
     }
 
+    /// Returns the path of the [record of custody](super::custody::Custody), beside the same data directory.
+    pub(crate) fn custody(&self) -> PathBuf {
+        self.directory.with_extension("custody")
+    }
+
     /// Writes a record. When this returns, the record survives a power cut.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The node's volume store, as the asynchronous tasks of the process use it.
 
+pub(crate) mod custody;
 pub(crate) mod in_flight;
 pub(crate) mod intents;
 pub(crate) mod storage;

@@ -77,6 +77,12 @@ fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -
         Err(error) => return Some(error.to_string()),
     };
     match ownership::filesystem_uuid(object, identity) {
+        Some(uuid) if uuid != node.filesystem_uuid && node.volumes.contains(&id) => Some(format!(
+            "volume {id} was created on file system {uuid}, but node {} has it on file system {}; if the UUID of the file system was \
+             changed, change it back (xfs_admin -U {uuid})",
+            identity.node(),
+            node.filesystem_uuid
+        )),
         Some(uuid) if uuid != node.filesystem_uuid => Some(format!(
             "volume {id} is on file system {uuid}, but node {} now has file system {}; bring the disk back, or delete the claim",
             identity.node(),
@@ -154,7 +160,8 @@ mod tests {
     #[rstest]
     #[case::there(json!({}), &[fixtures::VOLUME], None)]
     #[case::no_volume(json!({}), &[], Some("there is no volume"))]
-    #[case::other_disk(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}), &[fixtures::VOLUME], Some("bring the disk back"))]
+    #[case::other_disk(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}), &[], Some("bring the disk back"))]
+    #[case::changed_uuid(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}), &[fixtures::VOLUME], Some("xfs_admin -U"))]
     #[case::no_handle(json!({"spec": {"csi": {"volumeHandle": "../etc"}}}), &[], Some("not a volume id"))]
     #[case::released(json!({"status": {"phase": "Released"}}), &[], None)]
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), &[], Some("there is no volume"))]

@@ -1,13 +1,20 @@
 //! Audits until shutdown, reports the findings, and removes orphaned volumes if the administrator requests that.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::runtime::reflector::ObjectRef;
+use k8s_openapi::api::{
+    authentication::v1::SelfSubjectReview,
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams},
+    runtime::reflector::ObjectRef,
+};
 use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
@@ -24,7 +31,10 @@ use crate::{
         references::{self, Labelled},
     },
     objects::ownership,
-    store::volumes::StorageError,
+    store::{
+        custody::Custody,
+        volumes::{StorageError, Volumes},
+    },
 };
 
 /// When to audit, and what to do with orphaned volumes.
@@ -90,6 +100,7 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     ctx.storage.tried().await;
     let mut since = HashMap::new();
     let mut elsewhere = LabelledElsewhere::default();
+    let mut custody = None;
     loop {
         let now = Instant::now();
         // A volume is removed only if no PersistentVolume at all names it.
@@ -98,8 +109,17 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
             Ok(findings) => {
                 report_findings(&findings, &ctx);
                 since = update_ages(since, &findings);
-                if let Some(collection) = settings.collection {
-                    collect(&since, collection, now, &ctx).await;
+                let is_asked = settings.collection.is_some() && !since.is_empty();
+                match take_custody(custody.take(), is_asked, &ctx).await {
+                    Ok(taken) => {
+                        if let Some(collection) = settings.collection {
+                            collect(&since, &taken, collection, now, &ctx).await;
+                        }
+                        custody = Some(taken);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "could not record whose volumes this disk has, so no orphaned volume is removed; the next audit retries");
+                    }
                 }
                 ctx.audit.set(Some(findings));
             }
@@ -130,6 +150,11 @@ fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMa
 /// Largest number of volume names in an event.
 const MAX_NAMES: usize = 8;
 
+fn some_names<'a>(mut ids: impl Iterator<Item = &'a VolumeId>) -> String {
+    let names: Vec<_> = ids.by_ref().take(MAX_NAMES).map(VolumeId::as_str).collect();
+    names.join(", ") + if ids.next().is_some() { ", ..." } else { "" }
+}
+
 fn report_findings(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
@@ -140,22 +165,71 @@ fn report_findings(findings: &Findings, ctx: &Context) {
     if findings.orphans.is_empty() {
         return;
     }
-    let count = findings.orphans.len();
-    let names: Vec<_> = findings.orphans.iter().take(MAX_NAMES).map(VolumeId::as_str).collect();
-    let more = if count > MAX_NAMES { ", ..." } else { "" };
     let note = format!(
-        "{count} volumes on this node have no PersistentVolume but still occupy space: {}{more}; run \
-         `loopfs-provisioner node --audit` to list all of them",
-        names.join(", ")
+        "{} volumes on this node have no PersistentVolume but still occupy space: {}; run `loopfs-provisioner node --audit` to list \
+         all of them",
+        findings.orphans.len(),
+        some_names(findings.orphans.iter()),
     );
     ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
 }
 
+/// Returns the record of the node and the file system that the volumes belong to, after it was made durable. The API server is asked for
+/// the Node's UID once for each file system, and whenever volumes could be removed.
+async fn take_custody(known: Option<Custody>, is_asked: bool, ctx: &Context) -> Result<Custody, Error> {
+    let read = |volumes: &dyn Volumes| Ok((volumes.filesystem_uuid(), volumes.list()?.into_iter().collect()));
+    let (filesystem, present): (_, BTreeSet<_>) = ctx.storage.run(read).await?;
+    if let Some(known) = known.filter(|known| !is_asked && known.filesystem_uuid == filesystem) {
+        return Ok(known);
+    }
+    let node_uid = own_node_uid(ctx).await?;
+    let path = ctx.intents.custody();
+    let record = move |_: &dyn Volumes| {
+        let before = Custody::read(&path)?;
+        let next = Custody::next(before.clone(), &node_uid, &filesystem, &present);
+        if before.as_ref() != Some(&next) {
+            next.write(&path)?;
+        }
+        Ok(next)
+    };
+    Ok(ctx.storage.run(record).await?)
+}
+
+/// Returns the UID of the Node object to which the credentials of this process are bound, or nothing if they are bound to none.
+async fn own_node_uid(ctx: &Context) -> Result<String, Error> {
+    let reviews: Api<SelfSubjectReview> = Api::all(ctx.cluster.client.clone());
+    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await;
+    let review =
+        review.map_err(|error| Error::api("create SelfSubjectReview for", "the provisioner", error))?;
+    let extra = review.status.and_then(|status| status.user_info?.extra);
+    let uid = extra.and_then(|mut extra| extra.remove("authentication.kubernetes.io/node-uid")?.pop());
+    Ok(uid.unwrap_or_default())
+}
+
 /// Removes the volumes that had been orphaned for the grace time at `now`, unless suspiciously many are orphaned.
-async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, now: Instant, ctx: &Context) {
+async fn collect(
+    since: &HashMap<VolumeId, Instant>,
+    custody: &Custody,
+    collection: Collection,
+    now: Instant,
+    ctx: &Context,
+) {
     let grace = collection.after;
-    let orphans = since.keys().filter(|id| could_be_ours(id)).count();
-    if orphans == 0 {
+    let (kept, since): (Vec<_>, Vec<_>) =
+        since.iter().filter(|(id, _)| could_be_ours(id)).partition(|(id, _)| custody.keeps(id));
+    if !kept.is_empty() {
+        let note = format!(
+            "{} volumes without a PersistentVolume are not removed: they were on the disk before node {} was registered or got this \
+             disk, and may belong to PersistentVolumes that were deleted meanwhile: {}; to remove one, create a PersistentVolume \
+             with its id as the volume handle, and delete that",
+            kept.len(),
+            ctx.cluster.identity.node(),
+            some_names(kept.iter().map(|(id, _)| *id)),
+        );
+        ctx.cluster.events.publish_on_node(Reason::OrphanedVolumesKept, note);
+    }
+    let orphans = since.len();
+    if !since.iter().any(|(_, since)| collection.is_due(**since, now)) {
         return;
     }
     let volumes = match node_volumes(ctx).await {
@@ -175,7 +249,15 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, now
         ctx.cluster.events.publish_on_node(Reason::OrphanedVolumesKept, note);
         return;
     }
-    for (id, _) in since.iter().filter(|(_, since)| collection.is_due(**since, now)) {
+    let claimed = match claimed_volumes(ctx).await {
+        Ok(claimed) => claimed,
+        Err(error) => {
+            tracing::warn!(%error, "no orphaned volume is removed, because its claim could exist; the next audit retries");
+            return;
+        }
+    };
+    let due = since.iter().filter(|(_, since)| collection.is_due(**since, now));
+    for (id, _) in due.filter(|(id, _)| !claimed.contains(id.as_str())) {
         match collect_one(id, ctx).await {
             Ok(true) => {
                 let note = format!(
@@ -195,9 +277,6 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, now
 }
 
 async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
-    if !could_be_ours(id) || has_claim(id, ctx) {
-        return Ok(false);
-    }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
     let object = ctx.read_volume(id.as_str()).await?;
@@ -215,9 +294,13 @@ fn could_be_ours(id: &VolumeId) -> bool {
     id.as_str().starts_with("pvc-")
 }
 
-/// Returns `true` if the claim of a volume exists, so that its PersistentVolume may be created again.
-fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
-    ctx.claims.cache.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
+/// Returns the names of the volumes of all claims, whose PersistentVolumes may be created again. The cache lacks claims that are labelled
+/// with another node.
+async fn claimed_volumes(ctx: &Context) -> Result<BTreeSet<String>, Error> {
+    let claims: Api<PersistentVolumeClaim> = Api::all(ctx.cluster.client.clone());
+    let claims = claims.list_metadata(&ListParams::default()).await;
+    let claims = claims.map_err(|error| Error::api("list", "the PersistentVolumeClaims", error))?;
+    Ok(claims.items.iter().filter_map(ResourceExt::uid).map(|uid| format!("pvc-{uid}")).collect())
 }
 
 #[cfg(test)]
@@ -269,7 +352,9 @@ mod tests {
     async fn collected(test_context: &TestContext, orphans: &[&str], at_most_percent: u8) {
         let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
         let collection = Collection { after: Duration::ZERO, at_most_percent };
-        collect(&since, collection, Instant::now(), &test_context.ctx).await;
+        // These volumes were there when the node was registered.
+        let custody = Custody::next(None, "node-uid", fixtures::FILESYSTEM, &ids(&["pvc-4"]));
+        collect(&since, &custody, collection, Instant::now(), &test_context.ctx).await;
     }
 
     fn absent() -> ExpectedRequest {
@@ -284,9 +369,55 @@ mod tests {
         assert_eq!(test_context.finish().await, ["OrphanedVolumesKept"]);
     }
 
+    /// Returns the list of all claims, of which one has this volume.
+    fn claims_of(volume: &str) -> ExpectedRequest {
+        let uid = volume.strip_prefix("pvc-").unwrap();
+        let claim = json!({"name": "data", "namespace": "shop", "uid": uid});
+        expect(Method::GET, "/api/v1/persistentvolumeclaims", None).respond(fixtures::metadata_list([claim]))
+    }
+
+    /// The watch of claims has only those with the label of this node.
+    #[tokio::test]
+    async fn an_orphan_whose_claim_is_outside_of_the_cache_is_kept() {
+        let test_context = bench_of(vec![claims_of("pvc-1")]);
+        collected(&test_context, &["pvc-1"], 25).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    /// Its PersistentVolume may have been deleted while the node was deleted.
+    #[tokio::test]
+    async fn an_orphan_from_before_the_node_was_registered_is_kept() {
+        let test_context = bench_of(vec![]);
+        collected(&test_context, &["pvc-4"], 100).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept"]);
+    }
+
+    #[tokio::test]
+    async fn custody_is_taken_again_when_the_node_has_another_uid() {
+        let reviewed = |uid: &str| {
+            let extra = json!({"authentication.kubernetes.io/node-uid": [uid]});
+            let review = json!({"status": {"userInfo": {"username": "u", "extra": extra}}});
+            let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}});
+            expect(Method::POST, "/apis/authentication.k8s.io/v1/selfsubjectreviews", body).respond(review)
+        };
+        let test_context = bench_of(vec![reviewed("first"), reviewed("first"), reviewed("second")]);
+        let id = VolumeId::parse("pvc-9").unwrap();
+        test_context.volumes.state().volumes.clear();
+        let first = take_custody(None, false, &test_context.ctx).await.unwrap();
+        test_context.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let known = take_custody(Some(first), false, &test_context.ctx).await.unwrap();
+        let asked = take_custody(Some(known), true, &test_context.ctx).await.unwrap();
+        assert!(!asked.keeps(&id));
+        let taken = take_custody(Some(asked), true, &test_context.ctx).await.unwrap();
+        assert!(taken.keeps(&id));
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
     #[tokio::test]
     async fn few_orphans_are_removed() {
-        let test_context = bench_of(vec![absent(), unlabelled(&[]), labelled()]);
+        let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[]), labelled()]);
         collected(&test_context, &["pvc-1", "csi-1"], 25).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 4);
         assert_eq!(test_context.finish().await, ["OrphanedVolumeRemoved"]);
@@ -297,7 +428,7 @@ mod tests {
         let named = fixtures::volume(
             json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
         );
-        let test_context = bench_of(vec![absent(), unlabelled(&[named])]);
+        let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[named])]);
         collected(&test_context, &["pvc-1"], 25).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 5);
         assert_eq!(test_context.finish().await, [""; 0]);
