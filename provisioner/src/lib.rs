@@ -148,14 +148,21 @@ async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
 }
 
 async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Result<()> {
-    let ControllerArgs { common, pod_namespace: namespace, pod_name: holder, builtin_objects } = args;
+    let ControllerArgs {
+        common,
+        pod_namespace: namespace,
+        pod_name: holder,
+        builtin_objects,
+        node_loss_at_most: at_most_percent,
+    } = args;
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), namespace, pod = holder, "starting");
     let builtin =
         builtin_objects.map(|config_map| builtin::Source { namespace: namespace.clone(), config_map });
     let claim_labels = claim_labels(Some(&namespace), &common);
     let unready_nodes = controller::unready_nodes::Timing::DEFAULT;
-    let duties = Duties { builtin, claim_labels, node_loss: common.node_loss, unready_nodes };
+    let node_loss = controller::node_loss::Settings { mode: common.node_loss, at_most_percent };
+    let duties = Duties { builtin, claim_labels, node_loss, unready_nodes };
     let candidate = Candidate { namespace, holder };
     let parts = controller::process::Parts { client, identity, candidate, duties, monitoring };
     until_signal(controller::process::spawn(parts)).await

@@ -15,6 +15,8 @@ pub(crate) struct HealthEndpoints {
     pub(crate) performs: watch::Receiver<bool>,
     /// The number of volumes whose node is not ready.
     pub(crate) unready_volumes: watch::Receiver<usize>,
+    /// The number of volumes whose node was deleted.
+    pub(crate) lost_volumes: watch::Receiver<usize>,
 }
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
@@ -32,6 +34,8 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
             "Volumes whose node has not been ready for 5 minutes",
             unready,
         );
+        let lost = *self.lost_volumes.borrow() as u64;
+        registry.count("volumes_on_deleted_nodes", "Volumes whose Node object was deleted", lost);
         Ok(registry)
     }
 
@@ -79,6 +83,7 @@ mod tests {
             leads: value(leads),
             performs: value(performs),
             unready_volumes: watch::Sender::new(3).subscribe(),
+            lost_volumes: watch::Sender::new(2).subscribe(),
         }
     }
 
@@ -99,7 +104,7 @@ mod tests {
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();
         assert_eq!(served(&text), documented("loopfs_controller_"));
-        for line in ["leads 1", "volumes_on_unready_nodes 3"] {
+        for line in ["leads 1", "volumes_on_unready_nodes 3", "volumes_on_deleted_nodes 2"] {
             assert!(text.contains(&format!("\nloopfs_controller_{line}\n")), "{text}");
         }
     }

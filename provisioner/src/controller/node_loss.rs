@@ -16,13 +16,16 @@ use std::{
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::ListParams;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 
 use super::registered_nodes::RegisteredNodes;
 use crate::{
-    api::cluster::Cluster,
+    api::{
+        cluster::Cluster,
+        events::{self, Reason},
+    },
     error::Error,
-    loss::{LossReconciler, LostStorage, NodeLoss, POLL_INTERVAL, is_node_deleted},
+    loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, decision, is_node_deleted},
 };
 
 /// Wait after an error of the API server.
@@ -30,19 +33,35 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after an event of a CSINode: a change of the nodes comes as several events.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// Checks for deleted nodes until shutdown.
-pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, mode: NodeLoss) {
+/// When volumes of deleted nodes are reconciled, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settings {
+    pub(crate) mode: NodeLoss,
+    /// If more than one node, and a larger share of the nodes with volumes, is deleted at once, nothing is deleted. It is then more likely
+    /// that Node objects were deleted by mistake while their machines run.
+    pub(crate) at_most_percent: u8,
+}
+
+/// Checks for deleted nodes until shutdown. Sends the number of volumes on deleted nodes.
+pub(crate) async fn run(
+    cluster: &Cluster,
+    nodes: &RegisteredNodes,
+    settings: Settings,
+    lost_volumes: &watch::Sender<usize>,
+) {
     nodes.synced.wait().await;
     let mut changes = nodes.changes();
-    let losses = LossReconciler::new(cluster, mode);
-    let mut controller = NodeLossController { cluster, nodes, losses };
+    let mut controller = NodeLossController::new(cluster, nodes, settings);
     loop {
         let wait = match controller.reconcile(Instant::now()).await {
-            Ok(next) => next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL),
+            Ok(Pass { volumes, next }) => {
+                lost_volumes.send_replace(volumes);
+                next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL)
+            }
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "could not check for deleted nodes; the next check is in {RETRY_INTERVAL:?}"
+                    "could not check for deleted nodes; the next check is in {RETRY_INTERVAL:?}, and all grace times start again"
                 );
                 RETRY_INTERVAL
             }
@@ -53,38 +72,115 @@ pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, mode: NodeLo
     }
 }
 
+/// The result of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pass {
+    /// The number of volumes on deleted nodes.
+    volumes: usize,
+    /// The time after which a volume has to be checked again, if no event announces that.
+    next: Option<Duration>,
+}
+
+impl Witness for &Cluster {
+    async fn is_lost(&self, place: &LostStorage, _volume: &PersistentVolume) -> Result<bool, Error> {
+        match place {
+            LostStorage::Node(name) => is_node_deleted(self, name).await,
+            // Only the node itself knows which disk it has.
+            LostStorage::Disk(_) => Ok(false),
+        }
+    }
+}
+
 struct NodeLossController<'a> {
     cluster: &'a Cluster,
     nodes: &'a RegisteredNodes,
-    losses: LossReconciler<'a>,
+    at_most_percent: u8,
+    losses: LossReconciler<'a, &'a Cluster>,
 }
 
-impl NodeLossController<'_> {
-    /// Checks once. Returns the time after which a volume has to be checked again, if no event announces that.
-    ///
-    /// # Errors
-    /// When the nodes or the PersistentVolumes cannot be read from the API server.
-    async fn reconcile(&mut self, now: Instant) -> Result<Option<Duration>, Error> {
-        let mut lost: BTreeMap<LostStorage, Vec<Arc<PersistentVolume>>> = BTreeMap::new();
-        for name in self.unregistered_nodes().await? {
-            if is_node_deleted(self.cluster, &name).await? {
-                let volumes = self.volumes_of(&name).await?;
-                lost.insert(LostStorage::Node(name), volumes);
-            }
-        }
-        Ok(self.losses.reconcile(lost, now).await)
+impl<'a> NodeLossController<'a> {
+    fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, settings: Settings) -> Self {
+        let Settings { mode, at_most_percent } = settings;
+        let losses = LossReconciler::new(cluster, cluster, mode);
+        NodeLossController { cluster, nodes, at_most_percent, losses }
     }
 
-    /// Returns the nodes that PersistentVolumes of this driver are labelled with, but on which the driver is not registered.
-    async fn unregistered_nodes(&self) -> Result<BTreeSet<String>, Error> {
+    /// Checks once.
+    ///
+    /// # Errors
+    /// When the nodes or the PersistentVolumes cannot be read from the API server. A node may then come back without being seen, so all
+    /// grace times start again.
+    async fn reconcile(&mut self, now: Instant) -> Result<Pass, Error> {
+        let named = self.named_nodes().await;
+        let found = match named {
+            Ok(named) => self.deleted_nodes(&named, now).await.map(|lost| (named.len(), lost)),
+            Err(error) => Err(error),
+        };
+        let (named, lost) = found.inspect_err(|_error| self.losses.interrupted())?;
+        let volumes = lost.values().map(|lost| lost.volumes.len()).sum();
+        let next = if self.is_doubtful(&lost, named) {
+            self.losses.interrupted();
+            None
+        } else {
+            self.losses.reconcile(lost, now).await
+        };
+        Ok(Pass { volumes, next })
+    }
+
+    /// Returns the nodes that PersistentVolumes of this driver are labelled with.
+    async fn named_nodes(&self) -> Result<BTreeSet<String>, Error> {
         let label = self.cluster.identity.node_label();
         // From the API server's cache: a Node is read again before it counts as deleted.
         let labelled = ListParams::default().labels(&label).match_any();
         let volumes = self.cluster.volume_api().list_metadata(&labelled).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        let known = self.nodes.names(Instant::now());
-        let nodes = volumes.items.into_iter().filter_map(|volume| volume.metadata.labels?.remove(&label));
-        Ok(nodes.filter(|node| !known.contains(node)).collect())
+        Ok(volumes.items.into_iter().filter_map(|volume| volume.metadata.labels?.remove(&label)).collect())
+    }
+
+    /// Returns those of the nodes that were deleted, with their volumes.
+    async fn deleted_nodes(
+        &self,
+        named: &BTreeSet<String>,
+        now: Instant,
+    ) -> Result<BTreeMap<LostStorage, Lost>, Error> {
+        let known = self.nodes.names(now);
+        let mut lost = BTreeMap::new();
+        for name in named.difference(&known) {
+            if is_node_deleted(self.cluster, name).await? {
+                let volumes = self.volumes_of(name).await?;
+                let seen = self.nodes.last_seen(name);
+                lost.insert(LostStorage::Node(name.clone()), Lost { volumes, seen });
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Returns `true` if so many nodes were deleted at once that nothing is deleted for now. Records an event about each of them.
+    fn is_doubtful(&self, lost: &BTreeMap<LostStorage, Lost>, named: usize) -> bool {
+        let identity = &self.cluster.identity;
+        // A node whose volumes are all kept stays among the deleted ones for good.
+        let recent = |(place, lost): (&'_ LostStorage, &'_ Lost)| match place {
+            LostStorage::Node(name) => lost
+                .volumes
+                .iter()
+                .any(|volume| decision::will_delete(volume, name, identity))
+                .then(|| name.clone()),
+            LostStorage::Disk(_) => None,
+        };
+        let recent: Vec<_> = lost.iter().filter_map(recent).collect();
+        let nodes = named - lost.len() + recent.len();
+        if recent.len() <= 1 || recent.len() * 100 <= nodes * usize::from(self.at_most_percent) {
+            return false;
+        }
+        for name in &recent {
+            let note = format!(
+                "node {name:?} was deleted from the cluster, but no object of its volumes is deleted: {} of {nodes} nodes with volumes                  are missing at once, more than the {} % of --node-loss-at-most; check whether their machines run, and restart the                  kubelets that do, which registers their nodes again",
+                recent.len(),
+                self.at_most_percent,
+            );
+            self.cluster.events.publish_about(events::node(name), Reason::NodeLost, note);
+        }
+        true
     }
 
     async fn volumes_of(&self, node: &str) -> Result<Vec<Arc<PersistentVolume>>, Error> {

@@ -27,7 +27,7 @@ pub(crate) struct Duties {
     pub(crate) builtin: Option<builtin::Source>,
     /// Where to record that all claims are labelled with their nodes.
     pub(crate) claim_labels: Option<Source>,
-    pub(crate) node_loss: NodeLoss,
+    pub(crate) node_loss: node_loss::Settings,
     pub(crate) unready_nodes: unready_nodes::Timing,
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (leads, performs) = (watch::Sender::new(false), watch::Sender::new(false));
-    let unready_volumes = watch::Sender::new(0);
+    let (unready_volumes, lost_volumes) = (watch::Sender::new(0), watch::Sender::new(0));
     let leading = leads.subscribe();
     let stop = CancellationToken::new();
 
@@ -60,10 +60,12 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
             leads: leads.subscribe(),
             performs: performs.subscribe(),
             unready_volumes: unready_volumes.subscribe(),
+            lost_volumes: lost_volumes.subscribe(),
         };
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
-    let performing = perform_while_leading(cluster, duties, leading, Progress { performs, unready_volumes });
+    let progress = Progress { performs, unready_volumes, lost_volumes };
+    let performing = perform_while_leading(cluster, duties, leading, progress);
     tasks.spawn(named("duties", until(stop.clone(), performing)));
     tasks.spawn(named("lease", lease::compete(client.clone(), candidate, leads, stop.clone())));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
@@ -77,6 +79,8 @@ struct Progress {
     performs: watch::Sender<bool>,
     /// The number of volumes whose node is not ready, while this replica leads.
     unready_volumes: watch::Sender<usize>,
+    /// The number of volumes whose node was deleted, while this replica leads.
+    lost_volumes: watch::Sender<usize>,
 }
 
 /// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash.
@@ -97,6 +101,7 @@ async fn perform_while_leading(
             _ = async { leads.wait_for(|leads| !*leads).await.is_ok() } => {
                 progress.performs.send_replace(false);
                 progress.unready_volumes.send_replace(0);
+                progress.lost_volumes.send_replace(0);
                 tracing::info!("this replica does not lead any more");
             }
         }
@@ -118,9 +123,9 @@ async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
         }
     };
     let checking_nodes = async {
-        match duties.node_loss {
+        match duties.node_loss.mode {
             NodeLoss::Off => std::future::pending().await,
-            mode => node_loss::run(cluster, &nodes, mode).await,
+            _ => node_loss::run(cluster, &nodes, duties.node_loss, &progress.lost_volumes).await,
         }
     };
     tokio::join!(

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct RegisteredNodes {
     cache: Store<CSINode>,
     /// The nodes whose driver ended, and when.
     ended: Mutex<HashMap<String, Instant>>,
+    /// When a CSINode without the driver was last seen, or one was deleted.
+    seen: Arc<Mutex<HashMap<String, Instant>>>,
     pub(crate) synced: SyncSignal,
     changes: watch::Sender<()>,
 }
@@ -45,6 +47,7 @@ impl RegisteredNodes {
         let nodes = RegisteredNodes {
             cache,
             ended: Mutex::default(),
+            seen: Arc::default(),
             synced: SyncSignal::default(),
             changes: watch::Sender::new(()),
         };
@@ -56,7 +59,15 @@ impl RegisteredNodes {
         let driver = cluster.identity.driver().to_owned();
         let runs_driver = move |node: &CSINode| node.spec.drivers.iter().any(|known| known.name == driver);
         let nodes = Api::all(cluster.client.clone());
-        let changes = queue::watch(nodes, watcher::Config::default(), cache, runs_driver.clone());
+        let (seen, runs) = (Arc::clone(&self.seen), runs_driver.clone());
+        // A kubelet creates the CSINode as soon as its node is registered, and adds the driver when that has started.
+        let of_interest = move |node: &CSINode| {
+            if !runs(node) {
+                note(&seen, node, Instant::now());
+            }
+            runs(node)
+        };
+        let changes = queue::watch(nodes, watcher::Config::default(), cache, of_interest);
         changes
             .for_each(|change| {
                 match change {
@@ -72,33 +83,38 @@ impl RegisteredNodes {
 
     /// Notes that a CSINode was deleted, or does not name the driver any more.
     fn removed(&self, node: &CSINode, is_deleted: bool, now: Instant) {
-        let mut ended = self.ended();
-        ended.retain(|_, since| now < *since + RESTART_TIME);
+        note(&self.seen, node, now);
         if is_deleted {
-            ended.remove(&node.name_any());
+            lock(&self.ended).remove(&node.name_any());
         } else {
-            ended.insert(node.name_any(), now);
+            note(&self.ended, node, now);
         }
+    }
+
+    /// Returns when a node that is not registered was last seen, if that was less than [`RESTART_TIME`] ago.
+    pub(crate) fn last_seen(&self, name: &str) -> Option<Instant> {
+        lock(&self.seen).get(name).copied()
     }
 
     /// Returns the nodes on which the driver is registered, or was until [`RESTART_TIME`] ago.
     pub(crate) fn names(&self, now: Instant) -> BTreeSet<String> {
         let mut names: BTreeSet<_> = self.cache.state().iter().map(|node| node.name_any()).collect();
-        let ended = self.ended();
+        let ended = lock(&self.ended);
         names.extend(
             ended.iter().filter(|(_, since)| now < **since + RESTART_TIME).map(|(name, _)| name.clone()),
         );
         names
     }
 
-    fn ended(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        // Every critical section leaves the map whole, so a panicked holder does no harm.
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a receiver that learns of each change of a node.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// Notes that a node was registered and deleted again.
+    #[cfg(test)]
+    pub(crate) fn came_and_went(&self, name: &str, now: Instant) {
+        self.removed(&node_named(name), true, now);
     }
 
     /// Returns a cache that has received its first list.
@@ -110,6 +126,18 @@ impl RegisteredNodes {
     }
 }
 
+/// Notes the time of an event of a node, and forgets those that are older than [`RESTART_TIME`].
+fn note(times: &Mutex<HashMap<String, Instant>>, node: &CSINode, now: Instant) {
+    let mut times = lock(times);
+    times.retain(|_, time| now < *time + RESTART_TIME);
+    times.insert(node.name_any(), now);
+}
+
+fn lock(times: &Mutex<HashMap<String, Instant>>) -> MutexGuard<'_, HashMap<String, Instant>> {
+    // Every critical section leaves the map whole, so a panicked holder does no harm.
+    times.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 fn node_named(name: &str) -> CSINode {
     let node = serde_json::json!({"metadata": {"name": name}, "spec": {"drivers": []}});
@@ -119,6 +147,17 @@ fn node_named(name: &str) -> CSINode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_deletion_of_a_csinode_is_a_sighting() {
+        let nodes = RegisteredNodes::of(&[]);
+        let start = Instant::now();
+        assert_eq!(nodes.last_seen("node-b"), None);
+        nodes.came_and_went("node-b", start);
+        assert_eq!(nodes.last_seen("node-b"), Some(start));
+        nodes.came_and_went("node-c", start + RESTART_TIME);
+        assert_eq!(nodes.last_seen("node-b"), None);
+    }
 
     #[test]
     fn a_node_counts_while_its_driver_restarts_and_not_after_it_was_deleted() {

@@ -17,7 +17,7 @@ use super::registered_nodes::RegisteredNodes;
 use crate::{
     api::{cluster::Cluster, events::Reason, list},
     error::Error,
-    objects::{ownership, pv},
+    objects::ownership,
 };
 
 /// When volumes of a node that is not ready are reported.
@@ -93,7 +93,7 @@ impl UnreadyNodes<'_> {
             let volumes = self.volumes_of(&node).await?;
             count += volumes.len();
             if events < MAX_EVENTS && self.reported.insert(node.clone()) {
-                for claim in volumes.iter().filter_map(claim_of) {
+                for claim in volumes.iter().filter_map(ownership::bound_claim) {
                     self.report(claim, &node);
                     events += 1;
                 }
@@ -124,24 +124,6 @@ impl UnreadyNodes<'_> {
 fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// Returns the claim that a volume is bound to. The claim of a released volume was deleted.
-fn claim_of(volume: &PersistentVolume) -> Option<ObjectReference> {
-    if pv::phase(volume) != Some("Bound") {
-        return None;
-    }
-    let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;
-    let part = |part: &Option<String>| part.clone().filter(|part| !part.is_empty());
-    Some(ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("PersistentVolumeClaim".to_owned()),
-        namespace: Some(part(&claim.namespace)?),
-        name: Some(part(&claim.name)?),
-        // Without a UID, a volume is reserved for a claim and not bound yet.
-        uid: Some(part(&claim.uid)?),
-        ..ObjectReference::default()
-    })
 }
 
 #[cfg(test)]

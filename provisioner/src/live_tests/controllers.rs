@@ -10,6 +10,7 @@ use crate::{
     api::connection::Timeouts,
     controller::{
         lease::Candidate,
+        node_loss::Settings,
         process::{Duties, Parts},
         unready_nodes::Timing,
     },
@@ -23,8 +24,17 @@ const LEASE: &str = "loopfs-controller";
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The duties that every controller has.
-pub(super) const ONLY_PLACEMENT: Duties =
-    Duties { builtin: None, claim_labels: None, node_loss: NodeLoss::Off, unready_nodes: Timing::DEFAULT };
+pub(super) const ONLY_PLACEMENT: Duties = Duties {
+    builtin: None,
+    claim_labels: None,
+    node_loss: checking(NodeLoss::Off),
+    unready_nodes: Timing::DEFAULT,
+};
+
+/// Returns the settings of a controller that checks for deleted nodes.
+pub(super) const fn checking(mode: NodeLoss) -> Settings {
+    Settings { mode, at_most_percent: 20 }
+}
 
 /// Returns the kubeconfig of a replica, and the node in its token.
 pub(super) fn kubeconfig() -> (PathBuf, String) {

@@ -1,6 +1,7 @@
 //! Tests of deleted nodes and lost disks, with the rights of `csi/deploy/node-loss`.
 
 use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
+use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -99,7 +100,7 @@ impl Cluster {
 }
 
 fn checking_nodes(mode: NodeLoss) -> Duties {
-    Duties { node_loss: mode, ..controllers::ONLY_PLACEMENT }
+    Duties { node_loss: controllers::checking(mode), ..controllers::ONLY_PLACEMENT }
 }
 
 fn is_released(volume: &PersistentVolume) -> bool {
@@ -171,6 +172,55 @@ async fn claims_of_a_node_that_is_not_ready_are_reported_while_it_is_not() {
     cluster.finish([]).await;
 }
 
+/// The controller loses the API server after each of its writes, and then the node is back.
+#[tokio::test]
+async fn a_node_that_comes_back_keeps_its_data() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    let is_ours = |call: &Call| {
+        call.is_write() && ["persistentvolumes", "persistentvolumeclaims"].contains(&call.resource.as_str())
+    };
+    let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
+    for allowed in 0..3 {
+        cluster.create_node().await;
+        let name = format!("data-{allowed}");
+        let (_claim, volume) = cluster.claim_on(LOST, &name, "deleteClaim", here.clone()).await;
+        let store = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
+        let id = VolumeId::parse(&volume.name_any()).unwrap();
+        store.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+        let api_server = FaultyApiServer::in_front_of(&cluster, controllers::kubeconfig().0).await;
+        let writes = AtomicUsize::new(0);
+        api_server.set(move |call| {
+            let is_refused = is_ours(call) && writes.fetch_add(1, Ordering::Relaxed) >= allowed;
+            is_refused.then_some(Fault::Silence)
+        });
+        let before = api_server.now();
+        let enforce = checking_nodes(NodeLoss::Enforce);
+        let controller = cluster.controller_through(&api_server, "only", enforce).await;
+        cluster.delete_node().await;
+        let stalls = |call: &Call, fault: Option<Fault>| is_ours(call) && fault == Some(Fault::Silence);
+        api_server.until(before, 1, "the controller loses the API server", stalls).await;
+        controller.kill().await;
+
+        cluster.create_node().await;
+        let (admin, traffic) = (cluster.admin.clone(), ApiTraffic::default());
+        let (intents, pod) = (cluster.intents_of(LOST), cluster.pod_of(HERE).await);
+        let provisioner =
+            Provisioner::start(LOST, &store, intents, pod, Options::default(), admin, traffic).await;
+        // Its turn is after that of the older PersistentVolume.
+        cluster.claim("new", json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}})).await;
+        let new = cluster.bound("new").await;
+        cluster.delete_claim("new").await;
+        cluster.wait_until_removed(&new).await;
+        assert!(store.state().volumes.contains_key(&id), "after {allowed} writes");
+        provisioner.stop().await;
+        cluster.delete_node().await;
+        cluster.remove_volumes().await;
+    }
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
 /// The leader loses the API server between its decision and the deletion of a claim. The next leader deletes the claim. When the first
 /// one's request arrives, the claim exists again, and stays.
 #[tokio::test]
@@ -184,7 +234,10 @@ async fn the_leader_changes_in_the_middle_of_the_loss_of_a_node() {
     let enforce = || checking_nodes(NodeLoss::Enforce);
     let first = cluster.controller_through(&api_server, "first", enforce()).await;
     first.until_it_leads().await;
-    api_server.set(|call| controllers::stalls(call, "delete", CLAIMS));
+    api_server.set(|call| match call {
+        call if call.is("delete", CLAIMS) => Some(Fault::Late),
+        call => (call.resource == "leases").then_some(Fault::Silence),
+    });
     let before = api_server.now();
     cluster.delete_node().await;
     let deletes = |call: &Call, _: Option<Fault>| call.is("delete", CLAIMS);

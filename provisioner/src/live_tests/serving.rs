@@ -67,7 +67,7 @@ async fn role_until_sigterm() {
         cluster
             .controller(Duties {
                 claim_labels: labels,
-                node_loss: NodeLoss::DryRun,
+                node_loss: controllers::checking(NodeLoss::DryRun),
                 ..controllers::ONLY_PLACEMENT
             })
             .await

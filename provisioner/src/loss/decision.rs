@@ -1,4 +1,8 @@
 //! Decides what to do about one volume of a deleted node or a lost disk. Pure.
+//!
+//! The node or the disk can come back after each step, and its provisioner then deletes the data of a released PersistentVolume that
+//! has the driver's finalizer. The finalizer is therefore removed before the claim is deleted: from then on, no provisioner deletes the
+//! data for the deletion of this claim.
 
 use std::time::Duration;
 
@@ -19,7 +23,7 @@ pub(crate) struct NodeLossState<'a> {
     pub(crate) node: &'a str,
     /// The claim that currently has the name which the volume's `claimRef` gives.
     pub(crate) claim: Option<&'a PersistentVolumeClaim>,
-    /// For how long this process has seen the loss, without interruption.
+    /// For how long this process has seen that this volume is lost, without interruption.
     pub(crate) lost_for: Duration,
 }
 
@@ -34,12 +38,12 @@ pub(crate) enum Decision {
     Requeue,
     /// Record an event that says that the PersistentVolume is kept.
     ReportOnly,
+    /// Delete the PersistentVolume. Kubernetes keeps it while it has finalizers: its own until the claim is deleted, and the driver's.
+    DeletePv,
+    /// Remove the driver's finalizer. No provisioner deletes the data any more.
+    RemoveFinalizer,
     /// Delete the claim.
     DeleteClaim,
-    /// Delete the PersistentVolume, which Kubernetes keeps until the claim is deleted.
-    DeletePv,
-    /// Delete the PersistentVolume and remove this driver's finalizer. Data that remains on the node stays there.
-    DeletePvAndFinalizer,
 }
 
 /// Decides about one PersistentVolume.
@@ -52,26 +56,46 @@ pub(crate) fn decide(state: NodeLossState<'_>, identity: &Identity) -> Decision 
     if lost_for < policy.grace {
         return Decision::Wait(policy.grace - lost_for);
     }
+    if policy.on_node_loss == OnNodeLoss::Retain {
+        return Decision::ReportOnly;
+    }
     // A newer claim of the same name does not belong to this volume.
     let claim = claim.filter(|claim| {
         ownership::is_volume_of(volume, claim)
             && ownership::bound_volume(claim).is_none_or(|name| name == volume.name_any())
     });
-    let claim_is_deleted = claim.is_some_and(|claim| claim.metadata.deletion_timestamp.is_some());
-    let is_deleted = volume.metadata.deletion_timestamp.is_some();
-    match (policy.on_node_loss, claim.is_some()) {
-        (OnNodeLoss::Retain, _) => Decision::ReportOnly,
-        (_, true) if claim_is_deleted => Decision::Requeue,
-        (OnNodeLoss::DeleteClaim, true) => Decision::DeleteClaim,
-        // The PersistentVolume is the only record of where the data is, and its reclaim policy retains the data.
-        (_, _) if !pv::has_delete_policy(volume) => Decision::ReportOnly,
-        (OnNodeLoss::DeleteVolume, true) if is_deleted => Decision::Requeue,
-        (OnNodeLoss::DeleteVolume, true) => Decision::DeletePv,
-        (_, false) if pv::phase(volume) != Some("Released") => Decision::Requeue,
-        // Finalizers of other controllers hold it.
-        (_, false) if is_deleted && !pv::has_finalizer(volume) => Decision::Requeue,
-        (_, false) => Decision::DeletePvAndFinalizer,
+    if claim.is_some_and(|claim| claim.metadata.deletion_timestamp.is_some()) {
+        return Decision::Requeue;
     }
+    let deletes_claim = policy.on_node_loss == OnNodeLoss::DeleteClaim && claim.is_some();
+    // The PersistentVolume is the only record of where the data is, and its reclaim policy retains the data.
+    if !pv::has_delete_policy(volume) {
+        return if deletes_claim { Decision::DeleteClaim } else { Decision::ReportOnly };
+    }
+    // The provisioner discards an available PersistentVolume that is marked for deletion, with its data.
+    let settled = if claim.is_some() { "Bound" } else { "Released" };
+    if pv::phase(volume) != Some(settled) {
+        return Decision::Requeue;
+    }
+    if volume.metadata.deletion_timestamp.is_none() {
+        return Decision::DeletePv;
+    }
+    // With `deleteVolume`, a user decides whether the claim is deleted, and with it the data if the node is back by then.
+    let keeps_claim = claim.is_some() && !deletes_claim;
+    if pv::has_finalizer(volume) && !keeps_claim {
+        return Decision::RemoveFinalizer;
+    }
+    if deletes_claim { Decision::DeleteClaim } else { Decision::Requeue }
+}
+
+/// Returns `true` if an object of this volume will be deleted, once its grace time is over.
+pub(crate) fn will_delete(volume: &PersistentVolume, node: &str, identity: &Identity) -> bool {
+    ownership::is_only_on(volume, node, identity)
+        && match Policy::of(volume, identity).on_node_loss {
+            OnNodeLoss::Retain => false,
+            OnNodeLoss::DeleteVolume => pv::has_delete_policy(volume),
+            OnNodeLoss::DeleteClaim => pv::has_delete_policy(volume) || pv::phase(volume) == Some("Bound"),
+        }
 }
 
 #[cfg(test)]
@@ -125,19 +149,21 @@ mod tests {
     #[case::volume_bound("deleteVolume", json!({}), bound(), Decision::DeletePv)]
     #[case::volume_marked("deleteVolume", json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), bound(), Decision::Requeue)]
     #[case::volume_of_a_claim_in_deletion("deleteVolume", json!({}), claim_in_deletion(), Decision::Requeue)]
-    #[case::volume_released("deleteVolume", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
-    #[case::volume_released_and_marked("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), None, Decision::DeletePvAndFinalizer)]
+    #[case::volume_released("deleteVolume", json!({"status": {"phase": "Released"}}), None, Decision::DeletePv)]
+    #[case::volume_released_and_marked("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), None, Decision::RemoveFinalizer)]
     #[case::volume_not_released_yet("deleteVolume", json!({}), None, Decision::Requeue)]
     #[case::volume_no_status("deleteVolume", json!({"status": null}), None, Decision::Requeue)]
     #[case::volume_without_our_finalizer("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["other"]}}), None, Decision::Requeue)]
     #[case::volume_retained("deleteVolume", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::ReportOnly)]
     #[case::volume_retained_and_released("deleteVolume", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
-    #[case::claim_bound("deleteClaim", json!({}), bound(), Decision::DeleteClaim)]
+    #[case::claim_bound("deleteClaim", json!({}), bound(), Decision::DeletePv)]
+    #[case::claim_bound_and_marked("deleteClaim", json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), bound(), Decision::RemoveFinalizer)]
+    #[case::claim_bound_without_our_finalizer("deleteClaim", json!({"metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["kubernetes.io/pv-protection"]}}), bound(), Decision::DeleteClaim)]
     #[case::claim_in_deletion("deleteClaim", json!({}), claim_in_deletion(), Decision::Requeue)]
-    #[case::claim_not_bound_yet("deleteClaim", json!({"status": {"phase": "Available"}}), Some(json!({"spec": {"volumeName": null}})), Decision::DeleteClaim)]
+    #[case::claim_not_bound_yet("deleteClaim", json!({"status": {"phase": "Available"}}), Some(json!({"spec": {"volumeName": null}})), Decision::Requeue)]
     #[case::claim_deleted("deleteClaim", json!({}), None, Decision::Requeue)]
-    #[case::claim_deleted_and_released("deleteClaim", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
-    #[case::newer_claim("deleteClaim", json!({"status": {"phase": "Released"}}), newer_claim(), Decision::DeletePvAndFinalizer)]
+    #[case::claim_deleted_and_released("deleteClaim", json!({"status": {"phase": "Released"}}), None, Decision::DeletePv)]
+    #[case::newer_claim("deleteClaim", json!({"status": {"phase": "Released"}}), newer_claim(), Decision::DeletePv)]
     #[case::newer_claim_before_release("deleteClaim", json!({}), newer_claim(), Decision::Requeue)]
     #[case::claim_of_another_volume("deleteClaim", json!({}), Some(json!({"spec": {"volumeName": "pvc-other"}})), Decision::Requeue)]
     #[case::claim_of_a_retained_volume("deleteClaim", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::DeleteClaim)]

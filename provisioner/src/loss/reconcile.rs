@@ -3,9 +3,10 @@
 //! The provisioner of such a node cannot act. The controller therefore does what the PersistentVolume's policy allows. It
 //! deletes objects and never data.
 //!
-//! Each deletion is conditional on the object being unchanged since the decision, so two processes that act at the same time do no
-//! harm. The grace time is measured by the monotonic clock from the moment when this process first saw the loss: a restart
-//! starts it again, and setting the clock does not change it.
+//! Before each deletion, the objects are read again and the storage is asked for again: a pass over many volumes takes minutes, in which a
+//! node or a disk comes back, and an administrator decides otherwise. Each deletion is conditional on the object being unchanged since
+//! then, so two processes that act at the same time do no harm. The grace time is measured by the monotonic clock from the moment when
+//! this process first saw that the volume is lost: a restart starts it again, and setting the clock does not change it.
 
 use std::{
     collections::BTreeMap,
@@ -14,17 +15,20 @@ use std::{
 };
 
 use clap::ValueEnum;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::{
+    api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim},
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 
-use super::decision::{Decision, NodeLossState, decide};
+use super::decision::{Decision, NodeLossState, decide, will_delete};
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, pruned::Pruned, queue},
     error::Error,
-    objects::{identity::Identity, pv::finalizer_patch},
+    objects::{identity::Identity, loss_policy::Policy, ownership, pv},
 };
 
 /// Storage may have been lost before the process began, and claims may be deleted later, without an event for this duty.
@@ -51,6 +55,37 @@ pub(crate) enum LostStorage {
     Disk(String),
 }
 
+impl LostStorage {
+    /// Returns the node of the storage.
+    fn node<'a>(&'a self, identity: &'a Identity) -> &'a str {
+        match self {
+            LostStorage::Node(name) => name,
+            LostStorage::Disk(_) => identity.node(),
+        }
+    }
+}
+
+/// Lost storage, as a pass finds it.
+#[derive(Debug, Default)]
+pub(crate) struct Lost {
+    pub(crate) volumes: Vec<Arc<PersistentVolume>>,
+    /// When the storage was last seen, if that is known.
+    pub(crate) seen: Option<Instant>,
+}
+
+/// What knows whether storage is lost.
+pub(crate) trait Witness {
+    /// Returns `true` if it is certain now that the data of this volume cannot be reached.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    fn is_lost(
+        &self,
+        place: &LostStorage,
+        volume: &PersistentVolume,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
+}
+
 /// When a volume has to be checked again.
 enum NextCheck {
     /// Not before its object changes.
@@ -62,18 +97,24 @@ enum NextCheck {
 }
 
 /// Reconciles PersistentVolumes of lost storage.
-pub(crate) struct LossReconciler<'a> {
+pub(crate) struct LossReconciler<'a, W> {
     cluster: &'a Cluster,
+    witness: W,
     mode: NodeLoss,
-    /// When this process first saw each loss.
-    lost_since: BTreeMap<LostStorage, Instant>,
+    /// When this process first saw that each volume, by its UID, is lost.
+    lost_since: BTreeMap<(LostStorage, Option<String>), Instant>,
     /// PersistentVolumes to check again, by name. A new resource version ends the back-off.
     backoff: Backoff<String, Option<String>>,
 }
 
-impl<'a> LossReconciler<'a> {
-    pub(crate) fn new(cluster: &'a Cluster, mode: NodeLoss) -> Self {
-        LossReconciler { cluster, mode, lost_since: BTreeMap::new(), backoff: Backoff::default() }
+impl<'a, W: Witness> LossReconciler<'a, W> {
+    pub(crate) fn new(cluster: &'a Cluster, witness: W, mode: NodeLoss) -> Self {
+        LossReconciler { cluster, witness, mode, lost_since: BTreeMap::new(), backoff: Backoff::default() }
+    }
+
+    /// Starts all grace times again, because storage may have come back for a while without being seen.
+    pub(crate) fn interrupted(&mut self) {
+        self.lost_since.clear();
     }
 
     /// Reconciles the volumes of all storage that is lost now, each of them after its grace time.
@@ -81,33 +122,39 @@ impl<'a> LossReconciler<'a> {
     /// Returns the time after which a volume has to be checked again, if no event announces that.
     pub(crate) async fn reconcile(
         &mut self,
-        lost: BTreeMap<LostStorage, Vec<Arc<PersistentVolume>>>,
+        lost: BTreeMap<LostStorage, Lost>,
         now: Instant,
     ) -> Option<Duration> {
-        // Storage that came back has its full grace time if it is lost again.
-        self.lost_since.retain(|place, _| lost.contains_key(place));
+        let mut lost_since = BTreeMap::new();
         let mut next = None;
-        for (place, volumes) in lost {
-            let since = *self.lost_since.entry(place.clone()).or_insert(now);
-            let lost_for = now.duration_since(since);
+        for (place, Lost { volumes, seen }) in &lost {
             for volume in volumes {
-                let check = match self.remaining_back_off(&volume, now) {
+                let key = (place.clone(), volume.uid());
+                // Storage that came back has its full grace time if it is lost again.
+                let before = self.lost_since.get(&key).copied();
+                let since = before.filter(|since| seen.is_none_or(|seen| seen <= *since)).unwrap_or(now);
+                lost_since.insert(key, since);
+                if since == now {
+                    self.warn(volume, place);
+                }
+                let check = match self.remaining_back_off(volume, now) {
                     Some(remaining) => Some(remaining),
-                    None => match self.reconcile_volume(&volume, &place, lost_for).await {
+                    None => match self.reconcile_volume(volume, place, now.duration_since(since)).await {
                         Ok(NextCheck::OnChange) => None,
                         Ok(NextCheck::After(wait)) => Some(wait),
-                        Ok(NextCheck::BackOff) => Some(self.back_off(&volume, now)),
+                        Ok(NextCheck::BackOff) => Some(self.back_off(volume, now)),
                         Err(error) => {
                             if !error.is_conflict() {
-                                self.cluster.events.publish(&*volume, Reason::NodeLost, error.to_string());
+                                self.cluster.events.publish(&**volume, Reason::NodeLost, error.to_string());
                             }
-                            Some(self.back_off(&volume, now))
+                            Some(self.back_off(volume, now))
                         }
                     },
                 };
                 next = next.into_iter().chain(check).min();
             }
         }
+        self.lost_since = lost_since;
         next
     }
 
@@ -119,65 +166,99 @@ impl<'a> LossReconciler<'a> {
         self.backoff.failed(volume.name_any(), volume.resource_version(), now)
     }
 
-    /// Decides about one volume and acts.
+    /// Records, before the grace time begins, what will be deleted after it and how to prevent that: on the PersistentVolume for
+    /// administrators, and on the claim for its owner.
+    fn warn(&self, volume: &PersistentVolume, place: &LostStorage) {
+        let identity = &self.cluster.identity;
+        if self.mode != NodeLoss::Enforce || !will_delete(volume, place.node(identity), identity) {
+            return;
+        }
+        let deadline = SignedDuration::try_from(Policy::of(volume, identity).grace)
+            .ok()
+            .and_then(|grace| Timestamp::now().checked_add(grace).ok());
+        // A grace time is at most a year.
+        let Some(deadline) = deadline else { return };
+        let note = format!(
+            "{}; at {deadline:.0}, objects of PersistentVolume {} are deleted as its annotation {} says, unless the storage is back; to \
+             keep them, set that annotation to \"retain\"",
+            explain(place, identity),
+            volume.name_any(),
+            Policy::annotation(identity),
+        );
+        self.cluster.events.publish(volume, Reason::NodeLost, note.as_str());
+        if let Some(claim) = ownership::bound_claim(volume) {
+            self.cluster.events.publish_about(claim, Reason::NodeLost, note);
+        }
+    }
+
+    /// Decides about one volume and acts, until there is nothing more to do now.
     async fn reconcile_volume(
         &self,
-        volume: &PersistentVolume,
+        listed: &PersistentVolume,
         place: &LostStorage,
         lost_for: Duration,
     ) -> Result<NextCheck, Error> {
         let identity = &self.cluster.identity;
-        let node = match place {
-            LostStorage::Node(name) => name,
-            LostStorage::Disk(_) => identity.node(),
-        };
-        // Before the grace time is over, the claim does not matter.
-        let early = decide(NodeLossState { volume, node, claim: None, lost_for }, identity);
-        let claim = match early {
+        let node = place.node(identity);
+        // Before the grace time is over, and for a volume that is kept, nothing else matters.
+        let early = decide(NodeLossState { volume: listed, node, claim: None, lost_for }, identity);
+        match early {
             Decision::Ignore => return Ok(NextCheck::OnChange),
             Decision::Wait(wait) => return Ok(NextCheck::After(wait)),
-            _ => self.claim_of(volume).await?,
-        };
-        let decision = decide(NodeLossState { volume, node, claim: claim.as_ref(), lost_for }, identity);
-        if matches!(decision, Decision::Requeue) {
-            return Ok(NextCheck::BackOff);
+            _ if !will_delete(listed, node, identity) => {
+                return Ok(self.report(&Decision::ReportOnly, listed, place));
+            }
+            _ => {}
         }
-        let Some(action) = describe(&decision, volume) else { return Ok(NextCheck::OnChange) };
-        let cause = explain(place, identity);
-        if decision == Decision::ReportOnly || self.mode != NodeLoss::Enforce {
-            let note = match decision {
-                Decision::ReportOnly => format!("{cause}; {action}"),
-                _ => format!("{cause}; {action}, if the driver ran with --node-loss=enforce"),
+        loop {
+            let volume = absence::get_opt(&self.cluster.volume_api(), &listed.name_any()).await;
+            let volume =
+                volume.map_err(|error| Error::api("read PersistentVolume", listed.name_any(), error))?;
+            let Some(volume) = volume.map(Pruned::into_inner).filter(|volume| volume.uid() == listed.uid())
+            else {
+                return Ok(NextCheck::OnChange);
             };
-            self.cluster.events.publish(volume, Reason::NodeLost, note);
-            return Ok(NextCheck::OnChange);
-        }
-        // The node may have come back while other volumes were reconciled.
-        if let LostStorage::Node(name) = place
-            && !is_node_deleted(self.cluster, name).await?
-        {
-            return Ok(NextCheck::BackOff);
-        }
-        match decision {
-            Decision::DeleteClaim => {
-                if let Some(claim) = &claim {
-                    let namespace = claim.namespace().unwrap_or_default();
-                    delete(&self.cluster.claim_api(&namespace), "delete PersistentVolumeClaim", claim)
-                        .await?;
-                    self.cluster.events.publish(claim, Reason::NodeLost, format!("{cause}; {action}"));
+            let claim = self.claim_of(&volume).await?;
+            let state = NodeLossState { volume: &volume, node, claim: claim.as_ref(), lost_for };
+            let decision = decide(state, identity);
+            match decision {
+                Decision::Ignore => return Ok(NextCheck::OnChange),
+                Decision::Wait(wait) => return Ok(NextCheck::After(wait)),
+                Decision::Requeue => return Ok(NextCheck::BackOff),
+                Decision::ReportOnly => return Ok(self.report(&decision, &volume, place)),
+                _ if self.mode != NodeLoss::Enforce => {
+                    return Ok(self.report(&decision, &volume, place));
+                }
+                _ if !self.witness.is_lost(place, &volume).await? => return Ok(NextCheck::BackOff),
+                Decision::DeletePv => {
+                    delete(&self.cluster.volume_api(), "delete PersistentVolume", &volume).await?;
+                }
+                Decision::RemoveFinalizer => self.remove_finalizer(&volume).await?,
+                Decision::DeleteClaim => {
+                    let Some(claim) = &claim else { return Ok(NextCheck::BackOff) };
+                    let claims = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
+                    delete(&claims, "delete PersistentVolumeClaim", claim).await?;
+                    let note = self.note(&decision, &volume, place);
+                    self.cluster.events.publish(claim, Reason::NodeLost, note);
                 }
             }
-            _ => {
-                if volume.metadata.deletion_timestamp.is_none() {
-                    delete(&self.cluster.volume_api(), "delete PersistentVolume", volume).await?;
-                }
-                if decision == Decision::DeletePvAndFinalizer {
-                    self.remove_finalizer(volume).await?;
-                }
-            }
+            let note = self.note(&decision, &volume, place);
+            self.cluster.events.publish(&volume, Reason::NodeLost, note);
         }
-        self.cluster.events.publish(volume, Reason::NodeLost, format!("{cause}; {action}"));
-        Ok(NextCheck::BackOff)
+    }
+
+    /// Records an event that says that the volume is kept, or what would be done.
+    fn report(&self, decision: &Decision, volume: &PersistentVolume, place: &LostStorage) -> NextCheck {
+        let mut note = self.note(decision, volume, place);
+        if *decision != Decision::ReportOnly {
+            note += ", if the driver ran with --node-loss=enforce";
+        }
+        self.cluster.events.publish(volume, Reason::NodeLost, note);
+        NextCheck::OnChange
+    }
+
+    fn note(&self, decision: &Decision, volume: &PersistentVolume, place: &LostStorage) -> String {
+        format!("{}; {}", explain(place, &self.cluster.identity), describe(decision, volume))
     }
 
     /// Reads the claim that has the name which the volume's `claimRef` gives. It may be a newer claim of that name.
@@ -195,9 +276,9 @@ impl<'a> LossReconciler<'a> {
         Ok(claim.map(Pruned::into_inner))
     }
 
-    /// Removes this driver's finalizer. The provisioner that would remove it does not run any more.
+    /// Removes this driver's finalizer, which its provisioner would remove after it deleted the data.
     async fn remove_finalizer(&self, volume: &PersistentVolume) -> Result<(), Error> {
-        let (name, patch) = (volume.name_any(), Patch::Strategic(finalizer_patch(volume, false)));
+        let (name, patch) = (volume.name_any(), Patch::Strategic(pv::finalizer_patch(volume, false)));
         let patched = self.cluster.volume_api().patch(&name, &PatchParams::default(), &patch).await;
         absence::unless_absent::<PersistentVolume, _>(patched, &(), &name)
             .map(drop)
@@ -244,30 +325,32 @@ fn explain(place: &LostStorage, identity: &Identity) -> String {
     }
 }
 
-/// Returns the action, as events give it, or `None` if there is none to report.
-fn describe(decision: &Decision, volume: &PersistentVolume) -> Option<String> {
-    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    let part = |part: Option<&String>| part.cloned().unwrap_or_default();
-    let claim =
-        claim.map(|claim| format!("{}/{}", part(claim.namespace.as_ref()), part(claim.name.as_ref())));
+/// Returns the action, as events give it.
+fn describe(decision: &Decision, volume: &PersistentVolume) -> String {
     let pv = volume.name_any();
-    Some(match decision {
-        Decision::Ignore | Decision::Wait(_) | Decision::Requeue => return None,
+    match decision {
+        Decision::Ignore | Decision::Wait(_) | Decision::Requeue => String::new(),
         Decision::ReportOnly => format!(
             "PersistentVolume {pv} is kept: bring the node or its disk back; or, to give the data up, delete the claim and \
              PersistentVolume {pv}, and remove its finalizers by hand"
         ),
+        Decision::DeletePv => {
+            format!("PersistentVolume {pv} is deleted; Kubernetes removes it when its claim is deleted")
+        }
+        Decision::RemoveFinalizer => {
+            format!(
+                "PersistentVolume {pv} is released from the driver: data that remains on the node stays there"
+            )
+        }
         Decision::DeleteClaim => {
+            let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+            let part = |part: Option<&String>| part.cloned().unwrap_or_default();
+            let claim = claim
+                .map(|claim| format!("{}/{}", part(claim.namespace.as_ref()), part(claim.name.as_ref())));
             format!(
                 "claim {:?} is deleted, so that it can be recreated on another node",
                 claim.unwrap_or_default()
             )
         }
-        Decision::DeletePv => {
-            format!("PersistentVolume {pv} is deleted; Kubernetes removes it when its claim is deleted")
-        }
-        Decision::DeletePvAndFinalizer => {
-            format!("PersistentVolume {pv} is deleted; data that remains on the node stays there")
-        }
-    })
+    }
 }

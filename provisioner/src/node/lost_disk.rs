@@ -3,19 +3,21 @@
 //! Only the node itself knows which file system it has.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::api::core::v1::PersistentVolume;
+use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
 use super::context::Context;
 use crate::{
-    loss::{LossReconciler, LostStorage, NodeLoss, POLL_INTERVAL},
-    objects::ownership,
-    store::storage::State,
+    error::Error,
+    loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness},
+    objects::{identity::Identity, ownership},
+    store::volumes::{StorageError, Volumes},
 };
 
 /// Wait after a change of the store, which can open and close many times in a row.
@@ -25,10 +27,10 @@ const DEBOUNCE: Duration = Duration::from_millis(500);
 pub(crate) async fn run(ctx: Arc<Context>, mode: NodeLoss) {
     ctx.synced().await;
     ctx.storage.tried().await;
-    let mut losses = LossReconciler::new(&ctx.cluster, mode);
+    let mut losses = LossReconciler::new(&ctx.cluster, ctx.as_ref(), mode);
     let mut storage = ctx.storage.changes();
     loop {
-        let next = losses.reconcile(on_other_disks(&ctx), Instant::now()).await;
+        let next = losses.reconcile(on_other_disks(&ctx).await, Instant::now()).await;
         let wait = next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
         if timeout(wait, storage.changed()).await.is_ok() {
             sleep(DEBOUNCE).await;
@@ -36,28 +38,60 @@ pub(crate) async fn run(ctx: Arc<Context>, mode: NodeLoss) {
     }
 }
 
-/// Returns the PersistentVolumes of this node that name another file system than the open store has. While the store is not
-/// open, the node's file system is unknown and the result is empty.
-fn on_other_disks(ctx: &Context) -> BTreeMap<LostStorage, Vec<Arc<PersistentVolume>>> {
-    let present = match &*ctx.storage.changes().borrow() {
-        State::Open(volumes) => volumes.filesystem_uuid(),
-        State::Untried | State::Unavailable(_) | State::Absent(_) => return BTreeMap::new(),
-    };
-    let mut lost: BTreeMap<_, Vec<_>> = BTreeMap::new();
+/// Returns the PersistentVolumes of this node that name another file system than the open store has, and whose volumes it does not
+/// hold. While the store is not open, the node's file system is unknown and the result is empty.
+async fn on_other_disks(ctx: &Context) -> BTreeMap<LostStorage, Lost> {
+    let mut lost: BTreeMap<_, Lost> = BTreeMap::new();
+    let Ok(present) = Disk::read(ctx).await else { return lost };
     for volume in ctx.volumes.cache.state() {
-        if let Some(uuid) =
-            ownership::filesystem_uuid(&volume, &ctx.cluster.identity).filter(|of| *of != present)
-        {
-            lost.entry(LostStorage::Disk(uuid.to_owned())).or_default().push(Arc::clone(&volume));
+        if let Some(uuid) = present.lost_filesystem(&volume, &ctx.cluster.identity) {
+            let on_disk = lost.entry(LostStorage::Disk(uuid.to_owned())).or_default();
+            on_disk.volumes.push(Arc::clone(&volume));
         }
     }
     lost
 }
 
+/// What the store holds now.
+struct Disk {
+    filesystem: String,
+    volumes: BTreeSet<VolumeId>,
+}
+
+impl Disk {
+    async fn read(ctx: &Context) -> Result<Self, StorageError> {
+        let read = |volumes: &dyn Volumes| {
+            Ok(Disk { filesystem: volumes.filesystem_uuid(), volumes: volumes.list()?.into_iter().collect() })
+        };
+        ctx.storage.run(read).await
+    }
+
+    /// Returns the file system of a volume that is not on this disk. The UUID alone does not show that: an administrator may have
+    /// changed it (xfs_admin(8)).
+    fn lost_filesystem<'a>(&self, volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
+        let uuid = ownership::filesystem_uuid(volume, identity).filter(|uuid| *uuid != self.filesystem)?;
+        let id = ownership::volume_id(volume, identity).ok()?;
+        (!self.volumes.contains(&id)).then_some(uuid)
+    }
+}
+
+impl Witness for &Context {
+    async fn is_lost(&self, place: &LostStorage, volume: &PersistentVolume) -> Result<bool, Error> {
+        let disk = Disk::read(self).await?;
+        Ok(match place {
+            LostStorage::Disk(uuid) => {
+                disk.lost_filesystem(volume, &self.cluster.identity) == Some(uuid.as_str())
+            }
+            LostStorage::Node(_) => false,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use serde_json::json;
+    use loopfs::volume_store::VolumeKind;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
@@ -67,38 +101,78 @@ mod tests {
     };
 
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
     const GRACE: Duration = Duration::from_secs(60);
+
+    fn deleting_claim() -> Value {
+        json!({"metadata": {"annotations": {
+            "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+        }}})
+    }
+
+    fn on_another_disk() -> Value {
+        let uuid = json!({"csi.loopfs.dev/filesystem-uuid": "another-disk"});
+        let mut volume = json!({"spec": {"csi": {"volumeAttributes": uuid}}});
+        fixtures::merge(&mut volume, deleting_claim());
+        volume
+    }
 
     #[tokio::test]
     async fn a_volume_of_this_node_on_a_missing_disk_is_lost() {
-        let policy = json!({"metadata": {"annotations": {
-            "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
-        }}});
-        let mut elsewhere = policy.clone();
-        fixtures::merge(
-            &mut elsewhere,
-            json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": "another-disk"}}}}),
-        );
+        let policy = deleting_claim();
+        let mut elsewhere = on_another_disk();
         let mut here = policy;
         fixtures::merge(&mut here, json!({"metadata": {"name": "pvc-here"}}));
-        let own = vec![fixtures::volume(elsewhere), fixtures::volume(here)];
+        // Only the claim is left to delete.
+        let marked = json!({"metadata": {
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["kubernetes.io/pv-protection"],
+        }});
+        fixtures::merge(&mut elsewhere, marked);
+        let lost = fixtures::volume(elsewhere.clone());
+        let own = vec![lost.clone(), fixtures::volume(here)];
         let claim = fixtures::bound_claim(json!({}));
         let preconditions =
             json!({"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version});
         let requests = vec![
+            expect(Method::GET, VOLUME, None).respond(&lost),
             expect(Method::GET, CLAIM, None).respond(&claim),
             expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions})),
+            expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
         ];
         let caches = Caches { volumes: own, ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), caches, requests);
         let ctx = Arc::clone(&test_context.ctx);
-        let mut losses = LossReconciler::new(&ctx.cluster, NodeLoss::Enforce);
+        let mut losses = LossReconciler::new(&ctx.cluster, &*ctx, NodeLoss::Enforce);
         let start = Instant::now();
-        let first = losses.reconcile(on_other_disks(&ctx), start).await;
+        let first = losses.reconcile(on_other_disks(&ctx).await, start).await;
         assert_eq!(first, Some(GRACE));
-        losses.reconcile(on_other_disks(&ctx), start + GRACE).await;
+        losses.reconcile(on_other_disks(&ctx).await, start + GRACE).await;
         drop(losses);
         drop(ctx);
-        assert_eq!(test_context.finish().await, ["NodeLost", "NodeLost"]);
+        assert_eq!(test_context.finish().await, ["NodeLost"; 4]);
+    }
+
+    /// The pass goes on with what it has listed, while the administrator mounts the right disk.
+    #[tokio::test]
+    async fn a_disk_that_is_back_before_a_write_keeps_its_volumes() {
+        let volume = fixtures::volume(on_another_disk());
+        let requests = vec![
+            expect(Method::GET, VOLUME, None).respond(&volume),
+            expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
+        ];
+        let caches = Caches { volumes: vec![volume], ..Caches::default() };
+        let test_context = TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), caches, requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let mut losses = LossReconciler::new(&ctx.cluster, &*ctx, NodeLoss::Enforce);
+        let start = Instant::now();
+        losses.reconcile(on_other_disks(&ctx).await, start).await;
+        let listed = on_other_disks(&ctx).await;
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, loopfs::Bytes(1 << 20)));
+        losses.reconcile(listed, start + GRACE).await;
+        assert!(on_other_disks(&ctx).await.is_empty());
+        drop(losses);
+        drop(ctx);
+        assert_eq!(test_context.finish().await, ["NodeLost"; 2]);
     }
 }

@@ -94,13 +94,18 @@ impl Policy {
         Ok(true)
     }
 
+    /// Returns the name of the annotation with the action.
+    pub(crate) fn annotation(identity: &Identity) -> String {
+        format!("{}/on-node-loss", identity.driver())
+    }
+
     /// Returns the annotations for a PersistentVolume; none if the policy is to retain it.
     pub(crate) fn annotations(&self, identity: &Identity) -> BTreeMap<String, String> {
         if self.on_node_loss == OnNodeLoss::Retain {
             return BTreeMap::new();
         }
         BTreeMap::from([
-            (annotation(identity), self.on_node_loss.as_str().to_owned()),
+            (Self::annotation(identity), self.on_node_loss.as_str().to_owned()),
             (grace_annotation(identity), self.grace.as_secs().to_string()),
         ])
     }
@@ -113,7 +118,7 @@ impl Policy {
             Some(text) => seconds(text),
             None => Some(GRACE),
         };
-        let on_node_loss = recorded(&annotation(identity)).and_then(|text| OnNodeLoss::parse(text));
+        let on_node_loss = recorded(&Self::annotation(identity)).and_then(|text| OnNodeLoss::parse(text));
         match (on_node_loss, grace) {
             (Some(on_node_loss), Some(grace)) => Policy { on_node_loss, grace },
             (None, Some(grace)) => Policy { grace, ..Policy::default() },
@@ -125,10 +130,6 @@ impl Policy {
 fn seconds(text: &str) -> Option<Duration> {
     let seconds = text.parse().ok().filter(|seconds| GRACE_SECONDS.contains(seconds));
     seconds.map(Duration::from_secs)
-}
-
-fn annotation(identity: &Identity) -> String {
-    format!("{}/on-node-loss", identity.driver())
 }
 
 fn grace_annotation(identity: &Identity) -> String {

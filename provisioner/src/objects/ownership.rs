@@ -4,13 +4,13 @@
 //! reject.
 
 use k8s_openapi::api::core::v1::{
-    CSIPersistentVolumeSource, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
+    CSIPersistentVolumeSource, NodeSelectorTerm, ObjectReference, PersistentVolume, PersistentVolumeClaim,
 };
 use serde_json::{Value, json};
 
 use loopfs::volume_store::VolumeId;
 
-use crate::objects::{identity::Identity, refusal::Refusal};
+use crate::objects::{identity::Identity, pv, refusal::Refusal};
 
 /// The annotation that kube-controller-manager sets on a claim which waits for an external provisioner: the provisioner's name.
 const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -147,6 +147,24 @@ pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeCl
             && reference.uid == claim.metadata.uid
             && reference.namespace == claim.metadata.namespace
             && reference.name == claim.metadata.name
+    })
+}
+
+/// Returns the claim that a PersistentVolume is bound to. The claim of a released one was deleted.
+pub(crate) fn bound_claim(volume: &PersistentVolume) -> Option<ObjectReference> {
+    if pv::phase(volume) != Some("Bound") {
+        return None;
+    }
+    let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    let part = |part: &Option<String>| part.clone().filter(|part| !part.is_empty());
+    Some(ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: Some(part(&claim.namespace)?),
+        name: Some(part(&claim.name)?),
+        // Without a UID, a volume is reserved for a claim and not bound yet.
+        uid: Some(part(&claim.uid)?),
+        ..ObjectReference::default()
     })
 }
 

@@ -153,7 +153,7 @@ proptest! {
             if !matches!(decision, Decision::Ignore | Decision::Wait(_)) {
                 prop_assert!(ownership::is_only_on(volume, "node-a", &identity));
             }
-            if matches!(decision, Decision::DeletePv | Decision::DeletePvAndFinalizer) {
+            if matches!(decision, Decision::DeletePv | Decision::RemoveFinalizer) {
                 let reclaimed = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
                 prop_assert_eq!(reclaimed, Some("Delete"));
             }

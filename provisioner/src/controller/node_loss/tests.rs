@@ -18,11 +18,15 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// Returns a PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
-    let mut whole = json!({"metadata": {"annotations": {
-        "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
-    }}});
+    let mut whole = deleting_claim();
     fixtures::merge_keeping_nulls(&mut whole, change);
     fixtures::volume_on("node-b", whole)
+}
+
+fn deleting_claim() -> Value {
+    json!({"metadata": {"annotations": {
+        "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+    }}})
 }
 
 fn list(items: &[PersistentVolume]) -> Value {
@@ -71,6 +75,37 @@ fn claim_deleted() -> ExpectedRequest {
     expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions}))
 }
 
+const MARKED: &str = "2026-01-01T00:00:00Z";
+
+/// Returns the requests that precede each write: the objects are read again, and the node is asked for.
+fn read_again(volume: &PersistentVolume) -> Vec<ExpectedRequest> {
+    vec![expect(Method::GET, VOLUME, None).respond(volume), claim_read(json!({})), node_deleted()]
+}
+
+fn volume_marked(version: &str) -> ExpectedRequest {
+    let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": version}});
+    expect(Method::DELETE, VOLUME, preconditions)
+}
+
+fn finalizer_removed() -> ExpectedRequest {
+    let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
+    let patch =
+        json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
+    expect(Method::PATCH, VOLUME, patch)
+}
+
+fn volume_gone() -> ExpectedRequest {
+    expect(Method::GET, VOLUME, None).refuse(404, "NotFound")
+}
+
+/// Returns a PersistentVolume without the driver's finalizer, of which only the claim is left to delete.
+fn released_from_driver(change: Value) -> PersistentVolume {
+    let mut whole =
+        json!({"metadata": {"deletionTimestamp": MARKED, "finalizers": ["kubernetes.io/pv-protection"]}});
+    fixtures::merge_keeping_nulls(&mut whole, change);
+    volume(whole)
+}
+
 fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
     TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests)
 }
@@ -80,12 +115,12 @@ async fn reconciled_at(
     times: &[Duration],
     mode: NodeLoss,
     requests: impl IntoIterator<Item = Vec<ExpectedRequest>>,
-) -> (Vec<Result<Option<Duration>, Error>>, Vec<&'static str>) {
+) -> (Vec<Result<Pass, Error>>, Vec<&'static str>) {
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let losses = LossReconciler::new(&ctx.cluster, mode);
-    let mut controller = NodeLossController { cluster: &ctx.cluster, nodes: &nodes, losses };
+    let settings = Settings { mode, at_most_percent: 20 };
+    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     let mut results = Vec::new();
     for time in times {
@@ -94,6 +129,13 @@ async fn reconciled_at(
     drop(controller);
     drop(ctx);
     (results, test_context.finish().await)
+}
+
+/// The reasons of the events with the deadline: about the PersistentVolume and its claim.
+const WARNED: [&str; 2] = ["NodeLost"; 2];
+
+fn waits(results: Vec<Result<Pass, Error>>) -> Vec<Option<Duration>> {
+    results.into_iter().map(|result| result.unwrap().next).collect()
 }
 
 /// Reconciles at the start and again after the grace time, both without an error. Returns the reasons of the events.
@@ -119,39 +161,67 @@ async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
     let hidden = vec![suspected(&volume), expect(Method::GET, NODE, None).refuse_by_proxy(404)];
     let requests = [hidden, present(&volume)];
     let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, requests).await;
-    assert!(matches!(results[..], [Err(_), Ok(None)]), "{results:?}");
+    assert!(matches!(results[..], [Err(_), Ok(Pass { volumes: 0, next: None })]), "{results:?}");
     assert_eq!(reasons, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_404_of_a_proxy_does_not_prove_that_a_claim_is_deleted() {
     let volume = volume(json!({}));
-    let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
+    let read = expect(Method::GET, VOLUME, None).respond(&volume);
+    let hidden = vec![read, expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
     let requests = [lost(&volume), lost(&volume), hidden];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"; 3]);
 }
 
+/// Once the finalizer is removed, no provisioner deletes the data when the claim is deleted.
 #[tokio::test]
-async fn the_claim_is_deleted_after_the_grace_time() {
-    let volume = volume(json!({}));
-    let deletes = vec![claim_read(json!({})), node_deleted(), claim_deleted()];
-    let requests = [lost(&volume), lost(&volume), deletes];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost", "NodeLost"]);
+async fn the_claim_is_deleted_after_its_volume_and_the_finalizer() {
+    let bound = volume(json!({}));
+    let marked = volume(json!({"metadata": {"deletionTimestamp": MARKED, "resourceVersion": "201"}}));
+    let rest = released_from_driver(json!({}));
+    let requests = [
+        lost(&bound),
+        lost(&bound),
+        read_again(&bound),
+        vec![volume_marked("200")],
+        read_again(&marked),
+        vec![finalizer_removed()],
+        read_again(&rest),
+        vec![claim_deleted(), volume_gone()],
+    ];
+    let reasons = reconciled_twice(NodeLoss::Enforce, requests).await;
+    assert_eq!(reasons, ["NodeLost"; 6]);
 }
 
 #[tokio::test]
 async fn a_dry_run_reports_and_deletes_nothing() {
     let volume = volume(json!({}));
-    let requests = [lost(&volume), lost(&volume), vec![claim_read(json!({}))]];
+    let reads = read_again(&volume).into_iter().take(2).collect();
+    let requests = [lost(&volume), lost(&volume), reads];
     assert_eq!(reconciled_twice(NodeLoss::DryRun, requests).await, ["NodeLost"]);
 }
 
+/// The node registers again before one of the writes.
+#[rstest]
+#[case::nothing_written(volume(json!({})))]
+#[case::only_the_claim_is_left(released_from_driver(json!({})))]
 #[tokio::test]
-async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
-    let volume = volume(json!({}));
-    let back = vec![claim_read(json!({})), node_exists()];
+async fn a_node_that_is_back_before_a_write_keeps_the_rest(#[case] volume: PersistentVolume) {
+    let read = expect(Method::GET, VOLUME, None).respond(&volume);
+    let back = vec![read, claim_read(json!({})), node_exists()];
     let requests = [lost(&volume), lost(&volume), back];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, WARNED);
+}
+
+/// The pass has listed the volume long before.
+#[tokio::test]
+async fn a_policy_that_was_set_during_the_pass_counts() {
+    let listed = volume(json!({}));
+    let retained = volume(json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}}));
+    let reads = vec![expect(Method::GET, VOLUME, None).respond(&retained), claim_read(json!({}))];
+    let requests = [lost(&listed), lost(&listed), reads];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"; 3]);
 }
 
 /// If another replica or the user acted first, that is no failure.
@@ -160,40 +230,44 @@ async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
 #[case::not_found(404, "NotFound")]
 #[tokio::test]
 async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case] reason: &str) {
-    let volume = volume(json!({}));
-    let refused = vec![claim_read(json!({})), node_deleted(), claim_deleted().refuse(status, reason)];
-    let requests = [lost(&volume), lost(&volume), refused];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
+    let volume = released_from_driver(json!({}));
+    let refused = vec![claim_deleted().refuse(status, reason)];
+    let requests = [lost(&volume), lost(&volume), read_again(&volume), refused];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, WARNED);
 }
 
 #[tokio::test]
 async fn a_failed_write_is_reported_and_retried_with_back_off() {
-    let volume = volume(json!({}));
-    let refused = vec![claim_read(json!({})), node_deleted(), claim_deleted().refuse(403, "Forbidden")];
-    let requests = [lost(&volume), lost(&volume), refused, lost(&volume)];
+    let volume = released_from_driver(json!({}));
+    let refused = vec![claim_deleted().refuse(403, "Forbidden")];
+    let requests = [lost(&volume), lost(&volume), read_again(&volume), refused, lost(&volume)];
     let half = Duration::from_millis(500);
     let times = [Duration::ZERO, GRACE, GRACE + half];
     let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
-    let waits: Vec<_> = results.into_iter().map(Result::unwrap).collect();
-    assert_eq!(waits[1..], [Some(Duration::from_secs(1)), Some(half)]);
-    assert_eq!(reasons, ["NodeLost"]);
+    assert_eq!(waits(results)[1..], [Some(Duration::from_secs(1)), Some(half)]);
+    assert_eq!(reasons, ["NodeLost"; 3]);
 }
 
 #[tokio::test]
 async fn a_newer_claim_stays_and_the_persistent_volume_of_the_old_one_is_deleted() {
-    let volume = volume(json!({"status": {"phase": "Released"}}));
-    let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
-    let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
-    let patch =
-        json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
-    let deletes = vec![
-        claim_read(json!({"metadata": {"uid": "another"}})),
-        node_deleted(),
-        expect(Method::DELETE, VOLUME, preconditions).respond(&volume),
-        expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
+    let released = volume(json!({"status": {"phase": "Released"}}));
+    let marked = volume(json!({
+        "metadata": {"deletionTimestamp": MARKED, "resourceVersion": "201"}, "status": {"phase": "Released"},
+    }));
+    let read = |volume: &PersistentVolume| {
+        let newer = claim_read(json!({"metadata": {"uid": "another"}}));
+        vec![expect(Method::GET, VOLUME, None).respond(volume), newer, node_deleted()]
+    };
+    let requests = [
+        lost(&released),
+        lost(&released),
+        read(&released),
+        vec![volume_marked("200")],
+        read(&marked),
+        vec![finalizer_removed().refuse(404, "NotFound"), volume_gone()],
     ];
-    let requests = [lost(&volume), lost(&volume), deletes];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
+    // The claim was deleted, so the warning is only about the PersistentVolume.
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"; 3]);
 }
 
 #[tokio::test]
@@ -202,7 +276,77 @@ async fn a_node_that_came_back_gets_the_full_grace_time_again() {
     let requests = [lost(&volume), present(&volume), lost(&volume)];
     let times = [Duration::ZERO, GRACE / 2, GRACE];
     let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
-    let waits: Vec<_> = results.into_iter().map(Result::unwrap).collect();
-    assert_eq!(waits, [Some(GRACE), None, Some(GRACE)]);
-    assert_eq!(reasons, [""; 0]);
+    assert_eq!(waits(results), [Some(GRACE), None, Some(GRACE)]);
+    assert_eq!(reasons, ["NodeLost"; 4]);
+}
+
+/// Its CSINode came and went between two checks.
+#[tokio::test]
+async fn a_node_that_was_seen_for_a_moment_gets_the_full_grace_time_again() {
+    let volume = volume(json!({}));
+    let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
+    let nodes = RegisteredNodes::of(&["node-a"]);
+    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20 };
+    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
+    let start = Instant::now();
+    assert_eq!(controller.reconcile(start).await.unwrap().next, Some(GRACE));
+    nodes.came_and_went("node-b", start + GRACE / 2);
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap().next, Some(GRACE));
+    drop(controller);
+    drop(ctx);
+    assert_eq!(test_context.finish().await, ["NodeLost"; 4]);
+}
+
+/// The name of a node that was deleted long ago gets a new volume, from a backup for example.
+#[tokio::test]
+async fn each_volume_of_a_deleted_node_has_a_grace_time_of_its_own() {
+    let kept = volume(json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}}));
+    let restored = volume(json!({"metadata": {"uid": "restored"}}));
+    let both = vec![
+        suspected(&kept),
+        node_deleted(),
+        expect(Method::GET, VOLUMES, None).respond(list(&[kept.clone(), restored])),
+    ];
+    let requests = [lost(&kept), both];
+    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, requests).await;
+    assert_eq!(waits(results), [Some(GRACE), Some(GRACE)]);
+    // One of them about the volume that is kept.
+    assert_eq!(reasons, ["NodeLost"; 3]);
+}
+
+#[tokio::test]
+async fn a_failed_check_starts_the_grace_time_again() {
+    let volume = volume(json!({}));
+    let failed = vec![expect(Method::GET, VOLUMES, None).refuse(500, "InternalError")];
+    let requests = [lost(&volume), failed, lost(&volume)];
+    let times = [Duration::ZERO, GRACE / 2, GRACE];
+    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
+    assert!(matches!(results[..], [Ok(_), Err(_), Ok(Pass { next: Some(GRACE), .. })]), "{results:?}");
+    assert_eq!(reasons, ["NodeLost"; 4]);
+}
+
+/// Two of three nodes with volumes are missing: their Node objects were probably deleted by mistake.
+#[tokio::test]
+async fn nothing_is_deleted_while_many_nodes_are_missing() {
+    let volumes = ["node-a", "node-b", "node-c"].map(|node| fixtures::volume_on(node, deleting_claim()));
+    let deleted = |path| expect(Method::GET, path, None).refuse(404, "NotFound");
+    let lists = |volume: &PersistentVolume| {
+        expect(Method::GET, VOLUMES, None).respond(list(std::slice::from_ref(volume)))
+    };
+    let check = || {
+        let [_, b, c] = &volumes;
+        vec![
+            expect(Method::GET, VOLUMES, None).respond(metadata(&volumes)),
+            node_deleted(),
+            lists(b),
+            deleted("/api/v1/nodes/node-c"),
+            lists(c),
+        ]
+    };
+    let (results, reasons) =
+        reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, [check(), check()]).await;
+    let counts: Vec<_> = results.into_iter().map(|result| result.unwrap().volumes).collect();
+    assert_eq!(counts, [2, 2]);
+    assert_eq!(reasons, ["NodeLost"; 4]);
 }

@@ -29,10 +29,8 @@ pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) 
         watched.push(Resource::new("storage.k8s.io", "CSINode", "csinodes"));
         attempts.allow("read all", [nodes.request("list", None), volumes().request("list", None)]);
     }
-    if attacker.provisions() || attacker.labels_claims() {
-        let volume = |claim| volumes().request("get", Some(name(scene.volume(claim))));
-        attempts.allow("read one", one_claim.map(volume));
-    }
+    let volume = |claim| volumes().request("get", Some(name(scene.volume(claim))));
+    attempts.allow("read one", one_claim.map(volume));
     if attacker.provisions() {
         watched.extend([volumes(), capacities()]);
         // Without the component snapshots, this cluster does not serve the kinds.
