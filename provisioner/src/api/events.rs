@@ -162,7 +162,15 @@ impl Events {
 
     /// Queues an event about this node.
     pub(crate) fn publish_on_node(&self, reason: Reason, note: impl Into<String>) {
-        let regarding = node(&self.node);
+        let regarding = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(self.node.to_string()),
+            // The kubelet puts the name here too, and `kubectl describe node` looks for it: no need to read
+            // the node.
+            uid: Some(self.node.to_string()),
+            ..Default::default()
+        };
         self.publish_about(regarding, reason, note.into());
     }
 
@@ -173,19 +181,6 @@ impl Events {
         if let Err(error) = self.queue.try_send(request) {
             tracing::warn!(%error, "an event is dropped, because the queue is full or closed");
         }
-    }
-}
-
-/// Returns the reference to a node, as events about it have it.
-pub(crate) fn node(name: &str) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Node".to_owned()),
-        name: Some(name.to_owned()),
-        // The kubelet puts the name here too, and `kubectl describe node` looks for it: no need to read
-        // the node.
-        uid: Some(name.to_owned()),
-        ..Default::default()
     }
 }
 

@@ -20,10 +20,7 @@ use tokio::{sync::watch, time::timeout};
 
 use super::registered_nodes::RegisteredNodes;
 use crate::{
-    api::{
-        cluster::Cluster,
-        events::{self, Reason},
-    },
+    api::{cluster::Cluster, events::Reason},
     error::Error,
     loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, decision, is_node_deleted},
 };
@@ -32,6 +29,8 @@ use crate::{
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after an event of a CSINode: a change of the nodes comes as several events.
 const DEBOUNCE: Duration = Duration::from_millis(500);
+/// Largest number of node names in an event.
+const MAX_NAMES: usize = 8;
 
 /// When volumes of deleted nodes are reconciled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +154,7 @@ impl<'a> NodeLossController<'a> {
         Ok(lost)
     }
 
-    /// Returns `true` if so many nodes were deleted at once that nothing is deleted for now. Records an event about each of them.
+    /// Returns `true` if so many nodes were deleted at once that nothing is deleted for now. Records an event on the node of this process.
     fn is_doubtful(&self, lost: &BTreeMap<LostStorage, Lost>, named: usize) -> bool {
         let identity = &self.cluster.identity;
         // A node whose volumes are all kept stays among the deleted ones for good.
@@ -172,14 +171,17 @@ impl<'a> NodeLossController<'a> {
         if recent.len() <= 1 || recent.len() * 100 <= nodes * usize::from(self.at_most_percent) {
             return false;
         }
-        for name in &recent {
-            let note = format!(
-                "node {name:?} was deleted from the cluster, but no object of its volumes is deleted: {} of {nodes} nodes with volumes                  are missing at once, more than the {} % of --node-loss-at-most; check whether their machines run, and restart the                  kubelets that do, which registers their nodes again",
-                recent.len(),
-                self.at_most_percent,
-            );
-            self.cluster.events.publish_about(events::node(name), Reason::NodeLost, note);
-        }
+        let names: Vec<_> = recent.iter().take(MAX_NAMES).map(|name| format!("{name:?}")).collect();
+        let more = if recent.len() > MAX_NAMES { ", ..." } else { "" };
+        let note = format!(
+            "the Node objects of {} of {nodes} nodes with volumes were deleted, more than the {} % of --node-loss-at-most, so no object of \
+             their volumes is deleted: {}{more}; check whether their machines run, and restart the kubelets that do, which registers \
+             their nodes again",
+            recent.len(),
+            self.at_most_percent,
+            names.join(", "),
+        );
+        self.cluster.events.publish_on_node(Reason::NodeLost, note);
         true
     }
 

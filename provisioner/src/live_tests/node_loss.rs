@@ -30,21 +30,29 @@ const OTHER_DISK: &str = "5a1e6f0c-0000-4000-8000-000000000001";
 
 impl Cluster {
     async fn create_node(&self) {
-        let labels = json!({"topology.csi.loopfs.dev/node": LOST});
-        let node = json!({"metadata": {"name": LOST, "labels": labels}});
+        self.create_node_named(LOST).await;
+    }
+
+    async fn create_node_named(&self, name: &str) {
+        let labels = json!({"topology.csi.loopfs.dev/node": name});
+        let node = json!({"metadata": {"name": name, "labels": labels}});
         create::<Node>(&Api::all(self.admin.clone()), node).await;
         let drivers = json!([{
-            "name": "csi.loopfs.dev", "nodeID": LOST, "topologyKeys": ["topology.csi.loopfs.dev/node"],
+            "name": "csi.loopfs.dev", "nodeID": name, "topologyKeys": ["topology.csi.loopfs.dev/node"],
         }]);
-        let csi = json!({"metadata": {"name": LOST}, "spec": {"drivers": drivers}});
+        let csi = json!({"metadata": {"name": name}, "spec": {"drivers": drivers}});
         create::<CSINode>(&Api::all(self.admin.clone()), csi).await;
     }
 
     async fn delete_node(&self) {
+        self.delete_node_named(LOST).await;
+    }
+
+    async fn delete_node_named(&self, name: &str) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
-        nodes.delete(LOST, &DeleteParams::default()).await.unwrap();
+        nodes.delete(name, &DeleteParams::default()).await.unwrap();
         let registered: Api<CSINode> = Api::all(self.admin.clone());
-        registered.delete(LOST, &DeleteParams::default()).await.unwrap();
+        registered.delete(name, &DeleteParams::default()).await.unwrap();
     }
 
     async fn controller_checking_nodes(&self, mode: NodeLoss) -> Provisioner {
@@ -217,6 +225,78 @@ async fn a_node_that_comes_back_keeps_its_data() {
         cluster.delete_node().await;
         cluster.remove_volumes().await;
     }
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
+/// A controller of the cloud deletes Node objects in an outage. Their machines run.
+#[tokio::test]
+async fn nothing_is_deleted_while_several_nodes_are_missing() {
+    const ALSO_LOST: &str = "node-d";
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    cluster.create_node().await;
+    cluster.create_node_named(ALSO_LOST).await;
+    let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
+    let (_, other) = cluster.claim_on(ALSO_LOST, "other", "deleteVolume", json!({})).await;
+    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
+    cluster.delete_node().await;
+    cluster.delete_node_named(ALSO_LOST).await;
+    let (_, its_node) = controllers::kubeconfig();
+    for node in [LOST, ALSO_LOST] {
+        let note = cluster.event_in("default", &its_node, "NodeLost", node).await;
+        assert!(note.contains("more than the 20 % of --node-loss-at-most"), "{note}");
+    }
+    eventually("the metrics count the volumes", || async {
+        let line = "\nloopfs_controller_volumes_on_deleted_nodes 2\n";
+        controller.page("/metrics").await.contains(line).then_some(())
+    })
+    .await;
+
+    // One of them is registered again, and the other one is really lost.
+    cluster.create_node().await;
+    cluster.event_about(&other, "objects of PersistentVolume").await;
+    until(&cluster.objects(), &other.name_any(), |volume| volume.metadata.deletion_timestamp.is_some()).await;
+    let kept = cluster.objects().get(&volume.name_any()).await.unwrap();
+    let claimed = cluster.claims().get("data").await.unwrap();
+    assert_eq!(claimed.uid(), claim.uid());
+    assert_eq!((kept.metadata.deletion_timestamp, claimed.metadata.deletion_timestamp), (None, None));
+    controller.stop().await;
+    cluster.delete_node().await;
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
+/// The administrator mounts the right disk while the provisioner deletes the objects of its volumes.
+#[tokio::test]
+async fn a_disk_that_comes_back_keeps_its_data() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    let (claim, volume) = cluster.claim_on(HERE, "data", "deleteClaim", json!({})).await;
+    let api_server = FaultyApiServer::before(&cluster, HERE).await;
+    let marks = |call: &Call, _: Option<Fault>| call.is("delete", "persistentvolumes");
+    api_server.set(move |call| marks(call, None).then_some(Fault::Late));
+    let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
+    let provisioner = api_server.provisioner(&cluster, (HERE, &cluster.volumes), TIMEOUTS, options).await;
+    cluster.event_in(&cluster.namespace, "data", "NodeLost", OTHER_DISK).await;
+    api_server.until(0, 1, "the provisioner marks the PersistentVolume", marks).await;
+    let id = VolumeId::parse(&volume.name_any()).unwrap();
+    cluster.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+    let healed = api_server.now();
+    api_server.heal();
+    // After the write that was under way, the provisioner reads the objects again, and asks the store.
+    let reads = |call: &Call, _: Option<Fault>| call.is("get", "persistentvolumeclaims");
+    api_server.until(healed, 1, "the provisioner reads the claim again", reads).await;
+    cluster.claim("new", json!({})).await;
+    let new = cluster.bound("new").await;
+    let claimed = cluster.claims().get("data").await.unwrap();
+    assert_eq!((claimed.uid(), claimed.metadata.deletion_timestamp), (claim.uid(), None));
+    let kept = cluster.objects().get(&volume.name_any()).await.unwrap();
+    assert!(crate::objects::pv::has_finalizer(&kept));
+    assert!(cluster.volumes.state().volumes.contains_key(&id));
+    cluster.delete_claim("new").await;
+    cluster.wait_until_removed(&new).await;
+    provisioner.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }
