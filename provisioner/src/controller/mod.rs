@@ -7,6 +7,7 @@ pub(crate) mod claim_labels;
 mod health_endpoints;
 mod immediate;
 pub(crate) mod lease;
+mod lost_snapshots;
 pub(crate) mod node_loss;
 pub(crate) mod process;
 mod registered_nodes;

@@ -6,7 +6,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    builtin, claim_labels, health_endpoints::HealthEndpoints, immediate, lease, node_loss,
+    builtin, claim_labels, health_endpoints::HealthEndpoints, immediate, lease, lost_snapshots, node_loss,
     registered_nodes::RegisteredNodes, unready_nodes,
 };
 use crate::{
@@ -128,6 +128,12 @@ async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
             _ => node_loss::run(cluster, &nodes, duties.node_loss, &progress.lost_volumes).await,
         }
     };
+    let releasing_snapshots = async {
+        match duties.node_loss.mode {
+            NodeLoss::Off | NodeLoss::DryRun => std::future::pending().await,
+            NodeLoss::Enforce => lost_snapshots::run(cluster, &nodes).await,
+        }
+    };
     tokio::join!(
         nodes.watch(cluster, cache),
         immediate::run(cluster, &nodes, &progress.performs),
@@ -135,5 +141,6 @@ async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
         keeping_objects,
         labelling_claims,
         checking_nodes,
+        releasing_snapshots,
     );
 }

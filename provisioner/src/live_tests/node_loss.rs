@@ -14,7 +14,7 @@ use super::{
 use crate::{
     controller::{process::Duties, unready_nodes::Timing},
     loss::NodeLoss,
-    objects::ownership::SELECTED_NODE,
+    objects::{ownership::SELECTED_NODE, snapshot},
 };
 
 const OPT_IN: [&str; 2] = [
@@ -229,6 +229,41 @@ async fn a_node_that_comes_back_keeps_its_data() {
     cluster.finish([]).await;
 }
 
+/// The snapshotter of the node would remove the finalizer.
+#[tokio::test]
+async fn a_deleted_snapshot_of_a_deleted_node_is_released() {
+    let cluster = Cluster::connect().await;
+    cluster.define_snapshots().await;
+    // Both policies apply to the controller, if both components are there.
+    let opt_in = [OPT_IN[0], OPT_IN[1], include_str!("../../../csi/deploy/snapshots/admission.yaml")];
+    cluster.opt_in(&opt_in).await;
+    cluster.create_node().await;
+    let bound = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
+    let content = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": {
+            "name": cluster.namespace, "finalizers": [bound],
+            "labels": {snapshot::MANAGED_BY: LOST}, "annotations": {"csi.loopfs.dev/node-loss-grace-seconds": "1"},
+        },
+        "spec": {
+            "driver": "csi.loopfs.dev", "deletionPolicy": "Delete", "source": {"volumeHandle": "pvc-1"},
+            "volumeSnapshotRef": {"name": "s", "namespace": cluster.namespace},
+        },
+    });
+    let contents: Api<DynamicObject> = Api::all_with(cluster.admin.clone(), &snapshot::content_resource());
+    create(&contents, content).await;
+    contents.delete(&cluster.namespace, &DeleteParams::default()).await.unwrap();
+    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
+    cluster.delete_node().await;
+    let (_, its_node) = controllers::kubeconfig();
+    cluster.event_in("default", &its_node, "NodeLost", &cluster.namespace).await;
+    assert!(contents.get_opt(&cluster.namespace).await.unwrap().is_none());
+    controller.stop().await;
+    cluster.opt_out(&opt_in).await;
+    cluster.remove_snapshot_definitions().await;
+    cluster.finish([]).await;
+}
+
 /// A controller of the cloud deletes Node objects in an outage. Their machines run.
 #[tokio::test]
 async fn nothing_is_deleted_while_several_nodes_are_missing() {
@@ -243,10 +278,9 @@ async fn nothing_is_deleted_while_several_nodes_are_missing() {
     cluster.delete_node().await;
     cluster.delete_node_named(ALSO_LOST).await;
     let (_, its_node) = controllers::kubeconfig();
-    for node in [LOST, ALSO_LOST] {
-        let note = cluster.event_in("default", &its_node, "NodeLost", node).await;
-        assert!(note.contains("more than the 20 % of --node-loss-at-most"), "{note}");
-    }
+    let both = format!("{LOST:?}, {ALSO_LOST:?}");
+    let note = cluster.event_in("default", &its_node, "NodeLost", &both).await;
+    assert!(note.contains("more than the 20 % of --node-loss-at-most"), "{note}");
     eventually("the metrics count the volumes", || async {
         let line = "\nloopfs_controller_volumes_on_deleted_nodes 2\n";
         controller.page("/metrics").await.contains(line).then_some(())

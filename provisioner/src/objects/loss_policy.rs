@@ -113,17 +113,27 @@ impl Policy {
     /// Returns the policy of a PersistentVolume. Annotations are untrusted input: an invalid value means the default policy.
     pub(crate) fn of(volume: &PersistentVolume, identity: &Identity) -> Self {
         let annotations = volume.metadata.annotations.as_ref();
-        let recorded = |name: &str| annotations.and_then(|annotations| annotations.get(name));
-        let grace = match recorded(&grace_annotation(identity)) {
-            Some(text) => seconds(text),
-            None => Some(GRACE),
-        };
-        let on_node_loss = recorded(&Self::annotation(identity)).and_then(|text| OnNodeLoss::parse(text));
+        let grace = recorded_grace(annotations, identity);
+        let recorded = annotations.and_then(|annotations| annotations.get(&Self::annotation(identity)));
+        let on_node_loss = recorded.and_then(|text| OnNodeLoss::parse(text));
         match (on_node_loss, grace) {
             (Some(on_node_loss), Some(grace)) => Policy { on_node_loss, grace },
             (None, Some(grace)) => Policy { grace, ..Policy::default() },
             (_, None) => Policy::default(),
         }
+    }
+}
+
+/// Returns the grace time of an object with these annotations.
+pub(crate) fn grace(annotations: Option<&BTreeMap<String, String>>, identity: &Identity) -> Duration {
+    recorded_grace(annotations, identity).unwrap_or(GRACE)
+}
+
+/// Returns the grace time, or `None` if the annotation is invalid.
+fn recorded_grace(annotations: Option<&BTreeMap<String, String>>, identity: &Identity) -> Option<Duration> {
+    match annotations.and_then(|annotations| annotations.get(&grace_annotation(identity))) {
+        Some(text) => seconds(text),
+        None => Some(GRACE),
     }
 }
 

@@ -9,4 +9,5 @@ pub(crate) mod parameters;
 pub(crate) mod pv;
 pub(crate) mod quantity;
 pub(crate) mod refusal;
+pub(crate) mod snapshot;
 pub(crate) mod topology;

@@ -97,6 +97,11 @@ impl Attacker {
         self.is_controller() && self.component == Component::NodeLoss
     }
 
+    /// Returns `true` if the account may write the snapshots of its node.
+    pub(super) fn takes_snapshots(&self) -> bool {
+        !self.is_controller() && self.component == Component::Snapshots
+    }
+
     /// Returns `true` if the account may label claims with their nodes.
     pub(super) fn labels_claims(&self) -> bool {
         self.is_controller() && self.component == Component::ClaimLabels

@@ -145,9 +145,9 @@ impl OfComponent {
     async fn set(cluster: &Cluster, component: Component, scene: &Scene) -> Self {
         let none = OfComponent::default();
         match component {
-            Component::None | Component::NodeLoss => none,
+            Component::None => none,
             Component::BuiltinObjects => OfComponent { builtin: Some(BuiltIn::set(cluster).await), ..none },
-            Component::Snapshots => {
+            Component::Snapshots | Component::NodeLoss => {
                 OfComponent { contents: Some(Contents::set(cluster, scene).await), ..none }
             }
             Component::ClaimLabels => {
@@ -183,7 +183,9 @@ fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> V
     match attacker.account {
         Account::Provisioner => {
             claims::reschedule(scene, &mut attempts);
-            contents.iter().for_each(|contents| contents.attempts(&mut attempts));
+            if attacker.takes_snapshots() {
+                contents.iter().for_each(|contents| contents.attempts(&mut attempts));
+            }
             if claim_labels.is_some() {
                 claim_labels::read(&mut attempts);
             }
@@ -193,6 +195,9 @@ fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> V
             claims::label(scene, attacker, &mut attempts);
             lease::hold(scene, &mut attempts);
             builtin.iter().for_each(|builtin| builtin.attempts(scene, &mut attempts));
+            if attacker.reconciles_deleted_nodes() {
+                contents.iter().for_each(|contents| contents.of_deleted_nodes(&mut attempts));
+            }
             claim_labels.iter().for_each(|labels| labels.record(scene, &mut attempts));
         }
     }

@@ -134,6 +134,43 @@ impl Contents {
         self.status(attempts);
     }
 
+    /// Adds the requests of a controller that releases the snapshots of deleted nodes.
+    pub(super) fn of_deleted_nodes(&self, attempts: &mut Attempts) {
+        let refused = |words| Expected::Refused("loopfs-lost-snapshots", words);
+        let released = json!({"metadata": {"finalizers": []}});
+        attempts.allow("read all", [contents().request("list", None)]);
+        for key in ["deleted", "theirs", "unlabelled"] {
+            let requests = contents().patches(&self.objects[key], &released);
+            attempts.allow("release a snapshot that is being deleted", requests);
+        }
+        let only = "may only remove the finalizer of a snapshot that is being deleted";
+        for (words, title, key, change) in [
+            (
+                "only snapshots of its own driver",
+                "release the snapshot of another driver",
+                "other",
+                released.clone(),
+            ),
+            (only, "release a snapshot", "own", released),
+            (only, "remove another's finalizer", "kept", json!({"metadata": {"finalizers": []}})),
+            (
+                only,
+                "give a snapshot to another node",
+                "theirs",
+                json!({"metadata": {"labels": {MANAGED_BY: self.here}}}),
+            ),
+            (
+                only,
+                "annotate a snapshot",
+                "theirs",
+                json!({"metadata": {"annotations": {IN_CREATION: "yes"}}}),
+            ),
+            (only, "retain a snapshot", "theirs", json!({"spec": {"deletionPolicy": "Retain"}})),
+        ] {
+            attempts.expect(refused(words), title, contents().patches(&self.objects[key], &change));
+        }
+    }
+
     fn read(&self, attempts: &mut Attempts) {
         for resource in [contents(), snapshot_classes()] {
             attempts.allow("read all", ["list", "watch"].map(|verb| resource.request(verb, None)));

@@ -1,0 +1,228 @@
+//! Releases VolumeSnapshotContents that are being deleted, and whose node was deleted.
+//!
+//! The snapshotter of that node would delete the snapshot and remove the finalizer. Without it, the VolumeSnapshot, and the namespace of
+//! its owner, would wait for ever. Only an object goes that somebody deleted before; the data stays where it is.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+    core::DynamicObject,
+};
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::registered_nodes::RegisteredNodes;
+use crate::{
+    api::{cluster::Cluster, events::Reason},
+    error::Error,
+    loss::{POLL_INTERVAL, is_node_deleted},
+    objects::{loss_policy, snapshot},
+};
+
+/// Wait after an error of the API server.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// The finalizer that snapshot-controller sets and the snapshotter of the node removes.
+const FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
+
+/// Checks until shutdown.
+pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
+    nodes.synced.wait().await;
+    let mut changes = nodes.changes();
+    let mut lost_since = BTreeMap::new();
+    loop {
+        let wait = match check(cluster, nodes, &mut lost_since, Instant::now()).await {
+            Ok(next) => next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL),
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "could not check for snapshots of deleted nodes; the next check is in {RETRY_INTERVAL:?}, and all grace times start again"
+                );
+                lost_since.clear();
+                RETRY_INTERVAL
+            }
+        };
+        drop(timeout(wait, changes.changed()).await);
+    }
+}
+
+/// Checks once. Returns the time until the next grace time ends.
+async fn check(
+    cluster: &Cluster,
+    nodes: &RegisteredNodes,
+    lost_since: &mut BTreeMap<Option<String>, Instant>,
+    now: Instant,
+) -> Result<Option<Duration>, Error> {
+    let contents: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &snapshot::content_resource());
+    let labelled = ListParams::default().labels(snapshot::MANAGED_BY);
+    let listed = match contents.list(&labelled).await {
+        Ok(listed) => listed.items,
+        // The cluster has no snapshots.
+        Err(kube::Error::Api(status)) if status.code == 404 => vec![],
+        Err(error) => return Err(Error::api("list", "the VolumeSnapshotContents", error)),
+    };
+    let (known, mut waiting, mut next) = (nodes.names(now), BTreeMap::new(), None);
+    for content in listed.iter().filter(|content| waits_for_its_node(content, cluster)) {
+        let node = content.labels().get(snapshot::MANAGED_BY).map(String::as_str).unwrap_or_default();
+        if known.contains(node) || !is_node_deleted(cluster, node).await? {
+            continue;
+        }
+        let seen = nodes.last_seen(node);
+        let before = lost_since.get(&content.uid()).copied();
+        let since = before.filter(|since| seen.is_none_or(|seen| seen <= *since)).unwrap_or(now);
+        waiting.insert(content.uid(), since);
+        let grace = loss_policy::grace(content.metadata.annotations.as_ref(), &cluster.identity);
+        let remaining = grace.saturating_sub(now.duration_since(since));
+        if remaining > Duration::ZERO {
+            next = next.into_iter().chain([remaining]).min();
+        } else {
+            release(content, node, &contents, cluster).await?;
+        }
+    }
+    *lost_since = waiting;
+    Ok(next)
+}
+
+/// Returns `true` if only the node's snapshotter could let the content go.
+fn waits_for_its_node(content: &DynamicObject, cluster: &Cluster) -> bool {
+    let driver = content.data.pointer("/spec/driver").and_then(|driver| driver.as_str());
+    content.metadata.deletion_timestamp.is_some()
+        && driver == Some(cluster.identity.driver())
+        && content.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+}
+
+async fn release(
+    content: &DynamicObject,
+    node: &str,
+    contents: &Api<DynamicObject>,
+    cluster: &Cluster,
+) -> Result<(), Error> {
+    let name = content.name_any();
+    let others: Vec<_> = content.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).collect();
+    let patch = json!({"metadata": {
+        "uid": content.metadata.uid, "resourceVersion": content.metadata.resource_version, "finalizers": others,
+    }});
+    match contents.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_released) => {
+            let note = format!(
+                "VolumeSnapshotContent {name:?}, which is being deleted, lost its finalizer, because node {node:?} with the snapshot was \
+                 deleted from the cluster; data that remains on the node stays there"
+            );
+            cluster.events.publish_on_node(Reason::NodeLost, note);
+            Ok(())
+        }
+        // It is gone, or another version is checked next time.
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+        Err(error) => Err(Error::api("remove the finalizer of VolumeSnapshotContent", name, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::Method;
+    use rstest::rstest;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    };
+
+    const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+    const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/content";
+    const NODE: &str = "/api/v1/nodes/node-b";
+    const GRACE: Duration = Duration::from_secs(60);
+
+    fn content(change: Value) -> Value {
+        let mut content = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {
+                "name": "content", "uid": "content-uid", "resourceVersion": "7",
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER, "example.com/other"],
+                "labels": {snapshot::MANAGED_BY: "node-b"},
+                "annotations": {"csi.loopfs.dev/node-loss-grace-seconds": "60"},
+            },
+            "spec": {"driver": "csi.loopfs.dev"},
+        });
+        fixtures::merge(&mut content, change);
+        content
+    }
+
+    fn listed(content: Value) -> ExpectedRequest {
+        let list = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContentList", "metadata": {}, "items": [content],
+        });
+        expect(Method::GET, CONTENTS, None).respond(list)
+    }
+
+    fn deleted() -> ExpectedRequest {
+        expect(Method::GET, NODE, None).refuse(404, "NotFound")
+    }
+
+    /// Checks at each of these times after the start. Returns the waits and the reasons of the events.
+    async fn checked_at<const CHECKS: usize>(
+        times: [Duration; CHECKS],
+        requests: Vec<ExpectedRequest>,
+    ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
+        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
+        let test_context = TestContext::new(store, Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let nodes = RegisteredNodes::of(&["node-a"]);
+        let (start, mut lost_since, mut waits) = (Instant::now(), BTreeMap::new(), Vec::new());
+        for time in times {
+            waits.push(check(&ctx.cluster, &nodes, &mut lost_since, start + time).await.unwrap());
+        }
+        drop(ctx);
+        (waits, test_context.finish().await)
+    }
+
+    #[rstest]
+    #[case::released(200, &["NodeLost"])]
+    #[case::changed_in_the_meantime(409, &[])]
+    #[tokio::test]
+    async fn a_content_is_released_after_the_grace_time(#[case] status: u16, #[case] events: &[&str]) {
+        let patch = json!({"metadata": {
+            "uid": "content-uid", "resourceVersion": "7", "finalizers": ["example.com/other"],
+        }});
+        let release = expect(Method::PATCH, CONTENT, patch).respond(content(json!({})));
+        let release = if status == 200 { release } else { release.refuse(status, "Conflict") };
+        let requests =
+            vec![listed(content(json!({}))), deleted(), listed(content(json!({}))), deleted(), release];
+        let (waits, reasons) = checked_at([Duration::ZERO, GRACE], requests).await;
+        assert_eq!(waits, [Some(GRACE), None]);
+        assert_eq!(reasons, events);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_exists_keeps_its_contents() {
+        let exists =
+            || expect(Method::GET, NODE, None).respond(fixtures::metadata_only(json!({"name": "node-b"})));
+        let requests = vec![listed(content(json!({}))), exists(), listed(content(json!({}))), exists()];
+        assert_eq!(checked_at([Duration::ZERO, GRACE], requests).await, (vec![None, None], vec![]));
+    }
+
+    #[rstest]
+    #[case::not_being_deleted(json!({"metadata": {"deletionTimestamp": null}}))]
+    #[case::of_another_driver(json!({"spec": {"driver": "csi.other.dev"}}))]
+    #[case::of_a_registered_node(json!({"metadata": {"labels": {snapshot::MANAGED_BY: "node-a"}}}))]
+    #[case::held_by_others(json!({"metadata": {"finalizers": ["example.com/other"]}}))]
+    #[tokio::test]
+    async fn other_contents_are_left_alone(#[case] change: Value) {
+        let requests = vec![listed(content(change.clone())), listed(content(change))];
+        assert_eq!(checked_at([Duration::ZERO, GRACE], requests).await, (vec![None, None], vec![]));
+    }
+
+    #[tokio::test]
+    async fn a_cluster_without_snapshots_is_no_failure() {
+        let absent = expect(Method::GET, CONTENTS, None).refuse_by_proxy(404);
+        assert_eq!(checked_at([Duration::ZERO], vec![absent]).await, (vec![None], vec![]));
+    }
+}
