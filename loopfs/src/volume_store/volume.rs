@@ -3,9 +3,11 @@
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 use nix::sys::statvfs::fstatvfs;
+use nix::unistd::{Whence, lseek};
 
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
@@ -164,6 +166,24 @@ impl Volume {
     /// Those of fgetxattr(2).
     pub fn source(&self) -> Result<Option<OwnedContentSource>> {
         made_from::read(&self.entry)
+    }
+
+    /// Returns `true` if the volume holds data: a directory that has an entry, or an image with a block that was written, or copied
+    /// from a source, and not discarded since. Preallocated blocks are no data. Writes that a loop device without direct I/O still
+    /// has in the page cache of the image count, those in the page cache of the device do not.
+    ///
+    /// # Errors
+    /// Those of getdents(2) and lseek(2).
+    #[doc(alias = "SEEK_DATA")]
+    pub fn holds_data(&self) -> Result<bool> {
+        match self.kind {
+            VolumeKind::Filesystem => layout::has_entries(&self.entry, "the directory of the volume"),
+            VolumeKind::Block => match lseek(self.open_image(Access::ReadOnly)?, 0, Whence::SeekData) {
+                Ok(_offset) => Ok(true),
+                Err(Errno::ENXIO) => Ok(false),
+                Err(errno) => Err(Error::sys("look for data in the image of volume", &self.id, errno)),
+            },
+        }
     }
 
     /// Returns the usage and capacity, in constant time.

@@ -132,6 +132,40 @@ fn creating_again_returns_the_same_volume_and_conflicts_name_its_properties(#[ca
     leaks.check();
 }
 
+#[test]
+fn a_directory_holds_data_if_it_has_an_entry() {
+    let (store, id) = (store(), id("fs-1"));
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    assert!(!volume.holds_data().unwrap());
+    File::create(entry(&id).join(".hidden")).unwrap();
+    assert!(volume.holds_data().unwrap());
+    assert!(store.volume(&id).unwrap().holds_data().unwrap());
+    std::fs::remove_file(entry(&id).join(".hidden")).unwrap();
+    assert!(!volume.holds_data().unwrap());
+    remove(&store, &id);
+}
+
+/// The write is in the page cache at first, above a preallocated block.
+#[rstest]
+#[case::preallocated(Provisioning::Thick)]
+#[case::sparse(Provisioning::Thin)]
+fn an_image_holds_data_once_it_was_written(#[case] provisioning: Provisioning) {
+    let (store, id) = (store(), id("block-1"));
+    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
+    spec.image.provisioning = provisioning;
+    store.create(&id, &spec).unwrap();
+    store.expand(&id, Bytes(8 * MIB)).unwrap();
+    let volume = store.volume(&id).unwrap();
+    assert!(!volume.holds_data().unwrap(), "preallocated blocks are no data");
+    let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
+    image.write_all_at(b"data", 7 * MIB).unwrap();
+    assert!(volume.holds_data().unwrap());
+    image.sync_all().unwrap();
+    assert!(volume.holds_data().unwrap());
+    drop((image, volume));
+    remove(&store, &id);
+}
+
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]

@@ -34,6 +34,8 @@ pub(crate) enum Reason {
     Provisioning,
     ProvisioningSucceeded,
     ProvisioningFailed,
+    /// The volume of the claim held data before.
+    ExistingDataFound,
     Resizing,
     VolumeResizeSuccessful,
     VolumeResizeFailed,
@@ -85,6 +87,7 @@ impl Reason {
             Reason::Provisioning => ("Provisioning", NORMAL, "Provision"),
             Reason::ProvisioningSucceeded => ("ProvisioningSucceeded", NORMAL, "Provision"),
             Reason::ProvisioningFailed => ("ProvisioningFailed", WARNING, "Provision"),
+            Reason::ExistingDataFound => ("ExistingDataFound", WARNING, "Provision"),
             Reason::Resizing => ("Resizing", NORMAL, "Resize"),
             Reason::VolumeResizeSuccessful => ("VolumeResizeSuccessful", NORMAL, "Resize"),
             Reason::VolumeResizeFailed => ("VolumeResizeFailed", WARNING, "Resize"),

@@ -2,6 +2,9 @@
 //!
 //! The volume's id is derived from the claim's UID, and every step can be repeated. Whatever a crash interrupts, the next attempt
 //! ends with one volume and one PersistentVolume.
+//!
+//! A volume of that id may hold data already: if the API server was restored from a backup, a claim that was provisioned long ago can be
+//! pending again. The claim gets its data back, with an event that says so, and only the reclaim policy can delete the data.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
@@ -194,16 +197,21 @@ pub(crate) async fn apply(
     };
     let (intents, intent, new_id) = (ctx.intents.clone(), Intent::of(claim), id.clone());
     let creating = ctx.storage.run(move |volumes| {
-        // The record comes first, so that a volume which a crash leaves behind is found again. If creating the volume fails,
-        // the record stays until an attempt succeeds or the claim is deleted.
-        intents.record(&new_id, &intent)?;
+        // An interrupted attempt has left a record, and only of volumes that nothing has written to but the attempt. The record is
+        // looked for last, because another process that creates the volume now writes it first.
+        let held_data = volumes.holds_data(&new_id)? && !intents.contains(&new_id)?;
+        if !held_data {
+            // The record comes first, so that a volume which a crash leaves behind is found again. If creating the volume fails,
+            // the record stays until an attempt succeeds or the claim is deleted.
+            intents.record(&new_id, &intent)?;
+        }
         let capacity = match &source {
             Some(source) => volumes.clone_from(source.as_ref(), &new_id, &spec)?,
             None => volumes.create(&new_id, &spec)?,
         };
-        Ok((capacity, volumes.filesystem_uuid()))
+        Ok((held_data, capacity, volumes.filesystem_uuid()))
     });
-    let (capacity, filesystem_uuid) = creating.await?;
+    let (held_data, capacity, filesystem_uuid) = creating.await?;
     ctx.capacity.notify_one();
     let kind = spec.kind;
     let description = Description {
@@ -216,10 +224,22 @@ pub(crate) async fn apply(
         mount_options,
         node_loss,
     };
-    let Some(volume) = create_pv(claim, pv::build(description, &ctx.cluster.identity), ctx).await? else {
-        return delete_duplicate(id, ctx).await;
-    };
-    ctx.volumes.writes.remember(volume);
+    match create_pv(claim, pv::build(description, &ctx.cluster.identity), ctx).await? {
+        PvOutcome::Created if held_data => {
+            let note = format!(
+                "volume {id} on node {} already contained data; the claim gets the volume with this data, to which its reclaim policy \
+                 applies; if the claim is not the owner of the data, set the policy to Retain and copy the data",
+                ctx.cluster.identity.node()
+            );
+            ctx.cluster.events.publish(claim, Reason::ExistingDataFound, note);
+        }
+        PvOutcome::Created | PvOutcome::Exists => {}
+        PvOutcome::Elsewhere if held_data => {
+            tracing::warn!(volume = %id, claim = claim_name, "kept a volume of this node, because it held data before; another node created one for the same claim");
+            return Ok(());
+        }
+        PvOutcome::Elsewhere => return delete_duplicate(id, ctx).await,
+    }
     clear(&id, ctx).await?;
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
     ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);
@@ -248,25 +268,40 @@ async fn clear(id: &VolumeId, ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates the PersistentVolume or returns the existing one of this claim. Returns `None` if that one is on another node.
+/// Whether the claim has a PersistentVolume now.
+enum PvOutcome {
+    Created,
+    /// It existed before.
+    Exists,
+    /// The existing one is on another node.
+    Elsewhere,
+}
+
+/// Creates the PersistentVolume, unless one of this claim exists.
 async fn create_pv(
     claim: &PersistentVolumeClaim,
     object: PersistentVolume,
     ctx: &Context,
-) -> Result<Option<PersistentVolume>, Error> {
+) -> Result<PvOutcome, Error> {
     let name = object.name_any();
     match ctx.cluster.volume_api().create(&PostParams::default(), &object.into()).await {
-        Ok(created) => Ok(Some(created.into_inner())),
+        Ok(created) => {
+            ctx.volumes.writes.remember(created.into_inner());
+            Ok(PvOutcome::Created)
+        }
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             // An earlier attempt created it and the response was lost, or the cache lags behind.
             let existing = ctx.cluster.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
-                true if ownership::is_elsewhere(&existing, &ctx.cluster.identity) => Ok(None),
+                true if ownership::is_elsewhere(&existing, &ctx.cluster.identity) => Ok(PvOutcome::Elsewhere),
                 // Its data may have been deleted before this attempt created the volume again. The record of provisioning stays,
                 // so that the volume does not outlive the claim.
                 true if existing.metadata.deletion_timestamp.is_some() => Err(Error::VolumeDeleting(name)),
-                true => Ok(Some(existing.into_inner())),
+                true => {
+                    ctx.volumes.writes.remember(existing.into_inner());
+                    Ok(PvOutcome::Exists)
+                }
                 false => Err(Error::NameTaken(name)),
             }
         }

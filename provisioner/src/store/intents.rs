@@ -3,7 +3,8 @@
 //! Between the creation of a volume and that of its PersistentVolume only this process knows that they belong together. The record
 //! outlives the process. If a record names a volume and no PersistentVolume does, a crash left it behind, or the claim was deleted
 //! in the meantime, and the volume is safe to remove. A volume without a record is never removed here: a user may have deleted its
-//! PersistentVolume, or the store may belong to another cluster.
+//! PersistentVolume, or the store may belong to another cluster. A volume that held data before it was to be created therefore gets no
+//! record.
 //!
 //! A record is the target of a symbolic link. It exists completely or not at all, and an fsync of the directory makes it durable.
 //!
@@ -116,6 +117,19 @@ impl Intents {
         }
     }
 
+    /// Returns `true` if a record of the volume exists.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub(crate) fn contains(&self, id: &VolumeId) -> Result<bool, IntentError> {
+        let path = self.path(id);
+        match fs::symlink_metadata(&path) {
+            Ok(_record) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(IntentError::at("read", &path)(error)),
+        }
+    }
+
     /// Removes a record. If the machine loses power before the removal is durable, the record exists again, and the cleanup of
     /// orphaned volumes removes it.
     ///
@@ -186,8 +200,10 @@ mod tests {
         let intents = Intents::beside(&scratch.path().join("data"));
         let id = VolumeId::parse("pvc-u").unwrap();
         assert!(intents.list().unwrap().is_empty());
+        assert!(!intents.contains(&id).unwrap());
         intents.record(&id, &intent()).unwrap();
         intents.record(&id, &intent()).unwrap();
+        assert!(intents.contains(&id).unwrap());
         assert_eq!(intents.list().unwrap(), BTreeMap::from([(id.clone(), intent())]));
         intents.clear(&id).unwrap();
         intents.clear(&id).unwrap();

@@ -18,6 +18,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn verify(&self) -> Result<(), VolumeError>;
     /// See [`VolumeStore::recover`].
     fn recover(&self) -> Result<String, VolumeError>;
+    /// Returns `true` if the volume exists and holds data; see [`Volume::holds_data`](loopfs::volume_store::Volume::holds_data).
+    fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::create`]; returns the recorded capacity.
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
     /// Copies a volume or snapshot; see [`VolumeStore::clone_from`]. Returns the recorded capacity.
@@ -117,6 +119,13 @@ impl Volumes for VolumeStore {
 
     fn recover(&self) -> Result<String, VolumeError> {
         Ok(format!("{:?}", VolumeStore::recover(self)?))
+    }
+
+    fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        match self.volume(id).and_then(|volume| volume.holds_data()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            holds_data => Ok(holds_data?),
+        }
     }
 
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {

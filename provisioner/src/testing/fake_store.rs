@@ -49,6 +49,8 @@ impl CopyBarrier {
 pub(crate) struct State {
     pub(crate) size: Bytes,
     pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
+    /// The volumes that hold data.
+    pub(crate) with_data: BTreeSet<VolumeId>,
     /// The data source of each copy.
     pub(crate) copies: BTreeMap<VolumeId, String>,
     pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
@@ -131,6 +133,11 @@ impl Volumes for FakeStore {
 
     fn recover(&self) -> Result<String, VolumeError> {
         Ok("nothing".to_owned())
+    }
+
+    fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        let state = self.state();
+        Ok(state.volumes.contains_key(id) && state.with_data.contains(id))
     }
 
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {

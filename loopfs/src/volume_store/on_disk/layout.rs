@@ -257,18 +257,35 @@ pub(crate) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Typ
     list(directory, what, nix::dir::Entry::file_type)
 }
 
+/// Returns `true` if a directory has an entry besides `.` and `..`. Stops at the first one.
+pub(crate) fn has_entries(directory: &OwnedFd, what: &str) -> Result<bool> {
+    for entry in reopen_to_list(directory, what)?.iter() {
+        if !is_dot(&entry.context("list", what)?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Lists a directory without `.` and `..`, and returns what `pick` returns for the entries.
 fn list<T>(directory: &OwnedFd, what: &str, pick: impl Fn(&nix::dir::Entry) -> Option<T>) -> Result<Vec<T>> {
-    // Opened again, because a duplicate would share the position of the original descriptor.
-    let own =
-        open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
-    let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;
     let mut picked = Vec::new();
-    for entry in entries.iter() {
+    for entry in reopen_to_list(directory, what)?.iter() {
         let entry = entry.context("list", what)?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+        if !is_dot(&entry) {
             picked.extend(pick(&entry));
         }
     }
     Ok(picked)
+}
+
+/// Opens a directory again, because a duplicate would share the position of the original descriptor.
+fn reopen_to_list(directory: &OwnedFd, what: &str) -> Result<nix::dir::Dir> {
+    let own =
+        open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
+    nix::dir::Dir::from_fd(own).context("list", what)
+}
+
+fn is_dot(entry: &nix::dir::Entry) -> bool {
+    matches!(entry.file_name().to_bytes(), b"." | b"..")
 }

@@ -14,6 +14,7 @@ use super::*;
 use crate::objects::ownership::SELECTED_NODE;
 use crate::{
     api::backoff,
+    store::intents::Intent,
     testing::{
         fake_store::{self, FakeStore},
         fixtures,
@@ -78,6 +79,76 @@ async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     test_context.finish().await;
+}
+
+/// Returns a context whose store has the volume of the claim, with data.
+fn context_with_data(requests: Vec<ExpectedRequest>) -> TestContext {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+    let mut store = test_context.volumes.state();
+    store.volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+    store.with_data.insert(id);
+    drop(store);
+    test_context
+}
+
+/// The API server was restored from a backup in which the claim was pending.
+#[tokio::test]
+async fn a_claim_gets_existing_data_with_an_event() {
+    let test_context = context_with_data(vec![expect_creation()]);
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    let expected = ["Provisioning", "ExistingDataFound", "ProvisioningSucceeded"];
+    assert_eq!(test_context.finish().await, expected);
+}
+
+/// The cleanup of deleted claims removes only volumes with a record.
+#[rstest]
+#[case::the_api_server_fails(json!({}), vec![expect(Method::POST, VOLUMES, created_volume()).refuse(500, "InternalError")])]
+#[case::the_claim_requests_another_kind(json!({"spec": {"volumeMode": "Block"}}), vec![])]
+#[case::the_claim_requests_more(json!({"spec": {"resources": {"requests": {"storage": "2Mi"}}}}), vec![])]
+#[tokio::test]
+async fn existing_data_gets_no_record_if(#[case] claim: Value, #[case] requests: Vec<ExpectedRequest>) {
+    let test_context = context_with_data(requests);
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(claim)).await, first_retry());
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
+}
+
+/// A copy holds data when a crash interrupts its provisioning, and has a record.
+#[tokio::test]
+async fn an_interrupted_attempt_is_continued_without_an_event() {
+    let test_context = context_with_data(vec![expect_creation()]);
+    let claim = fixtures::claim(json!({}));
+    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+    test_context.ctx.intents.record(&id, &Intent::of(&claim)).unwrap();
+    reconcile_claim(&test_context, claim).await;
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
+}
+
+/// The cache lags behind, and a pod has written to the volume.
+#[tokio::test]
+async fn a_volume_with_a_persistent_volume_gets_no_event() {
+    let test_context = context_with_data(vec![
+        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
+    ]);
+    reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
+}
+
+#[tokio::test]
+async fn existing_data_is_kept_if_the_claim_got_its_volume_on_another_node() {
+    let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+    let test_context = context_with_data(vec![
+        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).respond(elsewhere),
+    ]);
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    assert_eq!(test_context.finish().await, ["Provisioning"]);
 }
 
 #[tokio::test]
