@@ -1,14 +1,16 @@
 //! Labels claims that have no label yet with their node, and records in a ConfigMap that all claims are labelled.
 //!
 //! The API server labels claims by a MutatingAdmissionPolicy when a node is selected. The controller labels those that are older than
-//! the policy, and those that a person bound to a volume of the driver. Once a complete list shows that none is left, it records the
-//! UID of the policy's binding. From then on, the nodes rely on the labels, also while no controller runs. The binding owns the
-//! ConfigMap, so the garbage collector deletes the record with it.
+//! the policy, and those that a person bound to a volume of the driver. Once a complete list shows that no claim with a selected node is
+//! left, it records the UID of the policy's binding. From then on, the nodes rely on the labels, also while no controller runs. The
+//! binding owns the ConfigMap, so the garbage collector deletes the record with it.
+//!
+//! Users can change their claims as often as they like. A change therefore leads to requests only if the label of the claim is to be set.
 //!
 //! `docs/decisions/0078-claim-labels.md` gives the reasons.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -28,7 +30,7 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
-use tokio::{sync::Notify, time::timeout};
+use tokio::{sync::Notify, time::timeout_at};
 
 use crate::{
     api::{
@@ -40,8 +42,9 @@ use crate::{
     },
     error::Error,
     objects::{
-        claim_labels::{self, BINDING_UID, MissingLabel, Source},
+        claim_labels::{self, BINDING_UID, RequiredLabel, Source},
         identity::is_label_value,
+        ownership,
     },
 };
 
@@ -51,6 +54,9 @@ const PROPAGATION_TIME: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Wait before the first retry. Each further wait is twice as long, up to [`POLL_INTERVAL`].
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Time after which the record is removed if the policy cannot be read. The nodes then watch all claims, so they miss none if the
+/// API server labels none.
+const UNREADABLE_TIME: Duration = Duration::from_secs(300);
 /// Wait after a change, because many claims are often created together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 /// Claims labelled concurrently.
@@ -66,10 +72,10 @@ pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, sou
     let (claims, cache) = reflector::store();
     let (synced, changed) = (SyncSignal::default(), Notify::new());
     let identity = cluster.identity.clone();
-    let lacks_label =
-        move |claim: &PersistentVolumeClaim| claim_labels::missing_label(claim, &identity).is_some();
+    let requires_label =
+        move |claim: &PersistentVolumeClaim| claim_labels::required_label(claim, &identity).is_some();
     let all = Api::all(cluster.client.clone());
-    let watching = queue::watch(all, watcher::Config::default(), cache, lacks_label).for_each(|change| {
+    let watching = queue::watch(all, watcher::Config::default(), cache, requires_label).for_each(|change| {
         if matches!(change, CacheChange::Listed) {
             synced.set();
         }
@@ -81,19 +87,13 @@ pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, sou
         let mut labeller = Labeller::new(propagation_time, cluster, source, claims);
         let mut retry = FIRST_RETRY;
         loop {
-            let wait = match labeller.reconcile(Instant::now()).await {
-                Ok(wait) => {
-                    retry = FIRST_RETRY;
-                    wait
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "could not label all claims with their nodes; the next attempt is in {retry:?}");
-                    let wait = retry;
-                    retry = (retry * 2).min(POLL_INTERVAL);
-                    wait
-                }
-            };
-            drop(timeout(wait, changed.notified()).await);
+            if let Err(error) = labeller.work(Instant::now(), retry).await {
+                tracing::warn!(%error, "could not label all claims with their nodes; the next attempt is in {retry:?}");
+                retry = (retry * 2).min(POLL_INTERVAL);
+            } else {
+                retry = FIRST_RETRY;
+            }
+            drop(timeout_at(labeller.next_reconcile.into(), changed.notified()).await);
             tokio::time::sleep(DEBOUNCE).await;
         }
     };
@@ -104,12 +104,34 @@ struct Labeller<'a> {
     propagation_time: Duration,
     cluster: &'a Cluster,
     source: &'a Source,
-    /// The claims that may lack a label.
+    /// The claims whose label may have to be set.
     claims: Store<PersistentVolumeClaim>,
-    /// The UIDs of claims without a label that are bound to volumes of other drivers, and their resource versions.
-    foreign: Mutex<HashMap<String, String>>,
+    /// The bound claims whose PersistentVolume requires no other label, by UID.
+    examined: Mutex<HashMap<String, Examined>>,
     /// The UID of the policy's binding, and when this process has first read it.
     binding: Option<(String, Instant)>,
+    /// When the policy could not be read for the first time since it was last read.
+    unreadable_since: Option<Instant>,
+    /// The policy exists, or may exist.
+    is_wanted: bool,
+    /// When the policy and the record are read again.
+    next_reconcile: Instant,
+}
+
+/// The fields of a claim that its required label depends on, and the label. A user can change only the label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Examined {
+    volume: String,
+    /// It changes when a PersistentVolume appears that was named in the claim before.
+    phase: Option<String>,
+    label: Option<String>,
+}
+
+impl Examined {
+    fn of(claim: &PersistentVolumeClaim, volume: &str, label: Option<&str>) -> Self {
+        let phase = claim.status.as_ref().and_then(|status| status.phase.clone());
+        Examined { volume: volume.to_owned(), phase, label: label.map(str::to_owned) }
+    }
 }
 
 impl<'a> Labeller<'a> {
@@ -119,15 +141,57 @@ impl<'a> Labeller<'a> {
         source: &'a Source,
         claims: Store<PersistentVolumeClaim>,
     ) -> Self {
-        Self { propagation_time, cluster, source, claims, foreign: Mutex::default(), binding: None }
+        Self {
+            propagation_time,
+            cluster,
+            source,
+            claims,
+            examined: Mutex::default(),
+            binding: None,
+            unreadable_since: None,
+            is_wanted: true,
+            next_reconcile: Instant::now(),
+        }
     }
 
-    /// Labels all claims, and updates the record. Returns the time after which to check again, if no claim changes.
+    /// Reconciles if that is due, and otherwise labels the claims that have changed. A failure is retried after `retry`.
     ///
     /// # Errors
-    /// When a request fails. The record is then unchanged.
+    /// When a request fails.
+    async fn work(&mut self, now: Instant, retry: Duration) -> Result<(), Error> {
+        if now < self.next_reconcile {
+            let labelled = self.label_all().await;
+            if labelled.is_err() {
+                self.next_reconcile = self.next_reconcile.min(now + retry);
+            }
+            return labelled;
+        }
+        let reconciled = self.reconcile(now).await;
+        self.next_reconcile = now + reconciled.as_ref().map_or(retry, |wait| *wait);
+        reconciled.map(drop)
+    }
+
+    /// Labels all claims, and updates the record. Returns the time after which to reconcile again.
+    ///
+    /// # Errors
+    /// When a request fails. The record is then unchanged, unless the policy could not be read for [`UNREADABLE_TIME`].
     async fn reconcile(&mut self, now: Instant) -> Result<Duration, Error> {
-        let Some(binding) = self.binding_uid().await? else {
+        let binding = match self.binding_uid().await {
+            Ok(binding) => binding,
+            Err(error) => {
+                // Perhaps the policy was deleted, and the nodes rely on labels that the API server does not set any more.
+                self.is_wanted = true;
+                self.label_all().await?;
+                let since = *self.unreadable_since.get_or_insert(now);
+                if now - since >= UNREADABLE_TIME {
+                    self.record(None).await?;
+                }
+                return Err(error);
+            }
+        };
+        self.unreadable_since = None;
+        self.is_wanted = binding.is_some();
+        let Some(binding) = binding else {
             self.binding = None;
             self.record(None).await?;
             return Ok(POLL_INTERVAL);
@@ -147,10 +211,14 @@ impl<'a> Labeller<'a> {
         if now < in_force {
             return Ok(in_force - now);
         }
-        // The watch may lag behind. Every claim that this list does not show yet is labelled by the API server.
+        // The watch may lag behind. Every claim that this list does not show yet is labelled by the API server. Claims without a selected
+        // node do not count: users can bind such claims, and remove the labels, at any time before and after.
         let all = Api::all(self.cluster.client.clone());
-        let left =
-            list::selected(&all, ListParams::default(), |claim| self.missing_label(claim).is_some()).await;
+        let lacks_node = |claim: &PersistentVolumeClaim| {
+            let required = claim_labels::required_label(claim, &self.cluster.identity);
+            matches!(required, Some(RequiredLabel::Node(_)))
+        };
+        let left = list::selected(&all, ListParams::default(), lacks_node).await;
         let left = left.map_err(|error| Error::api("list", "the claims", error))?;
         if !left.is_empty() {
             return Ok(FIRST_RETRY);
@@ -173,10 +241,14 @@ impl<'a> Labeller<'a> {
         Ok(policy.and(binding).and_then(|binding| binding.metadata.uid))
     }
 
+    /// Labels all claims, unless the policy does not exist.
     async fn label_all(&self) -> Result<(), Error> {
+        if !self.is_wanted {
+            return Ok(());
+        }
         let claims = self.claims.state();
-        let known = |uid: &String| claims.iter().any(|claim| claim.metadata.uid.as_ref() == Some(uid));
-        self.foreign().retain(|uid, _| known(uid));
+        let uids: HashSet<_> = claims.iter().filter_map(|claim| claim.metadata.uid.as_ref()).collect();
+        self.examined().retain(|uid, _| uids.contains(uid));
         let results = stream::iter(claims).map(|claim| self.label(claim)).buffer_unordered(CONCURRENCY);
         let mut results = pin!(results);
         let mut failed = Ok(());
@@ -186,47 +258,66 @@ impl<'a> Labeller<'a> {
         failed
     }
 
-    /// Labels a claim, if it lacks the label. A claim that changed in the meantime is no failure: the watch delivers it again.
+    /// Labels a claim, if it has not the required label. A claim that changed in the meantime is no failure: the watch delivers it again.
     async fn label(&self, claim: Arc<PersistentVolumeClaim>) -> Result<(), Error> {
-        let node = match self.missing_label(&claim) {
-            None => return Ok(()),
-            Some(MissingLabel::Node(node)) => node,
-            Some(MissingLabel::NodeOfVolume(volume)) => match self.node_of_volume(&volume).await? {
-                Some(node) => node,
-                None => {
-                    self.foreign().extend(identity_of(&claim));
-                    return Ok(());
+        let identity = &self.cluster.identity;
+        match claim_labels::required_label(&claim, identity) {
+            None => Ok(()),
+            Some(RequiredLabel::Node(node)) => {
+                self.patch(&claim, claim_labels::label_patch(&claim, &node, identity)).await
+            }
+            Some(RequiredLabel::NodeOfVolume(volume)) => self.label_bound(&claim, &volume).await,
+        }
+    }
+
+    /// Labels a claim with the node of its PersistentVolume.
+    async fn label_bound(&self, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Error> {
+        let identity = &self.cluster.identity;
+        let Some(uid) = claim.uid() else { return Ok(()) };
+        let label = claim_labels::label_of(claim, identity);
+        if self.examined().get(&uid) == Some(&Examined::of(claim, volume, label)) {
+            return Ok(());
+        }
+        let label = match self.node_of(volume).await? {
+            NodeOfVolume::Other => label.map(str::to_owned),
+            // An administrator may label it without any change of the claim.
+            NodeOfVolume::Unlabelled => return Ok(()),
+            NodeOfVolume::Node(node) => {
+                if label != Some(node.as_str()) {
+                    self.patch(claim, claim_labels::bound_label_patch(claim, &node, identity)).await?;
                 }
-            },
+                Some(node)
+            }
         };
+        self.examined().insert(uid, Examined::of(claim, volume, label.as_deref()));
+        Ok(())
+    }
+
+    async fn patch(&self, claim: &PersistentVolumeClaim, patch: Value) -> Result<(), Error> {
         let name = claim.name_any();
         let api = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
-        let patch = Patch::Merge(claim_labels::label_patch(&claim, &node, &self.cluster.identity));
-        match api.patch(&name, &PatchParams::default(), &patch).await {
+        match api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
             patched => patched.map(drop).map_err(|error| Error::api("label claim", name, error)),
         }
     }
 
-    /// Returns the node of a PersistentVolume. Returns `None` for one of another driver.
-    async fn node_of_volume(&self, volume: &str) -> Result<Option<String>, Error> {
-        let read = absence::get_metadata_opt(&self.cluster.volume_api(), volume).await;
-        let metadata = read.map_err(|error| Error::api("read PersistentVolume", volume, error))?;
+    async fn node_of(&self, volume: &str) -> Result<NodeOfVolume, Error> {
+        let read = absence::get_opt(&self.cluster.volume_api(), volume).await;
+        let Some(volume) = read.map_err(|error| Error::api("read PersistentVolume", volume, error))? else {
+            return Ok(NodeOfVolume::Other);
+        };
         let label = self.cluster.identity.node_label();
-        let node = metadata.and_then(|volume| volume.metadata.labels?.remove(&label));
-        Ok(node.filter(|node| is_label_value(node)))
+        match volume.labels().get(&label).filter(|node| is_label_value(node)) {
+            Some(node) => Ok(NodeOfVolume::Node(node.clone())),
+            None if ownership::csi(&volume, &self.cluster.identity).is_some() => Ok(NodeOfVolume::Unlabelled),
+            None => Ok(NodeOfVolume::Other),
+        }
     }
 
-    /// Returns the label that a claim lacks, unless it is known to be bound to a volume of another driver.
-    fn missing_label(&self, claim: &PersistentVolumeClaim) -> Option<MissingLabel> {
-        let is_foreign =
-            || identity_of(claim).is_some_and(|(uid, version)| self.foreign().get(&uid) == Some(&version));
-        claim_labels::missing_label(claim, &self.cluster.identity).filter(|_label| !is_foreign())
-    }
-
-    fn foreign(&self) -> MutexGuard<'_, HashMap<String, String>> {
+    fn examined(&self) -> MutexGuard<'_, HashMap<String, Examined>> {
         // Every critical section is a single map operation, so a panicked holder leaves the map whole.
-        self.foreign.lock().unwrap_or_else(PoisonError::into_inner)
+        self.examined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the UID of the binding in the record.
@@ -254,7 +345,12 @@ impl<'a> Labeller<'a> {
             }
             return Ok(());
         };
-        if claim_labels::recorded_binding(&config_map) == binding {
+        let is_up_to_date = match binding {
+            Some(_) => claim_labels::recorded_binding(&config_map) == binding,
+            // No node trusts a record without its owner. It is removed nevertheless.
+            None => claim_labels::written_binding(&config_map).is_none(),
+        };
+        if is_up_to_date {
             return Ok(());
         }
         let patch = Patch::Merge(record_patch(&config_map, binding, name));
@@ -263,9 +359,13 @@ impl<'a> Labeller<'a> {
     }
 }
 
-/// Returns what changes whenever the claim does.
-fn identity_of(claim: &PersistentVolumeClaim) -> Option<(String, String)> {
-    claim.uid().zip(claim.resource_version())
+/// The node of a PersistentVolume.
+enum NodeOfVolume {
+    Node(String),
+    /// It is one of the driver, and its label names no node.
+    Unlabelled,
+    /// It belongs to another driver, or does not exist yet.
+    Other,
 }
 
 /// Returns the merge patch that records the UID of the binding, or removes the record.
@@ -295,13 +395,10 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{
-        objects::ownership::SELECTED_NODE,
-        testing::{
-            fake_store::FakeStore,
-            fixtures,
-            mock_api_server::{Caches, ExpectedRequest, TestContext, cache, expect},
-        },
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, cache, expect},
     };
 
     const POLICY: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/labels";
@@ -309,6 +406,7 @@ mod tests {
     const CONFIG_MAP: &str = "/api/v1/namespaces/system/configmaps/labels";
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
     const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
+    const PV: &str = "/api/v1/persistentvolumes/v";
     const LABEL: &str = "csi.loopfs.dev/node";
 
     /// Reconciles a claim at each of these times after the start, one minute after which the policy applies. Returns the waits.
@@ -341,20 +439,28 @@ mod tests {
 
     fn recorded(binding: Option<&str>) -> ExpectedRequest {
         let config_map = json!({
-            "metadata": {"name": "labels", "namespace": "system", "resourceVersion": "7"},
+            "metadata": {
+                "name": "labels", "namespace": "system", "resourceVersion": "7", "ownerReferences": owners(binding),
+            },
             "data": binding.map_or(json!({}), |binding| json!({BINDING_UID: binding})),
         });
         expect(Method::GET, CONFIG_MAP, None).respond(config_map)
     }
 
+    fn owners(binding: Option<&str>) -> Value {
+        let owner = |uid| {
+            json!({
+                "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+                "name": "labels", "uid": uid,
+            })
+        };
+        binding.map(owner).into_iter().collect()
+    }
+
     fn records(binding: Option<&str>) -> ExpectedRequest {
-        let owner = json!({
-            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
-            "name": "labels", "uid": binding,
-        });
-        let owners: Vec<_> = binding.map(|_| owner).into_iter().collect();
         let patch = json!({
-            "metadata": {"resourceVersion": "7", "ownerReferences": owners}, "data": {BINDING_UID: binding},
+            "metadata": {"resourceVersion": "7", "ownerReferences": owners(binding)},
+            "data": {BINDING_UID: binding},
         });
         expect(Method::PATCH, CONFIG_MAP, patch)
     }
@@ -372,6 +478,26 @@ mod tests {
             "uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version, "labels": {LABEL: node},
         }});
         expect(Method::PATCH, CLAIM, patch)
+    }
+
+    fn labels_bound(node: &str) -> ExpectedRequest {
+        let patch = json!({"metadata": {"uid": fixtures::CLAIM_UID, "labels": {LABEL: node}}});
+        expect(Method::PATCH, CLAIM, patch)
+    }
+
+    /// Returns a claim that a person has bound.
+    fn bound(change: Value) -> PersistentVolumeClaim {
+        let mut bound = json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
+        fixtures::merge_keeping_nulls(&mut bound, change);
+        fixtures::claim(bound)
+    }
+
+    fn reads_volume(change: Value) -> ExpectedRequest {
+        expect(Method::GET, PV, None).respond(fixtures::volume(change))
+    }
+
+    fn of_another_driver() -> Value {
+        json!({"metadata": {"labels": null}, "spec": {"csi": {"driver": "csi.other.dev"}}})
     }
 
     #[tokio::test]
@@ -402,38 +528,87 @@ mod tests {
         assert_eq!(waits, [PROPAGATION_TIME, FIRST_RETRY]);
     }
 
-    #[rstest]
-    #[case::the_selected_node(json!({}), None, Some("node-a"))]
-    #[case::the_node_of_its_volume(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}), Some(json!({LABEL: "node-b"})), Some("node-b"))]
-    #[case::a_volume_of_another_driver(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}), Some(json!({})), None)]
-    #[case::a_volume_with_an_invalid_label(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}), Some(json!({LABEL: ""})), None)]
     #[tokio::test]
-    async fn a_claim_is_labelled_with(
-        #[case] change: Value,
-        #[case] labels_of_volume: Option<Value>,
-        #[case] expected: Option<&str>,
-    ) {
-        let claim = fixtures::claim(change);
+    async fn a_claim_is_labelled_with_its_selected_node() {
         let mut requests = Vec::from(policy_exists());
-        requests.extend(labels_of_volume.map(|labels| {
-            let metadata = fixtures::metadata_only(json!({"name": "v", "labels": labels}));
-            expect(Method::GET, "/api/v1/persistentvolumes/v", None).respond(metadata)
-        }));
-        requests.extend(expected.map(labels));
-        requests.push(recorded(Some("binding-uid")));
-        reconciled_at(&[Duration::ZERO], &claim, requests).await;
+        requests.extend([labels("node-a"), recorded(Some("binding-uid"))]);
+        reconciled_at(&[Duration::ZERO], &fixtures::claim(json!({})), requests).await;
     }
 
+    /// The patch has no precondition that changes of the claim could break.
+    #[rstest]
+    #[case::without_label(json!({}), json!({"metadata": {"labels": {LABEL: "node-b"}}}), Some("node-b"))]
+    #[case::with_a_wrong_label(json!({"metadata": {"labels": {LABEL: "node-a"}}}), json!({"metadata": {"labels": {LABEL: "node-b"}}}), Some("node-b"))]
+    #[case::with_its_label(json!({"metadata": {"labels": {LABEL: "node-b"}}}), json!({"metadata": {"labels": {LABEL: "node-b"}}}), None)]
+    #[case::to_a_volume_of_another_driver(json!({}), of_another_driver(), None)]
+    #[case::to_a_volume_with_an_invalid_label(json!({}), json!({"metadata": {"labels": {LABEL: ""}}}), None)]
     #[tokio::test]
-    async fn the_volume_of_a_claim_of_another_driver_is_read_once() {
-        let claim = fixtures::claim(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}));
-        let foreign = fixtures::metadata_only(json!({"name": "v"}));
+    async fn a_bound_claim_is_labelled_with_the_node_of_its_volume(
+        #[case] change: Value,
+        #[case] volume: Value,
+        #[case] expected: Option<&str>,
+    ) {
         let mut requests = Vec::from(policy_exists());
-        requests.push(expect(Method::GET, "/api/v1/persistentvolumes/v", None).respond(foreign));
-        requests.push(recorded(None));
+        requests.push(reads_volume(volume));
+        requests.extend(expected.map(labels_bound));
+        requests.push(recorded(Some("binding-uid")));
+        reconciled_at(&[Duration::ZERO], &bound(change), requests).await;
+    }
+
+    /// A user can change a claim ten times a second.
+    #[rstest]
+    #[case::to_a_volume_of_another_driver(reads_volume(of_another_driver()))]
+    #[case::to_a_volume_that_does_not_exist(expect(Method::GET, PV, None).refuse(404, "NotFound"))]
+    #[tokio::test]
+    async fn changes_of_a_claim_that_is_bound_lead_to_no_request(#[case] reads_volume: ExpectedRequest) {
+        let mut requests = Vec::from(policy_exists());
+        requests.extend([reads_volume, recorded(None)]);
         requests.extend(policy_exists());
-        requests.extend([recorded(None), lists(&[&claim]), recorded(None), records(Some("binding-uid"))]);
-        reconciled_at(&[Duration::ZERO, PROPAGATION_TIME], &claim, requests).await;
+        let changed = bound(json!({"metadata": {"resourceVersion": "101"}}));
+        requests.extend([recorded(None), lists(&[&changed]), recorded(None), records(Some("binding-uid"))]);
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let (claims, mut watch) = cache(vec![bound(json!({}))]);
+        let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
+        let start = labeller.next_reconcile;
+        labeller.work(start, FIRST_RETRY).await.unwrap();
+        watch.apply_watcher_event(&watcher::Event::Apply(changed));
+        for tenths in 1..PROPAGATION_TIME.as_secs() * 10 {
+            labeller.work(start + Duration::from_millis(100 * tenths), FIRST_RETRY).await.unwrap();
+        }
+        labeller.work(start + PROPAGATION_TIME, FIRST_RETRY).await.unwrap();
+        drop(labeller);
+        drop(ctx);
+        test_context.finish().await;
+    }
+
+    /// A person has named the PersistentVolume in the claim before it existed.
+    #[tokio::test]
+    async fn a_claim_is_labelled_when_its_volume_appears() {
+        let mut requests = Vec::from(policy_exists());
+        requests.extend([expect(Method::GET, PV, None).refuse(404, "NotFound"), recorded(None)]);
+        requests.extend([
+            reads_volume(json!({"metadata": {"labels": {LABEL: "node-b"}}})),
+            labels_bound("node-b"),
+        ]);
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let (claims, mut watch) = cache(vec![bound(json!({"status": {"phase": "Pending"}}))]);
+        let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
+        let start = labeller.next_reconcile;
+        labeller.work(start, FIRST_RETRY).await.unwrap();
+        for (tenths, change) in
+            [json!({}), json!({"metadata": {"labels": {LABEL: "node-b"}}})].into_iter().enumerate()
+        {
+            watch.apply_watcher_event(&watcher::Event::Apply(bound(change)));
+            let now = start + Duration::from_millis(100 * tenths as u64);
+            labeller.work(now, FIRST_RETRY).await.unwrap();
+        }
+        drop(labeller);
+        drop(ctx);
+        test_context.finish().await;
     }
 
     #[rstest]
@@ -456,17 +631,44 @@ mod tests {
         assert_eq!(waits, [PROPAGATION_TIME]);
     }
 
-    /// A status 404 of a proxy does not prove that the policy was deleted.
     #[tokio::test]
-    async fn the_record_stays_while_it_is_unknown_whether_the_policy_exists() {
-        let requests = vec![expect(Method::GET, POLICY, None).refuse_by_proxy(404)];
+    async fn a_record_without_its_owner_is_written_again() {
+        let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
+        let without_owner = || {
+            let config_map = json!({
+                "metadata": {"name": "labels", "namespace": "system", "resourceVersion": "7"},
+                "data": {BINDING_UID: "binding-uid"},
+            });
+            expect(Method::GET, CONFIG_MAP, None).respond(config_map)
+        };
+        let mut requests = Vec::from(policy_exists());
+        requests.push(without_owner());
+        requests.extend(policy_exists());
+        requests.extend([without_owner(), lists(&[&claim]), without_owner(), records(Some("binding-uid"))]);
+        let waits = reconciled_at(&[Duration::ZERO, PROPAGATION_TIME], &claim, requests).await;
+        assert_eq!(waits, [PROPAGATION_TIME, POLL_INTERVAL]);
+    }
+
+    /// A status 404 of a proxy does not prove that the policy was deleted. Perhaps it was, and the nodes miss claims without a label.
+    #[tokio::test]
+    async fn while_the_policy_is_unreadable_claims_are_labelled_and_the_record_is_removed_later() {
+        let unreadable = || expect(Method::GET, POLICY, None).refuse_by_proxy(404);
+        let requests = vec![
+            unreadable(),
+            labels("node-a"),
+            unreadable(),
+            labels("node-a"),
+            recorded(Some("binding-uid")),
+            records(None),
+        ];
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
         let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
-        let claims =
-            cache(vec![fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}))]).0;
+        let claims = cache(vec![fixtures::claim(json!({}))]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
-        assert!(labeller.reconcile(Instant::now()).await.is_err());
+        let start = Instant::now();
+        assert!(labeller.reconcile(start).await.is_err());
+        assert!(labeller.reconcile(start + UNREADABLE_TIME).await.is_err());
         drop(labeller);
         drop(ctx);
         test_context.finish().await;

@@ -24,41 +24,52 @@ pub(crate) fn are_complete(config_map: &ConfigMap) -> bool {
     config_map.metadata.deletion_timestamp.is_none() && recorded_binding(config_map).is_some()
 }
 
-/// Returns the UID of the binding in the record.
+/// Returns the UID of the binding in the record. Returns `None` if the binding does not own the ConfigMap: the garbage collector would
+/// leave the record when the binding is deleted.
 pub(crate) fn recorded_binding(config_map: &ConfigMap) -> Option<&str> {
-    let uid = config_map.data.as_ref()?.get(BINDING_UID)?;
-    Some(uid.as_str()).filter(|uid| !uid.is_empty())
+    let uid = written_binding(config_map).filter(|uid| !uid.is_empty())?;
+    let owners = config_map.metadata.owner_references.as_deref().unwrap_or_default();
+    owners.iter().any(|owner| owner.uid == uid).then_some(uid)
 }
 
-/// The label that a claim lacks.
+/// Returns what the ConfigMap has in the place of the record, whether it is one or not.
+pub(crate) fn written_binding(config_map: &ConfigMap) -> Option<&str> {
+    Some(config_map.data.as_ref()?.get(BINDING_UID)?.as_str())
+}
+
+/// The label that a claim must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum MissingLabel {
-    /// It must name this node.
+pub(crate) enum RequiredLabel {
+    /// It must name this node, and does not.
     Node(String),
-    /// It must name the node of this PersistentVolume, if that is one of the driver.
+    /// It must name the node of this PersistentVolume, if that is one of the driver. The claim does not show whether it does.
     NodeOfVolume(String),
 }
 
-/// Returns the label that a claim lacks. Returns `None` if its label is right, and if it needs none: it belongs to another driver, or no
-/// node was selected.
-pub(crate) fn missing_label(claim: &PersistentVolumeClaim, identity: &Identity) -> Option<MissingLabel> {
+/// Returns the label that a claim must have. Returns `None` if it has that label, and if it needs none: it belongs to another driver, or
+/// no node was selected.
+pub(crate) fn required_label(claim: &PersistentVolumeClaim, identity: &Identity) -> Option<RequiredLabel> {
     let is_ours = ownership::provisioner(claim).map(|provisioner| provisioner == identity.driver());
-    let label = claim.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
     match (ownership::selected_node(claim), is_ours) {
         (_, Some(false)) => None,
         // A node with another name does not exist, and the API server would refuse the label.
         (Some(node), Some(true)) if is_label_value(node) => {
-            (label.map(String::as_str) != Some(node)).then(|| MissingLabel::Node(node.to_owned()))
+            (label_of(claim, identity) != Some(node)).then(|| RequiredLabel::Node(node.to_owned()))
         }
         // A person has bound it, or a version without the controller has provisioned it.
-        (None, _) if label.is_none() => {
-            ownership::bound_volume(claim).map(|volume| MissingLabel::NodeOfVolume(volume.to_owned()))
+        (None, _) => {
+            ownership::bound_volume(claim).map(|volume| RequiredLabel::NodeOfVolume(volume.to_owned()))
         }
         _ => None,
     }
 }
 
-/// Returns the merge patch that labels a claim.
+/// Returns the node in the label of a claim.
+pub(crate) fn label_of<'a>(claim: &'a PersistentVolumeClaim, identity: &Identity) -> Option<&'a str> {
+    claim.metadata.labels.as_ref()?.get(&identity.node_label()).map(String::as_str)
+}
+
+/// Returns the merge patch that labels a claim with the selected node.
 pub(crate) fn label_patch(claim: &PersistentVolumeClaim, node: &str, identity: &Identity) -> Value {
     json!({"metadata": {
         // Both are preconditions: the API server returns 409 if either differs.
@@ -66,6 +77,12 @@ pub(crate) fn label_patch(claim: &PersistentVolumeClaim, node: &str, identity: &
         "resourceVersion": claim.metadata.resource_version,
         "labels": {identity.node_label(): node},
     }})
+}
+
+/// Returns the merge patch that labels a claim with the node of its PersistentVolume. A claim never gets another PersistentVolume, so other
+/// changes of the claim in the meantime do not matter. If they did, frequent changes could keep it from getting the label.
+pub(crate) fn bound_label_patch(claim: &PersistentVolumeClaim, node: &str, identity: &Identity) -> Value {
+    json!({"metadata": {"uid": claim.metadata.uid, "labels": {identity.node_label(): node}}})
 }
 
 #[cfg(test)]
@@ -78,12 +95,12 @@ mod tests {
     const LABEL: &str = "csi.loopfs.dev/node";
     const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
-    fn node(name: &str) -> Option<MissingLabel> {
-        Some(MissingLabel::Node(name.to_owned()))
+    fn node(name: &str) -> Option<RequiredLabel> {
+        Some(RequiredLabel::Node(name.to_owned()))
     }
 
-    fn volume(name: &str) -> Option<MissingLabel> {
-        Some(MissingLabel::NodeOfVolume(name.to_owned()))
+    fn volume(name: &str) -> Option<RequiredLabel> {
+        Some(RequiredLabel::NodeOfVolume(name.to_owned()))
     }
 
     #[rstest]
@@ -104,19 +121,24 @@ mod tests {
         json!({"metadata": {"annotations": {ownership::SELECTED_NODE: null}}, "spec": {"volumeName": "v"}}), volume("v")
     )]
     #[case::bound_by_hand_and_labelled(
-        json!({"metadata": {"annotations": null, "labels": {LABEL: "node-b"}}, "spec": {"volumeName": "v"}}), None
+        json!({"metadata": {"annotations": null, "labels": {LABEL: "node-b"}}, "spec": {"volumeName": "v"}}), volume("v")
     )]
-    fn labels_that_claims_lack(#[case] change: Value, #[case] expected: Option<MissingLabel>) {
-        assert_eq!(missing_label(&fixtures::claim(change), &fixtures::identity()), expected);
+    fn labels_that_claims_require(#[case] change: Value, #[case] expected: Option<RequiredLabel>) {
+        assert_eq!(required_label(&fixtures::claim(change), &fixtures::identity()), expected);
     }
 
     #[rstest]
-    #[case::recorded(json!({"data": {BINDING_UID: "u"}}), true)]
-    #[case::not_recorded(json!({"data": {}}), false)]
-    #[case::no_data(json!({}), false)]
+    #[case::recorded(json!({}), true)]
+    #[case::not_recorded(json!({"data": {BINDING_UID: null}}), false)]
+    #[case::no_data(json!({"data": null}), false)]
     #[case::empty(json!({"data": {BINDING_UID: ""}}), false)]
-    #[case::being_deleted(json!({"data": {BINDING_UID: "u"}, "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), false)]
-    fn the_record_is_trusted_while_it_names_the_policy(#[case] config_map: Value, #[case] expected: bool) {
+    #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), false)]
+    #[case::of_no_owner(json!({"metadata": {"ownerReferences": null}}), false)]
+    #[case::of_another_owner(json!({"data": {BINDING_UID: "earlier"}}), false)]
+    fn the_record_is_trusted_while_the_policy_owns_it(#[case] change: Value, #[case] expected: bool) {
+        let owner = json!({"apiVersion": "v1", "kind": "MutatingAdmissionPolicyBinding", "name": "labels", "uid": "u"});
+        let mut config_map = json!({"metadata": {"ownerReferences": [owner]}, "data": {BINDING_UID: "u"}});
+        fixtures::merge(&mut config_map, change);
         let config_map: ConfigMap = serde_json::from_value(config_map).unwrap();
         assert_eq!(are_complete(&config_map), expected);
     }
