@@ -11,6 +11,7 @@ mod cluster;
 mod conditions;
 mod connections;
 mod logs;
+mod protected;
 pub mod proto;
 mod server;
 mod service;

@@ -1,9 +1,7 @@
 //! The listeners: a unix socket, and TCP with mutual TLS.
 
-use std::fs::{self, DirBuilder};
-use std::io;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,6 +23,7 @@ use crate::cluster::Cluster;
 use crate::conditions::Subject;
 use crate::connections;
 use crate::logs::{self, Logs};
+use crate::protected;
 use crate::proto::node_debug_server::NodeDebugServer;
 use crate::service::Service;
 
@@ -214,28 +213,8 @@ fn tls_config(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Resul
 
 /// Listens on a unix socket in a directory in which no other user can replace it.
 async fn listen_unix(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
-    let directory =
-        path.parent().with_context(|| format!("{} has no directory (--socket)", path.display()))?;
-    let context = || format!("create {} (--socket)", directory.display());
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(error).with_context(context);
-        }
-        _ => {}
-    }
-    let metadata = fs::symlink_metadata(directory).with_context(context)?;
-    ensure!(metadata.is_dir(), "{} is not a directory; use its own path (--socket)", directory.display());
-    ensure!(
-        is_protected(metadata.mode(), metadata.uid(), geteuid().as_raw()),
-        "{}: other users can write it, and so could replace the socket; use a directory with mode 0700 (--socket)",
-        directory.display()
-    );
-    logs::listen(path).await.context("open the socket of the service (--socket)")
-}
-
-/// Returns `true` if only root and this user can change the entries of a directory.
-fn is_protected(mode: u32, owner: u32, this_user: u32) -> bool {
-    mode & 0o022 == 0 && (owner == 0 || owner == this_user)
+    let listening = async { logs::listen(&protected::path(path, 0o700)?).await };
+    listening.await.context("open the socket of the service (--socket)")
 }
 
 /// Admits root and the user of the service.
@@ -260,20 +239,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-
-    #[rstest]
-    #[case::own_and_private(0o700, 7, true)]
-    #[case::of_root(0o755, 0, true)]
-    #[case::writable_by_a_group(0o770, 7, false)]
-    #[case::writable_by_all(0o777, 0, false)]
-    #[case::of_another_user(0o700, 8, false)]
-    fn a_socket_needs_a_directory_that_others_cannot_write(
-        #[case] mode: u32,
-        #[case] owner: u32,
-        #[case] is_ok: bool,
-    ) {
-        assert_eq!(is_protected(mode, owner, 7), is_ok);
-    }
 
     #[rstest]
     #[case::root(0, true)]

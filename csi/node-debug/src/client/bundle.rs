@@ -22,6 +22,9 @@ use crate::proto as wire;
 /// The largest text of one file. The service sends less; another program in its place might not.
 const MAX_FILE_BYTES: usize = 1 << 30;
 
+/// The most files of an archive. A node has a few dozen components at most.
+const MAX_FILES: usize = 1000;
+
 pub(super) async fn run(connection: &Connection, args: BundleArgs) -> anyhow::Result<ExitCode> {
     // They are handled before the file is created, so that it is removed.
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
@@ -124,6 +127,10 @@ async fn conditions(client: &mut Client, known: &[wire::KnownCondition]) -> anyh
         };
         let line = format!("{}: {result}", condition.name);
         writeln!(text, "{}", escape(Redactor::default().line(&line).as_bytes()))?;
+        anyhow::ensure!(
+            text.len() <= MAX_FILE_BYTES,
+            "the conditions of the node are larger than {MAX_FILE_BYTES} bytes"
+        );
     }
     Ok(text)
 }
@@ -131,27 +138,48 @@ async fn conditions(client: &mut Client, known: &[wire::KnownCondition]) -> anyh
 async fn state(client: &mut Client) -> anyhow::Result<Vec<(String, String)>> {
     let parts = client.service.state(wire::StateRequest {}).await;
     let mut parts = parts.map_err(|status| client.explain(status))?.into_inner();
-    let mut files: Vec<(String, Vec<u8>)> = Vec::new();
-    let mut bytes = 0;
+    let mut files = StateFiles::default();
     while let Some(part) = parts.message().await.map_err(|status| client.explain(status))? {
-        bytes += part.name.len() + part.content.len();
-        anyhow::ensure!(
-            bytes <= MAX_FILE_BYTES,
-            "the state of the node is larger than {MAX_FILE_BYTES} bytes"
-        );
-        match files.last_mut() {
-            Some((name, content)) if *name == part.name => content.extend(part.content),
-            _ => files.push((part.name, part.content)),
-        }
+        files.add(part.name, part.content)?;
     }
     let text = |(name, content): (String, Vec<u8>)| (name, String::from_utf8_lossy(&content).into_owned());
-    Ok(files.into_iter().map(text).collect())
+    Ok(files.files.into_iter().map(text).collect())
+}
+
+/// The files of the node's state.
+#[derive(Default)]
+struct StateFiles {
+    files: Vec<(String, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl StateFiles {
+    /// Appends to the newest file, or begins another one.
+    fn add(&mut self, name: String, content: Vec<u8>) -> anyhow::Result<()> {
+        self.bytes += name.len() + content.len();
+        anyhow::ensure!(
+            self.bytes <= MAX_FILE_BYTES,
+            "the state of the node is larger than {MAX_FILE_BYTES} bytes"
+        );
+        match self.files.last_mut() {
+            Some((newest, bytes)) if *newest == name => bytes.extend(content),
+            _ => {
+                anyhow::ensure!(
+                    self.files.len() < MAX_FILES,
+                    "the state of the node has more than {MAX_FILES} files"
+                );
+                self.files.push((name, content));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An archive that gets its name when it is complete.
 struct Archive {
     tar: tar::Builder<NamedTempFile>,
     time: u64,
+    files: usize,
 }
 
 impl Archive {
@@ -165,10 +193,15 @@ impl Archive {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".node-debug-").permissions(Permissions::from_mode(0o600));
         let file = builder.tempfile_in(directory.unwrap_or(Path::new("."))).with_context(context)?;
-        Ok(Self { tar: tar::Builder::new(file), time: u64::try_from(now.as_second()).unwrap_or(0) })
+        Ok(Self { tar: tar::Builder::new(file), time: u64::try_from(now.as_second()).unwrap_or(0), files: 0 })
     }
 
     fn add(&mut self, name: &str, content: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.files < MAX_FILES,
+            "the service has more than {MAX_FILES} files for the archive"
+        );
+        self.files += 1;
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o600);
         header.set_mtime(self.time);
@@ -199,6 +232,28 @@ mod tests {
     #[case::empty("", "_")]
     fn a_name_of_the_service_never_leads_out_of_the_archive(#[case] name: &str, #[case] expected: &str) {
         assert_eq!(file_name(name), expected);
+    }
+
+    /// Another program in the place of the service may send any number of parts.
+    #[test]
+    fn the_state_has_a_limited_number_of_files() {
+        let mut files = StateFiles::default();
+        for number in 0..2 * MAX_FILES {
+            files.add(format!("{}", number / 2), vec![0]).unwrap();
+        }
+        assert_eq!(files.files.len(), MAX_FILES);
+        let error = files.add(String::new(), Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("more than 1000 files"), "{error}");
+    }
+
+    #[test]
+    fn an_archive_has_a_limited_number_of_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut archive = Archive::create(&directory.path().join("report.tar"), Timestamp::now()).unwrap();
+        for number in 0..MAX_FILES {
+            archive.add(&format!("logs/{number}.log"), "").unwrap();
+        }
+        assert!(archive.add("logs/more.log", "").is_err());
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Streams: a named pipe that a component writes to, and a unix socket that it connects to.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,17 +17,22 @@ use tokio::task::JoinSet;
 
 use super::line::LineSplitter;
 use super::ring::Ring;
+use crate::protected;
 
 /// Connections to the socket of one component. Further ones wait.
 const MAX_CONNECTIONS: usize = 16;
 
 const CHUNK_BYTES: usize = 16 << 10;
 
+/// The mode of a directory that is created: components of other users can reach the socket or the pipe if an administrator changes its mode.
+const DIRECTORY_MODE: u32 = 0o755;
+
 /// The wait after a connection could not be accepted.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads the named pipe, and creates it if it does not exist.
 pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> {
+    let path = &protected::path(path, DIRECTORY_MODE)?;
     match nix::unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR) {
         Ok(()) | Err(Errno::EEXIST) => {}
         Err(errno) => return Err(errno).with_context(|| format!("create the named pipe {}", path.display())),
@@ -41,7 +45,8 @@ pub(super) async fn follow_fifo(path: &Path, ring: &Ring) -> anyhow::Result<()> 
     read(pipe, ring).await.with_context(|| format!("read {}", path.display()))
 }
 
-/// Listens on a socket, unless another process or another component does. It would lose its clients without notice.
+/// Listens on a socket in a [protected] directory, unless another process or another component does. It would lose its clients without
+/// notice.
 pub(crate) async fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     match UnixStream::connect(path).await {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
@@ -55,9 +60,7 @@ pub(crate) async fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketF
 
 /// Listens on the socket. Only root and the user of this process can connect, unless an administrator changes its mode.
 pub(super) async fn follow_socket(path: &Path, ring: Arc<Ring>) -> anyhow::Result<()> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
-    }
+    let path = &protected::path(path, DIRECTORY_MODE)?;
     let (listener, _removed_on_drop) = listen(path).await?;
     let mut connections = JoinSet::new();
     loop {

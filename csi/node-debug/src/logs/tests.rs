@@ -219,6 +219,19 @@ async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
     UnixStream::connect(directory.path().join("log")).unwrap();
 }
 
+/// Another user could put a symbolic link in the place of the socket before its mode is set, or any pipe in the place of the pipe.
+#[rstest::rstest]
+#[tokio::test]
+async fn a_stream_needs_a_directory_that_others_cannot_write(#[values("fifo", "unix")] scheme: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let log = follow(scheme, |path| {
+        nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
+    });
+    let problem = log.until_problem().await;
+    assert!(problem.contains("other users can change this directory"), "{problem}");
+}
+
 #[tokio::test]
 async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
     const OTHER: u32 = 12_345;

@@ -130,7 +130,7 @@ pub(crate) async fn start(
     node_debug::Running::start(args, stop).await
 }
 
-fn dbg() -> Command {
+pub(crate) fn dbg() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dbg"));
     for variable in ["ADDRESS", "TLS_CERT", "TLS_KEY", "SERVER_CA"] {
         command.env_remove(format!("NODE_DEBUG_{variable}"));

@@ -1,6 +1,8 @@
 //! The service over TCP.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -126,6 +128,42 @@ fn a_client_without_a_certificate_is_refused() {
     assert!(called.is_err());
     run(&["--address", &format!("https://{}", fixture.node.tcp()), "logs"])
         .assert_failed("needs --tls-cert, --tls-key and --server-ca");
+}
+
+/// Each connection is of another client.
+#[test]
+fn connections_without_a_certificate_do_not_end_a_session() {
+    let fixture = fixture();
+    fixture.node.write_log("before\n");
+    let address = format!("https://{}", fixture.node.tcp());
+    let Pki { certificate, key, .. } = &fixture.client;
+    let options = ["--address", &address, "--tls-cert", certificate, "--tls-key", key];
+    let mut command = dbg();
+    command.args(options).args(["--server-ca", &fixture.server.authority, "logs", COMPONENT, "--follow"]);
+    let mut session = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(session.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "before");
+
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let connections: Vec<_> = (2..=65)
+        .map(|last| {
+            runtime.block_on(async {
+                let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                socket.bind(([127, 0, 0, last], 0).into()).unwrap();
+                socket.connect(fixture.node.tcp()).await.unwrap()
+            })
+        })
+        .collect();
+    // The listener closes one of two connections, so it has accepted all of them when the first half is closed.
+    runtime.block_on(async {
+        for connection in &connections[..32] {
+            connection.readable().await.unwrap();
+        }
+    });
+    fixture.node.append_log("after\n");
+    assert_eq!(lines.next().unwrap(), "after");
+    session.kill().unwrap();
+    session.wait().unwrap();
 }
 
 #[test]
