@@ -41,6 +41,13 @@ pub(crate) enum Refusal {
     #[error("the claim's data source, {source_object}, {why}")]
     Source { source_object: String, why: &'static str },
     #[error(
+        "the claim's data source, VolumeSnapshot {snapshot:?}, is not ready, and no csi-snapshotter handles it: its \
+         VolumeSnapshotContent {content:?} lacks the label snapshot.storage.kubernetes.io/managed-by with the name of the \
+         snapshot's node; set the label, and start snapshot-controller with --enable-distributed-snapshotting, so that it sets \
+         the label of further snapshots"
+    )]
+    SnapshotUnmanaged { snapshot: String, content: String },
+    #[error(
         "the claim's volumeMode differs from that of its data source; the data source's volumeMode is {0:?}"
     )]
     SourceMode(String),

@@ -19,6 +19,8 @@ use crate::{
     objects::{identity::Identity, ownership, quantity, refusal::Refusal},
 };
 
+const NOT_READY: &str = "is not ready to use; it is copied once it is";
+
 /// The label on the content of a snapshot that names the node whose snapshotter manages it.
 const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 
@@ -124,10 +126,8 @@ pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
         return Err(refused(&name, "is being deleted"));
     }
     let status = read::<Snapshot>(snapshot).and_then(|snapshot| snapshot.status).unwrap_or_default();
-    match status.bound_volume_snapshot_content_name.filter(|content| !content.is_empty()) {
-        Some(content) if status.ready_to_use == Some(true) => Ok(content),
-        _ => Err(refused(&name, "is not ready to use; it is copied once it is")),
-    }
+    let content = status.bound_volume_snapshot_content_name.filter(|content| !content.is_empty());
+    content.ok_or_else(|| refused(&name, NOT_READY))
 }
 
 /// Checks that a VolumeSnapshot can be copied, and returns its snapshot.
@@ -160,10 +160,14 @@ pub(crate) fn resolve(
         return Err(refused("is bound to the VolumeSnapshotContent of another VolumeSnapshot"));
     }
     let content_status = content_status.unwrap_or_default();
-    if content_status.ready_to_use != Some(true) {
-        return Err(refused("is not ready to use; it is copied once it is"));
+    let managing_node = content.labels().get(MANAGED_BY);
+    if status.ready_to_use != Some(true) || content_status.ready_to_use != Some(true) {
+        return Err(match managing_node {
+            Some(_) => refused(NOT_READY),
+            None => Refusal::SnapshotUnmanaged { snapshot: name, content: content.name_any() }.into(),
+        });
     }
-    if let Some(node) = content.labels().get(MANAGED_BY).filter(|node| *node != identity.node()) {
+    if let Some(node) = managing_node.filter(|node| *node != identity.node()) {
         return Err(Error::SourceElsewhere {
             source_object: format!("VolumeSnapshot {name:?}"),
             node: node.clone(),
@@ -224,7 +228,7 @@ mod tests {
     #[rstest]
     #[case::ready(json!({}), Ok("content"))]
     #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Err("being deleted"))]
-    #[case::not_ready(json!({"status": {"readyToUse": false}}), Err("not ready"))]
+    #[case::not_ready(json!({"status": {"readyToUse": false}}), Ok("content"))]
     #[case::unbound(json!({"status": {"boundVolumeSnapshotContentName": null}}), Err("not ready"))]
     #[case::no_status(json!({"status": null}), Err("not ready"))]
     #[case::nonsense(json!({"status": {"readyToUse": "yes"}}), Err("not ready"))]
@@ -242,14 +246,25 @@ mod tests {
     #[case::of_the_bank(json!({"spec": {"volumeSnapshotRef": {"namespace": "bank"}}}), "of another VolumeSnapshot")]
     #[case::without_uid(json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), "of another VolumeSnapshot")]
     #[case::unreferenced(json!({"spec": {"volumeSnapshotRef": null}}), "of another VolumeSnapshot")]
-    #[case::not_ready(json!({"status": {"readyToUse": false}}), "not ready")]
-    #[case::no_status(json!({"status": null}), "not ready")]
+    #[case::not_ready(json!({"metadata": {"labels": {MANAGED_BY: "node-b"}}, "status": {"readyToUse": false}}), "not ready")]
+    #[case::no_status(json!({"metadata": {"labels": {MANAGED_BY: "node-b"}}, "status": null}), "not ready")]
+    #[case::managed_by_no_node(json!({"status": null}), "VolumeSnapshotContent \"content\" lacks the label snapshot.storage.kubernetes.io/managed-by")]
     #[case::elsewhere(json!({"metadata": {"labels": {MANAGED_BY: "node-b"}}}), "on node \"node-b\"")]
     #[case::path(json!({"status": {"snapshotHandle": "../../etc"}}), "handle")]
     #[case::no_handle(json!({"status": {"snapshotHandle": null}}), "handle")]
     #[case::nonsense(json!({"spec": {"driver": 7}}), "not of the form")]
     fn snapshots_that_cannot_be_copied_are_refused(#[case] change: Value, #[case] why: &str) {
         let error = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+    }
+
+    #[rstest]
+    #[case::managed(json!({MANAGED_BY: "node-a"}), "is not ready")]
+    #[case::managed_by_no_node(json!({}), "lacks the label")]
+    fn a_snapshot_that_is_not_ready_is_refused(#[case] labels: Value, #[case] why: &str) {
+        let snapshot = snapshot(json!({"status": {"readyToUse": false}}));
+        let content = content(json!({"metadata": {"labels": labels}}));
+        let error = resolve(&snapshot, &content, &fixtures::identity()).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
 
