@@ -41,6 +41,7 @@ pub(crate) enum Reason {
     VolumeResizeFailed,
     FileSystemResizeRequired,
     VolumeFailedDelete,
+    VolumeDeleted,
     VolumeRetained,
     /// The volume of a PersistentVolume is missing.
     VolumeMissing,
@@ -93,6 +94,7 @@ impl Reason {
             Reason::VolumeResizeFailed => ("VolumeResizeFailed", WARNING, "Resize"),
             Reason::FileSystemResizeRequired => ("FileSystemResizeRequired", NORMAL, "Resize"),
             Reason::VolumeFailedDelete => ("VolumeFailedDelete", WARNING, "Delete"),
+            Reason::VolumeDeleted => ("VolumeDeleted", NORMAL, "Delete"),
             Reason::VolumeRetained => ("VolumeRetained", NORMAL, "Delete"),
             Reason::VolumeMissing => ("VolumeMissing", WARNING, "Audit"),
             Reason::OrphanedVolumes => ("OrphanedVolumes", WARNING, "Audit"),
@@ -263,9 +265,21 @@ impl EventWriter {
         if let Err(error) = written {
             // The write is not retried; the next occurrence starts a new series.
             self.aggregator.forget(key);
+            if is_of_deleted_namespace(&error) {
+                tracing::debug!(%error, reason = request.reason.as_str(), "an event was not written, because its namespace is being deleted");
+                return;
+            }
             tracing::warn!(%error, reason = request.reason.as_str(), "could not write an event; the next occurrence is written as a new one");
         }
     }
+}
+
+/// Returns `true` if the API server refuses an event because its namespace does not exist or is being deleted.
+fn is_of_deleted_namespace(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let Some(details) = &status.details else { return false };
+    details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+        || (status.reason == "NotFound" && details.kind == "namespaces")
 }
 
 /// Logs the first occurrence at the level of its type, and repetitions at level debug.

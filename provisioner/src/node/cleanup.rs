@@ -12,6 +12,7 @@ use crate::{
     node::{
         context::Context,
         references::{self, Labelled},
+        volume_deletion::{self, Deletion, Rule},
     },
     objects::ownership,
     store::{intents::Intent, volumes::StorageError},
@@ -99,31 +100,30 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
         Some(ours) => Some(ours),
         None => ctx.read_volume(id.as_str()).await?.map(Arc::new),
     };
-    let is_provisioned = match object {
+    let rule = match object {
         // The claim was rescheduled and got its volume on another node.
-        Some(object) if ownership::is_elsewhere(&object, &ctx.cluster.identity) => false,
+        Some(object) if ownership::is_elsewhere(&object, &ctx.cluster.identity) => Some(Rule::OnAnotherNode),
         // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
         // no longer exists.
         Some(object) if bound.is_none() && object.metadata.deletion_timestamp.is_some() => return Ok(false),
-        Some(_object) => true,
-        None => bound.is_some(),
+        // The reclaim policy decides about the data.
+        Some(_object) => None,
+        None => bound.is_none().then_some(Rule::ClaimDeleted),
     };
-    if !is_provisioned {
+    if let Some(rule) = rule {
         references::require_none(id, None, Labelled::Listed, ctx).await?;
+        let owner = volume_deletion::owner_from(intent);
+        let deletion = Deletion { id: id.clone(), filesystem_uuid: None, owner, rule };
+        volume_deletion::delete(deletion, ctx).await?;
     }
-    let (intents, orphan) = (ctx.intents.clone(), id.clone());
-    // If the volume has a PersistentVolume, its reclaim policy decides about the data.
-    let removed = ctx.storage.run(move |volumes| {
-        let removed = !is_provisioned && volumes.delete(&orphan)?;
-        if let Err(error) = intents.clear(&orphan) {
-            tracing::warn!(volume = %orphan, %error, "a record of provisioning cannot be removed");
+    let (intents, finished) = (ctx.intents.clone(), id.clone());
+    let cleared = ctx.storage.run(move |_volumes| {
+        if let Err(error) = intents.clear(&finished) {
+            tracing::warn!(volume = %finished, %error, "a record of provisioning cannot be removed");
         }
-        Ok(removed)
+        Ok(())
     });
-    if removed.await? {
-        tracing::info!(volume = %id, claim = %intent.claim(), "removed a volume whose claim was deleted during provisioning");
-        ctx.trash.notify_one();
-    }
+    cleared.await?;
     Ok(true)
 }
 

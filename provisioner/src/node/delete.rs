@@ -14,6 +14,7 @@ use crate::{
     node::{
         context::Context,
         references::{self, Labelled},
+        volume_deletion::{self, Rule},
     },
     objects::{identity::Identity, ownership, pv},
 };
@@ -107,7 +108,10 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
             let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
                 return Err(Error::InFlight(deletion.id));
             };
-            discard(deletion, ctx).await?;
+            let Deletion { id, filesystem_uuid } = deletion;
+            let (owner, rule) = (volume_deletion::owner_of(volume), Rule::ReclaimPolicy(volume.name_any()));
+            let deletion = volume_deletion::Deletion { id, filesystem_uuid, owner, rule };
+            volume_deletion::delete(deletion, ctx).await?;
             set_finalizer(volume, false, ctx).await
         }
     }
@@ -125,15 +129,6 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
             Err(Error::api("delete PersistentVolume", &name, error))
         }
     }
-}
-
-/// Moves the data to the trash, where it is inaccessible. The trash cleanup frees its space in the background.
-async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
-    let Deletion { id, filesystem_uuid } = deletion;
-    if ctx.run_on(filesystem_uuid, move |volumes| volumes.delete(&id)).await? {
-        ctx.trash.notify_one();
-    }
-    Ok(())
 }
 
 async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Context) -> Result<(), Error> {

@@ -20,3 +20,4 @@ pub(crate) mod provision;
 pub(crate) mod references;
 pub(crate) mod reschedule;
 pub(crate) mod resize;
+pub(crate) mod volume_deletion;

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
         assert_eq!(test_context.volumes.state().trash, [Bytes(1 << 20)]);
-        assert_eq!(test_context.finish().await, [""; 0]);
+        assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
     }
 
     /// Otherwise the claim's reconcile could create the volume again and use the PersistentVolume that is being deleted.
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(reconciled(&test_context, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
         test_context.ctx.retry_generation.bump();
         assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
-        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
+        assert_eq!(test_context.finish().await, ["VolumeDeleted", "VolumeFailedDelete"]);
     }
 
     #[tokio::test]
@@ -388,7 +388,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
         }
-        assert_eq!(test_context.finish().await, [""; 0]);
+        assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
     }
 
     #[tokio::test]

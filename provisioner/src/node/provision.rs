@@ -18,7 +18,12 @@ use loopfs::volume_store::{OwnedContentSource, VolumeId, VolumeKind, VolumeSpec}
 use crate::{
     api::events::Reason,
     error::Error,
-    node::{context::Context, data_source::DataSource, placement::Placement},
+    node::{
+        context::Context,
+        data_source::DataSource,
+        placement::Placement,
+        volume_deletion::{self, Deletion, Rule},
+    },
     objects::{
         claim_status,
         identity::Identity,
@@ -238,22 +243,19 @@ pub(crate) async fn apply(
             tracing::warn!(volume = %id, claim = claim_name, "kept a volume of this node, because it held data before; another node created one for the same claim");
             return Ok(());
         }
-        PvOutcome::Elsewhere => return delete_duplicate(id, ctx).await,
+        PvOutcome::Elsewhere => {
+            // The claim was rescheduled in the meantime.
+            let owner = volume_deletion::owner_from(&Intent::of(claim));
+            let deletion =
+                Deletion { id: id.clone(), filesystem_uuid: None, owner, rule: Rule::OnAnotherNode };
+            volume_deletion::delete(deletion, ctx).await?;
+            return clear(&id, ctx).await;
+        }
     }
     clear(&id, ctx).await?;
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
     ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);
     Ok(())
-}
-
-/// Deletes a volume of this node, because the claim was rescheduled in the meantime and has its volume on another node.
-async fn delete_duplicate(id: VolumeId, ctx: &Context) -> Result<(), Error> {
-    let duplicate = id.clone();
-    if ctx.storage.run(move |volumes| volumes.delete(&duplicate)).await? {
-        ctx.trash.notify_one();
-    }
-    tracing::info!(volume = %id, "deleted a volume of this node, because another node created one for the same claim");
-    clear(&id, ctx).await
 }
 
 /// Removes the record of provisioning, once the volume has its PersistentVolume or was deleted.

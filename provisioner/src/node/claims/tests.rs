@@ -198,7 +198,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_no
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert!(test_context.volumes.state().volumes.is_empty());
     assert!(test_context.ctx.intents.list().unwrap().is_empty());
-    assert_eq!(test_context.finish().await, ["Provisioning"]);
+    assert_eq!(test_context.finish().await, ["Provisioning", "VolumeDeleted"]);
 }
 
 #[tokio::test]

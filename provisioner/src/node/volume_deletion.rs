@@ -1,0 +1,132 @@
+//! Deletes the data of a volume, and leaves a trail.
+//!
+//! The log line says which volume was deleted, whose it was, and why. The event says the same to the owner of the claim. The claim itself was
+//! usually deleted before, but the event stays in its namespace for as long as the API server keeps events.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
+use kube::Resource;
+use loopfs::volume_store::VolumeId;
+
+use crate::{api::events::Reason, error::Error, node::context::Context, store::intents::Intent};
+
+/// Why a volume is deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// This PersistentVolume was released or deleted, and has the reclaim policy Delete.
+    ReclaimPolicy(String),
+    /// The claim was deleted before it had a PersistentVolume. The record of provisioning names the volume.
+    ClaimDeleted,
+    /// Another node has created a volume for the same claim.
+    OnAnotherNode,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rule::ReclaimPolicy(volume) => {
+                write!(f, "PersistentVolume {volume} is not used any more, and its reclaim policy is Delete")
+            }
+            Rule::ClaimDeleted => f.write_str("the claim was deleted before it had a PersistentVolume"),
+            Rule::OnAnotherNode => f.write_str("the claim got its volume on another node"),
+        }
+    }
+}
+
+/// The volume to delete, and whose it is. The caller has locked the volume.
+#[derive(Debug)]
+pub(crate) struct Deletion {
+    pub(crate) id: VolumeId,
+    /// The file system of the data, if it is known.
+    pub(crate) filesystem_uuid: Option<String>,
+    /// The claim, or the PersistentVolume that no claim has bound.
+    pub(crate) owner: ObjectReference,
+    pub(crate) rule: Rule,
+}
+
+/// Moves the data to the trash, where it is inaccessible. The trash cleanup frees its space in the background. Returns `false` if the
+/// volume does not exist.
+///
+/// # Errors
+/// When the data cannot be deleted.
+pub(crate) async fn delete(deletion: Deletion, ctx: &Context) -> Result<bool, Error> {
+    let Deletion { id, filesystem_uuid, owner, rule } = deletion;
+    let deleted = id.clone();
+    if !ctx.run_on(filesystem_uuid, move |volumes| volumes.delete(&deleted)).await? {
+        return Ok(false);
+    }
+    ctx.trash.notify_one();
+    let (namespace, name) = (owner.namespace.clone(), owner.name.clone());
+    tracing::info!(
+        volume = %id, kind = owner.kind, namespace, name, uid = owner.uid, %rule, "deleted a volume and its data"
+    );
+    let note = format!("deleted volume {id} of node {} and its data: {rule}", ctx.cluster.identity.node());
+    ctx.cluster.events.publish_about(owner, Reason::VolumeDeleted, note);
+    Ok(true)
+}
+
+/// Returns the owner of the data of a PersistentVolume.
+pub(crate) fn owner_of(volume: &PersistentVolume) -> ObjectReference {
+    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let part = |part: &Option<String>| part.clone().filter(|part| !part.is_empty());
+    match claim.map(|claim| (part(&claim.namespace), part(&claim.name), part(&claim.uid))) {
+        Some((Some(namespace), Some(name), Some(uid))) => owner_from(&Intent { namespace, name, uid }),
+        _ => volume.object_ref(&()),
+    }
+}
+
+/// Returns the claim of a record of provisioning.
+pub(crate) fn owner_from(claim: &Intent) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: Some(claim.namespace.clone()),
+        name: Some(claim.name.clone()),
+        uid: Some(claim.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt;
+    use loopfs::Bytes;
+    use loopfs::volume_store::VolumeKind;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, TestContext},
+    };
+
+    #[rstest]
+    #[case::of_a_claim(json!({}), "PersistentVolumeClaim", "data")]
+    #[case::of_no_claim(json!({"spec": {"claimRef": null}}), "PersistentVolume", fixtures::VOLUME)]
+    #[case::reserved_for_a_claim(json!({"spec": {"claimRef": {"uid": null}}}), "PersistentVolume", fixtures::VOLUME)]
+    fn owners(#[case] change: Value, #[case] kind: &str, #[case] name: &str) {
+        let owner = owner_of(&fixtures::volume(change));
+        assert_eq!((owner.kind.as_deref(), owner.name.as_deref()), (Some(kind), Some(name)));
+    }
+
+    #[rstest]
+    #[case::of_an_existing_volume(true, &["VolumeDeleted"])]
+    #[case::that_a_crash_interrupted(false, &[])]
+    #[tokio::test]
+    async fn a_deletion_leaves_one_event(#[case] exists: bool, #[case] events: &[&str]) {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), vec![]);
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        if exists {
+            let volume = (VolumeKind::Filesystem, Bytes(1 << 20));
+            test_context.volumes.state().volumes.insert(id.clone(), volume);
+        }
+        let volume = fixtures::volume(json!({}));
+        let rule = Rule::ReclaimPolicy(volume.name_any());
+        let deletion = Deletion { id, filesystem_uuid: None, owner: owner_of(&volume), rule };
+        assert_eq!(delete(deletion, &test_context.ctx).await.unwrap(), exists);
+        assert_eq!(test_context.finish().await, events);
+    }
+}
