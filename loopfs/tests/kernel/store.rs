@@ -9,7 +9,7 @@ use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::{Enforcement, Limits, ProjectId, assign_project, project_of};
 use loopfs::volume_store::{
-    AbnormalReason, Condition, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+    AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};

@@ -47,7 +47,6 @@ pub(crate) enum Reason {
     VolumeMissing,
     /// No PersistentVolume names these volumes.
     OrphanedVolumes,
-    OrphanedVolumeRemoved,
     /// Too many volumes look orphaned for any to be removed.
     OrphanedVolumesKept,
     /// Files of the volume carry another project id than the volume.
@@ -98,7 +97,6 @@ impl Reason {
             Reason::VolumeRetained => ("VolumeRetained", NORMAL, "Delete"),
             Reason::VolumeMissing => ("VolumeMissing", WARNING, "Audit"),
             Reason::OrphanedVolumes => ("OrphanedVolumes", WARNING, "Audit"),
-            Reason::OrphanedVolumeRemoved => ("OrphanedVolumeRemoved", NORMAL, "Audit"),
             Reason::OrphanedVolumesKept => ("OrphanedVolumesKept", WARNING, "Audit"),
             Reason::FilesInForeignProject => ("FilesInForeignProject", WARNING, "Audit"),
             Reason::ChargedForForeignFiles => ("ChargedForForeignFiles", WARNING, "Audit"),
@@ -167,7 +165,12 @@ impl Events {
 
     /// Queues an event about this node.
     pub(crate) fn publish_on_node(&self, reason: Reason, note: impl Into<String>) {
-        let regarding = ObjectReference {
+        self.publish_about(self.own_node(), reason, note.into());
+    }
+
+    /// Returns the reference to this node that events about it have.
+    pub(crate) fn own_node(&self) -> ObjectReference {
+        ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(self.node.to_string()),
@@ -175,8 +178,7 @@ impl Events {
             // the node.
             uid: Some(self.node.to_string()),
             ..Default::default()
-        };
-        self.publish_about(regarding, reason, note.into());
+        }
     }
 
     /// Queues an event about an object that the caller has a reference to.

@@ -116,7 +116,7 @@ async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
     let record = Custody::read(&cluster.intents().custody()).unwrap().unwrap();
     assert_eq!((Some(&record.node_uid), record.keeps(&before)), (node.uid().as_ref(), true));
     let since = cluster.create_orphan("since");
-    cluster.event_in("default", HERE, "OrphanedVolumeRemoved", since.as_str()).await;
+    cluster.event_in("default", HERE, "VolumeDeleted", since.as_str()).await;
     assert!(cluster.volumes.capacity(before.as_str()).is_some());
     cluster.finish([provisioner]).await;
 }
@@ -149,7 +149,7 @@ async fn orphaned_volumes_are_removed_if_requested() {
     cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
     for id in [&orphan, &busy] {
-        cluster.event_in("default", HERE, "OrphanedVolumeRemoved", id.as_str()).await;
+        cluster.event_in("default", HERE, "VolumeDeleted", id.as_str()).await;
         assert_eq!(cluster.volumes.capacity(id.as_str()), None);
     }
     assert_eq!(cluster.bound("waiting").await.name_any(), pending.as_str());

@@ -1,9 +1,10 @@
 //! Deletes the data of a volume, and leaves a trail.
 //!
 //! The log line says which volume was deleted, whose it was, and why. The event says the same to the owner of the claim. The claim itself was
-//! usually deleted before, but the event stays in its namespace for as long as the API server keeps events.
+//! usually deleted before, but the event stays in its namespace for as long as the API server keeps events. Of an orphaned volume, the
+//! owner is unknown, and the event is on the node.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::Resource;
@@ -20,6 +21,8 @@ pub(crate) enum Rule {
     ClaimDeleted,
     /// Another node has created a volume for the same claim.
     OnAnotherNode,
+    /// The audits have found no PersistentVolume for this time, and the administrator has `--collect`.
+    Orphaned(Duration),
 }
 
 impl fmt::Display for Rule {
@@ -30,6 +33,9 @@ impl fmt::Display for Rule {
             }
             Rule::ClaimDeleted => f.write_str("the claim was deleted before it had a PersistentVolume"),
             Rule::OnAnotherNode => f.write_str("the claim got its volume on another node"),
+            Rule::Orphaned(after) => {
+                write!(f, "it had no PersistentVolume for {} s (--collect-after)", after.as_secs())
+            }
         }
     }
 }
@@ -40,7 +46,7 @@ pub(crate) struct Deletion {
     pub(crate) id: VolumeId,
     /// The file system of the data, if it is known.
     pub(crate) filesystem_uuid: Option<String>,
-    /// The claim, or the PersistentVolume that no claim has bound.
+    /// The claim, the PersistentVolume that no claim has bound, or the node if there is neither.
     pub(crate) owner: ObjectReference,
     pub(crate) rule: Rule,
 }

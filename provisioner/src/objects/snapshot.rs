@@ -3,6 +3,7 @@
 use kube::core::{ApiResource, GroupVersionKind};
 
 pub(crate) const GROUP: &str = "snapshot.storage.k8s.io";
+pub(crate) const KIND: &str = "VolumeSnapshot";
 
 /// The label on the content of a snapshot that names the node whose snapshotter manages it.
 pub(crate) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";

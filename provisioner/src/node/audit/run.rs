@@ -29,6 +29,7 @@ use crate::{
     node::{
         context::Context,
         references::{self, Labelled},
+        volume_deletion::{self, Deletion, Rule},
     },
     objects::ownership,
     store::{
@@ -214,7 +215,6 @@ async fn collect(
     now: Instant,
     ctx: &Context,
 ) {
-    let grace = collection.after;
     let (kept, since): (Vec<_>, Vec<_>) =
         since.iter().filter(|(id, _)| could_be_ours(id)).partition(|(id, _)| custody.keeps(id));
     if !kept.is_empty() {
@@ -258,16 +258,8 @@ async fn collect(
     };
     let due = since.iter().filter(|(_, since)| collection.is_due(**since, now));
     for (id, _) in due.filter(|(id, _)| !claimed.contains(id.as_str())) {
-        match collect_one(id, ctx).await {
-            Ok(true) => {
-                let note = format!(
-                    "removed volume {id}, which had no PersistentVolume for {} s (--collect-after)",
-                    grace.as_secs()
-                );
-                ctx.cluster.events.publish_on_node(Reason::OrphanedVolumeRemoved, note);
-                ctx.trash.notify_one();
-                ctx.retry_generation.bump();
-            }
+        match collect_one(id, collection, ctx).await {
+            Ok(true) => ctx.retry_generation.bump(),
             Ok(false) => {}
             Err(error) => {
                 tracing::warn!(volume = %id, %error, "could not remove an orphaned volume; the next audit retries")
@@ -276,7 +268,7 @@ async fn collect(
     }
 }
 
-async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
+async fn collect_one(id: &VolumeId, collection: Collection, ctx: &Context) -> Result<bool, Error> {
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
     let object = ctx.read_volume(id.as_str()).await?;
@@ -284,8 +276,8 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
         return Ok(false);
     }
     references::require_none(id, None, Labelled::Listed, ctx).await?;
-    let orphan = id.clone();
-    Ok(ctx.storage.run(move |volumes| volumes.delete(&orphan)).await?)
+    let (owner, rule) = (ctx.cluster.events.own_node(), Rule::Orphaned(collection.after));
+    volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid: None, owner, rule }, ctx).await
 }
 
 /// Returns `true` if the volume has a name that a provisioner gives. The CSI driver creates volumes in the store too, with
@@ -420,7 +412,7 @@ mod tests {
         let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[]), labelled()]);
         collected(&test_context, &["pvc-1", "csi-1"], 25).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 4);
-        assert_eq!(test_context.finish().await, ["OrphanedVolumeRemoved"]);
+        assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
     }
 
     #[tokio::test]

@@ -4,25 +4,24 @@
 //! service returned: the snapshot's name in the store of its node. They are untrusted input: any user may have written them.
 
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
-use kube::{
-    Api, ResourceExt,
-    core::{ApiResource, DynamicObject, GroupVersionKind},
-};
+use kube::{Api, ResourceExt, core::DynamicObject};
 use loopfs::Bytes;
 use loopfs::volume_store::{OwnedContentSource, SnapshotId};
 use serde::Deserialize;
 
-use super::source::{DataSource, SNAPSHOT_GROUP, SNAPSHOT_KIND};
+use super::source::DataSource;
 use crate::{
     error::Error,
     node::context::Context,
-    objects::{identity::Identity, ownership, quantity, refusal::Refusal},
+    objects::{
+        identity::Identity,
+        ownership, quantity,
+        refusal::Refusal,
+        snapshot::{self, MANAGED_BY},
+    },
 };
 
 const NOT_READY: &str = "is not ready to use; it is copied once it is";
-
-/// The label on the content of a snapshot that names the node whose snapshotter manages it.
-const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 
 /// The fields of a VolumeSnapshot that are needed here.
 #[derive(Debug, Default, Deserialize)]
@@ -82,17 +81,15 @@ pub(super) async fn find_snapshot(
     let snapshots: Api<DynamicObject> = Api::namespaced_with(
         ctx.cluster.client.clone(),
         &namespace,
-        &resource(SNAPSHOT_KIND, "volumesnapshots"),
+        &snapshot::resource(snapshot::KIND, "volumesnapshots"),
     );
     let snapshot = found(snapshots.get(name).await);
     let snapshot = snapshot.map_err(|error| Error::api("read VolumeSnapshot", name, error))?;
     let absent = "does not exist, or the cluster has no VolumeSnapshots";
     let snapshot = snapshot.ok_or_else(|| refused(name, absent))?;
     let bound = content_of(&snapshot)?;
-    let contents: Api<DynamicObject> = Api::all_with(
-        ctx.cluster.client.clone(),
-        &resource("VolumeSnapshotContent", "volumesnapshotcontents"),
-    );
+    let contents: Api<DynamicObject> =
+        Api::all_with(ctx.cluster.client.clone(), &snapshot::content_resource());
     let content = found(contents.get(&bound).await);
     let content = content.map_err(|error| Error::api("read VolumeSnapshotContent", &bound, error))?;
     let content = content.ok_or_else(|| refused(name, "has lost its VolumeSnapshotContent"))?;
@@ -105,10 +102,6 @@ fn found(response: kube::Result<DynamicObject>) -> kube::Result<Option<DynamicOb
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         response => response.map(Some),
     }
-}
-
-fn resource(kind: &str, plural: &str) -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(SNAPSHOT_GROUP, "v1", kind), plural)
 }
 
 fn refused(name: &str, why: &'static str) -> Refusal {

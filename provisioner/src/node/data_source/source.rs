@@ -4,11 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpe
 use loopfs::Bytes;
 use loopfs::volume_store::OwnedContentSource;
 
-use crate::objects::refusal::Refusal;
-
-/// The API group and kind of a VolumeSnapshot.
-pub(super) const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
-pub(super) const SNAPSHOT_KIND: &str = "VolumeSnapshot";
+use crate::objects::{refusal::Refusal, snapshot};
 
 /// The volume or snapshot to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +41,7 @@ pub(crate) fn parse_reference(claim: &PersistentVolumeClaim) -> Result<Option<Da
     let local = namespace.is_none() || namespace == claim.metadata.namespace.as_ref();
     match (group.unwrap_or_default(), kind.as_str()) {
         ("", "PersistentVolumeClaim") if local && !ambiguous => Ok(Some(DataSourceRef::Claim(name))),
-        (SNAPSHOT_GROUP, SNAPSHOT_KIND) if local && !ambiguous => Ok(Some(DataSourceRef::Snapshot(name))),
+        (snapshot::GROUP, snapshot::KIND) if local && !ambiguous => Ok(Some(DataSourceRef::Snapshot(name))),
         _ => Err(Refusal::DataSource(format!("{kind} {name:?}"))),
     }
 }
