@@ -53,6 +53,10 @@ pub trait HealthEndpoints: Send + Sync + 'static {
     /// Returns the result of `/readyz`: `Ok` if the process can serve now, else the reason. Called as often as
     /// [`liveness`](Self::liveness).
     fn readiness(&self) -> impl Future<Output = Result<(), String>> + Send;
+    /// Returns a fault that does not keep the process from serving. The body of `/readyz` has it behind `ok`.
+    fn notice(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The sockets on which a program serves its endpoints.
@@ -164,7 +168,10 @@ impl<E: HealthEndpoints> Site<E> {
         let result = self.readiness.get(|| async move { endpoints.readiness().await }).await;
         // A check that hangs is a verdict, too: the kubelet receives it.
         self.ready.send_replace(Some(matches!(result, Ok(Ok(())))));
-        check_response(result)
+        match self.endpoints.notice() {
+            Some(notice) if matches!(result, Ok(Ok(()))) => format!("ok\n{notice}\n").into_response(),
+            _ => check_response(result),
+        }
     }
 }
 
@@ -220,6 +227,34 @@ mod tests {
             self.readiness_checks.fetch_add(1, Ordering::Relaxed);
             Err("mount it".to_owned())
         }
+    }
+
+    /// A process that serves in spite of a fault.
+    struct Faulty;
+
+    impl HealthEndpoints for Faulty {
+        async fn metrics(&self) -> Result<Registry, String> {
+            Ok(Registry::default())
+        }
+
+        async fn liveness(&self) -> Result<(), String> {
+            Ok(())
+        }
+
+        async fn readiness(&self) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn notice(&self) -> Option<String> {
+            Some("apply the policies".to_owned())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_ready_process_reports_its_fault() {
+        let response = Site::new(Faulty).readiness().await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(to_bytes(response.into_body(), usize::MAX).await.unwrap(), "ok\napply the policies\n");
     }
 
     async fn send(server: SocketAddr, request: &str) -> String {

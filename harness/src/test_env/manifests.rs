@@ -75,6 +75,21 @@ mod tests {
 
     use super::*;
 
+    /// `namespace` in a user's kustomization moves the accounts, and changes no expression.
+    #[test]
+    fn no_admission_policy_names_a_namespace() {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("csi").join("deploy");
+        let components = ["builtin-objects", "claim-labels", "node-loss", "snapshots"];
+        let directories = components.into_iter().map(|name| deploy.join(name)).chain([deploy.clone()]);
+        let files: Vec<_> = directories.map(|directory| directory.join("admission.yaml")).collect();
+        let manifests = Manifests::read_files(&files).unwrap();
+        for object in manifests.objects() {
+            let text = serde_json::to_string(object).unwrap();
+            assert!(!text.contains("loopfs-system"), "{text}");
+            assert!(!text.contains("validationActions") || text.contains(r#"["Deny","Audit"]"#), "{text}");
+        }
+    }
+
     #[test]
     fn the_account_of_dbg_may_read_the_objects_of_a_storage_fault_and_nothing_else() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

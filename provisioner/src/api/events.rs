@@ -66,6 +66,8 @@ pub(crate) enum Reason {
     NodeLost,
     /// The node of a claim's volume is not ready.
     NodeNotReady,
+    /// The API server allows what the admission policies forbid.
+    PoliciesNotEnforced,
 }
 
 /// The values of `type` in the events API.
@@ -109,6 +111,7 @@ impl Reason {
             Reason::DeclarationInvalid => ("DeclarationInvalid", WARNING, "KeepObjects"),
             Reason::NodeLost => ("NodeLost", WARNING, "SettleNodeLoss"),
             Reason::NodeNotReady => ("NodeNotReady", WARNING, "CheckNodes"),
+            Reason::PoliciesNotEnforced => ("PoliciesNotEnforced", WARNING, "CheckPolicies"),
         }
     }
 }

@@ -5,7 +5,8 @@ use http::{Method, Uri};
 /// What a role must permit for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiRequest {
-    /// One of `get`, `list`, `watch`, `create`, `update`, `patch` and `delete`.
+    /// One of `get`, `list`, `watch`, `create`, `update`, `patch` and `delete`, or `dry-run` for any of the last four that changes
+    /// nothing.
     pub(crate) verb: &'static str,
     /// The plural of the resource, with its subresource. Empty for paths of no resource, such as `/version`. This process uses
     /// few resources, so metrics with this label have few time series.
@@ -21,6 +22,7 @@ impl ApiRequest {
             [] => String::new(),
         };
         let verb = match *method {
+            _ if has_parameter(uri, "dryRun=All") => "dry-run",
             Method::POST => "create",
             Method::PUT => "update",
             Method::PATCH => "patch",
@@ -33,13 +35,17 @@ impl ApiRequest {
     }
 
     pub(crate) fn is_write(&self) -> bool {
-        !["get", "list", "watch"].contains(&self.verb)
+        !["get", "list", "watch", "dry-run"].contains(&self.verb)
     }
 }
 
 /// Returns `true` if the response lasts until the API server ends it.
 pub(crate) fn is_watch(uri: &Uri) -> bool {
-    uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"))
+    has_parameter(uri, "watch=true")
+}
+
+fn has_parameter(uri: &Uri, parameter: &str) -> bool {
+    uri.query().is_some_and(|query| query.split('&').any(|pair| pair == parameter))
 }
 
 /// Returns the resource, the name and the subresource in a path, without group, version and namespace.
@@ -72,6 +78,7 @@ mod tests {
     )]
     #[case::a_namespace("DELETE", "/api/v1/namespaces/shop", "delete", "namespaces")]
     #[case::replaced("PUT", "/api/v1/nodes/node-a", "update", "nodes")]
+    #[case::dry_run("POST", "/api/v1/persistentvolumes?&dryRun=All", "dry-run", "persistentvolumes")]
     #[case::nothing("GET", "/", "get", "")]
     #[case::version("GET", "/version", "get", "")]
     fn verbs_and_resources(
@@ -82,6 +89,6 @@ mod tests {
     ) {
         let request = ApiRequest::of(&method, &uri);
         assert_eq!(request, ApiRequest { verb, resource: resource.to_owned() });
-        assert_eq!(request.is_write(), method != Method::GET);
+        assert_eq!(request.is_write(), method != Method::GET && verb != "dry-run");
     }
 }

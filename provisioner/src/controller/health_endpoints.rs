@@ -4,7 +4,14 @@ use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 use tokio::sync::watch;
 
-use crate::api::{event_counter::EventCounter, traffic::ApiTraffic};
+use crate::{
+    api::{
+        event_counter::EventCounter,
+        policies::{self, Enforced},
+        traffic::ApiTraffic,
+    },
+    metrics::POLICIES_ENFORCED,
+};
 
 /// The source of the health endpoints' responses.
 pub(crate) struct HealthEndpoints {
@@ -17,6 +24,7 @@ pub(crate) struct HealthEndpoints {
     pub(crate) unready_volumes: watch::Receiver<usize>,
     /// The number of volumes whose node was deleted.
     pub(crate) lost_volumes: watch::Receiver<usize>,
+    pub(crate) policies: watch::Receiver<Enforced>,
 }
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
@@ -36,6 +44,9 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         );
         let lost = *self.lost_volumes.borrow() as u64;
         registry.count("volumes_on_deleted_nodes", "Volumes whose Node object was deleted", lost);
+        if let Some(enforced) = *self.policies.borrow() {
+            registry.count("policies_enforced", POLICIES_ENFORCED, u64::from(enforced));
+        }
         Ok(registry)
     }
 
@@ -56,6 +67,10 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
             return Err("this replica leads, but has not read the claims, classes and CSINodes; the log names the requests that fail".to_owned());
         }
         Ok(())
+    }
+
+    fn notice(&self) -> Option<String> {
+        policies::notice(*self.policies.borrow())
     }
 }
 
@@ -84,6 +99,7 @@ mod tests {
             performs: value(performs),
             unready_volumes: watch::Sender::new(3).subscribe(),
             lost_volumes: watch::Sender::new(2).subscribe(),
+            policies: watch::Sender::new(Some(false)).subscribe(),
         }
     }
 
@@ -104,7 +120,8 @@ mod tests {
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();
         assert_eq!(served(&text), documented("loopfs_controller_"));
-        for line in ["leads 1", "volumes_on_unready_nodes 3", "volumes_on_deleted_nodes 2"] {
+        for line in ["leads 1", "policies_enforced 0", "volumes_on_unready_nodes 3", "volumes_on_deleted_nodes 2"]
+        {
             assert!(text.contains(&format!("\nloopfs_controller_{line}\n")), "{text}");
         }
     }
@@ -115,6 +132,7 @@ mod tests {
         assert!(endpoints.readiness().await.unwrap_err().contains("has not answered yet"));
         endpoints.traffic.record(Ok(()));
         assert_eq!(endpoints.readiness().await, Ok(()));
+        assert!(endpoints.notice().unwrap().contains("admission policies"));
         endpoints.traffic.record(Err("patch leases: 503 Service Unavailable".to_owned()));
         assert!(endpoints.readiness().await.unwrap_err().contains("patch leases: 503"));
         assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");

@@ -13,6 +13,7 @@ use crate::{
     api::{
         cluster::Cluster,
         events::{self, Events},
+        policies::{self, Forbidden},
         traffic::ApiTraffic,
     },
     loss::NodeLoss,
@@ -49,6 +50,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (leads, performs) = (watch::Sender::new(false), watch::Sender::new(false));
     let (unready_volumes, lost_volumes) = (watch::Sender::new(0), watch::Sender::new(0));
+    let policies = watch::Sender::new(None);
     let leading = leads.subscribe();
     let stop = CancellationToken::new();
 
@@ -61,9 +63,14 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
             performs: performs.subscribe(),
             unready_volumes: unready_volumes.subscribe(),
             lost_volumes: lost_volumes.subscribe(),
+            policies: policies.subscribe(),
         };
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
+    let forbidden = Forbidden::AnotherLease { namespace: candidate.namespace.clone() };
+    let of_check = cluster.clone();
+    let checking = async move { policies::check(&of_check, &forbidden, &policies).await };
+    tasks.spawn(named("policies", until(stop.clone(), checking)));
     let progress = Progress { performs, unready_volumes, lost_volumes };
     let performing = perform_while_leading(cluster, duties, leading, progress);
     tasks.spawn(named("duties", until(stop.clone(), performing)));

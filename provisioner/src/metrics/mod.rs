@@ -8,5 +8,5 @@ mod sample;
 pub(crate) use self::{
     findings::{Findings, LatestFindings},
     operations::{Operation, Operations},
-    sample::{Sample, register},
+    sample::{POLICIES_ENFORCED, Sample, register},
 };

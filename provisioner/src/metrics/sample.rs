@@ -11,6 +11,10 @@ use crate::api::{event_counter::EventCounter, queue_metrics::QueueMetrics, traff
 
 const PREFIX: &str = "loopfs_provisioner";
 
+/// The help of the metric that both roles serve.
+pub(crate) const POLICIES_ENFORCED: &str =
+    "1 if the API server refuses what the admission policies forbid to this process, else 0";
+
 /// The values of the process and its node at one moment.
 #[derive(Debug)]
 pub(crate) struct Sample {
@@ -22,6 +26,8 @@ pub(crate) struct Sample {
     pub(crate) retries_waiting: [(&'static str, u64); 2],
     /// `None` before the first watch of claims.
     pub(crate) watches_all_claims: Option<bool>,
+    /// `true` if the API server enforces the admission policies. `None` while that is unknown.
+    pub(crate) policies_enforced: Option<bool>,
     /// `true` if the API server answered the latest request. `None` before the first.
     pub(crate) api_server_reachable: Option<bool>,
     /// `None` while the store is unavailable.
@@ -63,6 +69,9 @@ pub(crate) fn register(
             "1 if this node watches all claims of the cluster, 0 if it watches only those with its label",
             u64::from(all),
         );
+    }
+    if let Some(enforced) = sample.policies_enforced {
+        registry.count("policies_enforced", POLICIES_ENFORCED, u64::from(enforced));
     }
     if let Some(reachable) = sample.api_server_reachable {
         registry.count(

@@ -14,7 +14,7 @@ use k8s_openapi::{
 };
 use kube::runtime::reflector::{ObjectRef, Store};
 use loopfs::Bytes;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::{
     api::{
@@ -22,6 +22,7 @@ use crate::{
         backoff::{self, Backoff},
         cluster::Cluster,
         mutation_cache::MutationCache,
+        policies::Enforced,
         pruned::Pruned,
         queue::Object,
         queue_metrics::QueueMetrics,
@@ -67,6 +68,8 @@ pub(crate) struct Context {
     pub(crate) operations: Operations,
     pub(crate) queues: QueueMetrics,
     pub(crate) audit: LatestFindings,
+    /// `Some(true)` if the API server enforces the admission policies.
+    pub(crate) policies: watch::Sender<Enforced>,
     /// Returns the time for conditions.
     pub(crate) now: fn() -> Timestamp,
 }
@@ -98,6 +101,7 @@ impl Context {
             operations: Default::default(),
             queues: Default::default(),
             audit: Default::default(),
+            policies: Default::default(),
             now,
         }
     }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    api::traffic::ApiTraffic,
+    api::{policies, traffic::ApiTraffic},
     metrics::{self, Sample},
     node::{claim_scope::ClaimScope, context::Context, resize},
     objects::ownership,
@@ -92,6 +92,7 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
             ],
             watches_all_claims: self.ctx.claim_scope.get().map(|scope| scope == ClaimScope::All),
             expansions_waiting: self.expansions_waiting(),
+            policies_enforced: *self.ctx.policies.borrow(),
             api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
             store: store.ok(),
             audit,
@@ -113,6 +114,10 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         self.check_caches_and_store().await?;
         let outcome = self.traffic.latest().unwrap_or(Ok(()));
         outcome.map_err(|reason| format!("the API server does not answer: {reason}"))
+    }
+
+    fn notice(&self) -> Option<String> {
+        policies::notice(*self.ctx.policies.borrow())
     }
 }
 
@@ -160,6 +165,7 @@ mod tests {
         let (_bench, endpoints) = test_context(Caches::default());
         // Counters without a value are not served.
         endpoints.ctx.claim_scope.set(ClaimScope::All);
+        endpoints.ctx.policies.send_replace(Some(true));
         drop(endpoints.ctx.queues.queue("claims"));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
@@ -242,6 +248,19 @@ mod tests {
         let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("mount it"), "{reason}");
         assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
+        drop(endpoints);
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_node_without_policies_is_ready_and_reports_it() {
+        let (test_context, endpoints) = test_context(Caches::default());
+        assert_eq!(endpoints.notice(), None);
+        endpoints.ctx.policies.send_replace(Some(false));
+        assert_eq!(endpoints.readiness().await, Ok(()));
+        assert!(endpoints.notice().unwrap().contains("admission policies"));
+        let text = scraped(&endpoints).await;
+        assert!(text.contains("\nloopfs_provisioner_policies_enforced 0\n"), "{text}");
         drop(endpoints);
         test_context.finish().await;
     }

@@ -12,6 +12,7 @@ use crate::{
     api::{
         cluster::Cluster,
         events::{self, Events},
+        policies::{self, Forbidden},
         traffic::ApiTraffic,
     },
     loss::NodeLoss,
@@ -86,6 +87,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     ));
     tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
+    tasks.spawn(named("policies", until(stop.clone(), check_policies(Arc::clone(&ctx)))));
     let Options { capacity: capacity_config, node_loss, claim_labels, audit, project_audit } = options;
     match claim_labels {
         Some(source) => {
@@ -122,6 +124,10 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn(named("events", events::publish(client, identity, event_requests)));
     (tasks, stop)
+}
+
+async fn check_policies(ctx: Arc<Context>) {
+    policies::check(&ctx.cluster, &Forbidden::VolumeOfAnotherNode, &ctx.policies).await;
 }
 
 async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {

@@ -72,9 +72,13 @@ impl ExpectedRequest {
         self.refuse_with(status, reason, details)
     }
 
-    pub(crate) fn refuse_with(mut self, status: u16, reason: &str, details: Value) -> Self {
+    pub(crate) fn refuse_with(self, status: u16, reason: &str, details: Value) -> Self {
+        self.refuse_saying(status, reason, &format!("refused: {reason}"), details)
+    }
+
+    /// Responds with an error whose text is `message`.
+    pub(crate) fn refuse_saying(mut self, status: u16, reason: &str, message: &str, details: Value) -> Self {
         self.status = status;
-        let message = format!("refused: {reason}");
         self.respond(json!({
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
             "details": details,

@@ -20,8 +20,8 @@ const UPDATE: &str = "UPDATE_RULES";
 
 /// Returns the templates of the driver's pods: those of the DaemonSet, and those of the Deployment of the controller.
 fn pod_templates() -> [Value; 2] {
-    // The file of the controller has its account and its roles too.
-    let (deployment, _) = CONTROLLER.split_once("\n---\n").unwrap();
+    // The file of the controller begins with its account and its roles.
+    let (_, deployment) = CONTROLLER.rsplit_once("\n---\n").unwrap();
     [DAEMON_SET, deployment].map(|manifest| yaml(manifest)["spec"]["template"].clone())
 }
 

@@ -76,12 +76,7 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
                 },
                 "monitoring": {"podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}, "networkPolicy": {"enabled": true}},
             }),
-            &[
-                "system:serviceaccount:node-storage:loopfs-provisioner",
-                "system:serviceaccount:node-storage:loopfs-controller",
-                "\"example.org/team\":\"storage\"",
-                "\"pod-security.kubernetes.io/enforce\":\"privileged\"",
-            ],
+            &["\"example.org/team\":\"storage\"", "\"pod-security.kubernetes.io/enforce\":\"privileged\""],
             &["loopfs-system"],
         ),
         accept(

@@ -46,7 +46,7 @@ impl Call {
     }
 
     pub(in crate::live_tests) fn is_write(&self) -> bool {
-        !["get", "list", "watch", "event"].contains(&self.verb)
+        !["get", "list", "watch", "event", "dry-run"].contains(&self.verb)
     }
 }
 

@@ -62,7 +62,7 @@ impl Attacker {
             rights: granted(&cluster.admin, account).await,
             pod: pod_of_token(&of_pod, account).await,
             of_pod,
-            unbound: unbound_client(cluster, account).await,
+            unbound: client_with_token(cluster, SYSTEM, account, json!({"audiences": []})).await,
         }
     }
 
@@ -122,17 +122,21 @@ async fn pod_of_token(client: &Client, account: Account) -> OwnerReference {
     OwnerReference { api_version: "v1".to_owned(), kind: "Pod".to_owned(), name, uid, ..Default::default() }
 }
 
-/// Returns a client with a token that was requested for the account, and not for a pod.
-async fn unbound_client(cluster: &Cluster, account: Account) -> Client {
-    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.clone(), SYSTEM);
-    let request: TokenRequest =
-        serde_json::from_value(json!({"metadata": {}, "spec": {"audiences": []}})).unwrap();
+/// Returns a client with a token that was requested for an account in a namespace, and not for a pod.
+pub(super) async fn client_with_token(
+    cluster: &Cluster,
+    namespace: &str,
+    account: Account,
+    spec: Value,
+) -> Client {
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.clone(), namespace);
+    let request: TokenRequest = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
     let response =
         accounts.create_token_request(account.name(), &PostParams::default(), &request).await.unwrap();
     let text = std::fs::read_to_string(Cluster::kubeconfig_of(HERE)).unwrap();
     let mut kubeconfig: Value = serde_norway::from_str(&text).unwrap();
     kubeconfig["users"][0]["user"]["token"] = json!(response.status.unwrap().token);
-    let path = cluster.scratch.path().join(format!("{}.kubeconfig", account.name()));
+    let path = cluster.scratch.path().join(format!("{}-{namespace}.kubeconfig", account.name()));
     std::fs::write(&path, kubeconfig.to_string()).unwrap();
     crate::api::client::connect(Some(path), &ApiTraffic::default()).await.unwrap()
 }

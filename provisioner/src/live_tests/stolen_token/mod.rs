@@ -8,6 +8,7 @@
 //!
 //! Writes are dry runs, which pass authorization, validation and admission. So no request changes what the next one finds.
 
+mod another_namespace;
 mod attacker;
 mod attempt;
 mod builtin;

@@ -123,11 +123,13 @@ pub(super) async fn policies(admin: &Client) -> Vec<ValidatingAdmissionPolicy> {
     policies.into_iter().filter(applies).collect()
 }
 
-/// Returns `true` if a condition of the policy names the account.
+/// Returns `true` if a condition of the policy matches the account: an expression that ends with the name of one account, or of both.
 fn applies_to(policy: &ValidatingAdmissionPolicy, account: Account) -> bool {
     let conditions = policy.spec.iter().flat_map(|spec| spec.match_conditions.iter().flatten());
-    let quoted = format!("\"{}\"", account.user());
-    conditions.into_iter().any(|condition| condition.expression.contains(&quoted))
+    let patterns = [format!(":{}$\"", account.name()), ":loopfs-(provisioner|controller)$\"".to_owned()];
+    conditions
+        .into_iter()
+        .any(|condition| patterns.iter().any(|pattern| condition.expression.contains(pattern)))
 }
 
 /// Returns the operations on resources that the policies narrow for an account.
