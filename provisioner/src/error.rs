@@ -54,6 +54,19 @@ pub(crate) enum Error {
         "another task is creating, copying or deleting volume {0} at this moment; the provisioner retries"
     )]
     InFlight(VolumeId),
+    /// An immutable field of an object that must not be deleted differs from its declaration.
+    #[error(
+        "{object} has other values of {fields} than declared, and the API server does not allow to change them; it stays, because while \
+         it does not exist, pods start without their fsGroup; correct the declaration, or delete the object while no pod with a volume of \
+         the driver starts, and the controller creates it as declared"
+    )]
+    Immutable { object: String, fields: String },
+    /// The API server stores other values than it was sent: it normalises them, or an admission webhook changes them.
+    #[error(
+        "write {object}: the API server stores other values of {fields} than declared; declare the values that it stores, or correct the \
+         admission webhook or policy that changes them"
+    )]
+    StoredOtherwise { object: String, fields: String },
     /// The volume handle of a PersistentVolume that a person created.
     #[error(transparent)]
     Handle(#[from] InvalidHandle),
@@ -96,6 +109,8 @@ impl Error {
             Error::StillReferenced { .. } => "StillReferenced",
             Error::SourceElsewhere { .. } => "SourceElsewhere",
             Error::InFlight(_) => "InFlight",
+            Error::Immutable { .. } => "Immutable",
+            Error::StoredOtherwise { .. } => "StoredOtherwise",
             Error::Handle(_) => "InvalidHandle",
         }
     }

@@ -157,8 +157,11 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
     } = args;
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), namespace, pod = holder, "starting");
-    let builtin =
-        builtin_objects.map(|config_map| builtin::Source { namespace: namespace.clone(), config_map });
+    let builtin = builtin_objects.map(|config_map| builtin::Source {
+        namespace: namespace.clone(),
+        config_map,
+        repair_delay: builtin::REPAIR_DELAY,
+    });
     let claim_labels = claim_labels(Some(&namespace), &common);
     let unready_nodes = controller::unready_nodes::Timing::DEFAULT;
     let node_loss = controller::node_loss::Settings { mode: common.node_loss, at_most_percent };

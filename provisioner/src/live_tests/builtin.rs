@@ -48,7 +48,12 @@ impl Cluster {
     }
 
     async fn controller_with_builtin_objects(&self, holder: &str) -> Provisioner {
-        let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
+        self.controller_that_repairs_after(Duration::ZERO, holder).await
+    }
+
+    async fn controller_that_repairs_after(&self, repair_delay: Duration, holder: &str) -> Provisioner {
+        let source =
+            builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned(), repair_delay };
         let duties = Duties { builtin: Some(source), ..controllers::ONLY_PLACEMENT };
         self.controller_named(holder, duties).await
     }
@@ -102,7 +107,7 @@ async fn built_in_objects_are_kept_as_declared() {
     assert_eq!(drivers.get(&driver).await.unwrap().spec.storage_capacity, Some(false));
     // With the labels, the object is repaired immediately.
     cluster.change(&drivers, &driver, ours()).await;
-    until(&drivers, &driver, |driver| driver.spec.storage_capacity == Some(true)).await;
+    let kept = until(&drivers, &driver, |driver| driver.spec.storage_capacity == Some(true)).await;
 
     // An object is changed, one is deleted, and one is created again with other immutable fields.
     cluster
@@ -129,10 +134,18 @@ async fn built_in_objects_are_kept_as_declared() {
             .await;
     }
 
-    // The object is not declared any more.
+    // A CSIDriver is never deleted: neither for an immutable field, nor if it is not declared any more.
+    let attached = include_str!("../../../csi/deploy/csidriver.yaml")
+        .replace("attachRequired: false", "attachRequired: true");
+    cluster.declare(json!({"csidriver.yaml": attached, "class.yaml": class(&name, "nodev"), "priority.yaml": priorities})).await;
+    cluster.event_on_declaration("ObjectFailed", "has other values of attachRequired than declared").await;
     cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
     cluster.wait_until_deleted(&cluster.all::<PriorityClass>(), &priority).await;
-    cluster.wait_until_deleted(&drivers, &driver).await;
+    assert_eq!(drivers.get(&driver).await.unwrap().uid(), kept.uid());
+    // The API server does not drop a field that it does not know.
+    let misspelt = class(&name, "nodev").replace("parameters:", "volumeBindingmode: Immediate, parameters:");
+    cluster.declare(json!({"class.yaml": misspelt})).await;
+    cluster.event_on_declaration("ObjectFailed", "unknown field \"volumeBindingmode\"").await;
     // An object that the API server would refuse does not replace the existing one.
     let refused = class(&name, "nodev").replace("'4096'}", "'4096'}, reclaimPolicy: Forget");
     cluster.declare(json!({"class.yaml": refused})).await;
@@ -149,8 +162,8 @@ async fn built_in_objects_are_kept_as_declared() {
     controller.stop().await;
     assert_eq!(classes.get(&name).await.unwrap().uid(), kept.uid());
 
-    let again = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
-    create::<CSIDriver>(&drivers, again).await;
+    // The manifests have no labels here.
+    cluster.change(&drivers, &driver, json!({"metadata": {"labels": null}})).await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }
@@ -181,7 +194,14 @@ async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_righ
     until(&roles, ROLE, |role| role.rules.as_ref() == Some(&rules)).await;
 
     bindings.delete(ROLE, &DeleteParams::default()).await.unwrap();
-    until(&bindings, ROLE, |_| true).await;
+    let kept = until(&bindings, ROLE, |_| true).await;
+    // The role of a binding is immutable. A field that the API server does not know does not make it delete the binding.
+    let mut extra = bound.clone();
+    extra["roleRef"]["extra"] = json!("x");
+    cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{extra}\n")})).await;
+    cluster.event_on_declaration("ObjectFailed", "unknown field \"roleRef.extra\"").await;
+    assert_eq!(bindings.get(ROLE).await.unwrap().uid(), kept.uid());
+    cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{bound}\n")})).await;
 
     // The controller has these rules only by this role.
     cluster.change(&roles, ROLE, json!({"rules": []})).await;
@@ -234,6 +254,46 @@ async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_righ
     let none = json!({"metadata": {"labels": null}});
     cluster.change(&roles, ROLE, none.clone()).await;
     cluster.change(&bindings, ROLE, none).await;
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish([]).await;
+}
+
+/// An upgrade changes a role before the ConfigMap that declares it. The controller could not restore the new rule.
+#[tokio::test]
+async fn an_upgrade_in_progress_is_not_undone() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    let roles: Api<ClusterRole> = cluster.all();
+    let before = roles.get(ROLE).await.unwrap();
+    cluster.change(&roles, ROLE, ours()).await;
+    let role = |rules: &Value| {
+        let kind = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"});
+        let mut role = json!({"metadata": {"name": ROLE}, "rules": rules});
+        fixtures::merge(&mut role, kind);
+        role.to_string()
+    };
+    let rules = json!(before.rules);
+    cluster.declare(json!({"role.yaml": role(&rules)})).await;
+    let controller = cluster.controller_that_repairs_after(TIMEOUT * 10, "only").await;
+    controller.until_it_leads().await;
+
+    let mut more = rules.clone();
+    more.as_array_mut().unwrap().push(json!({"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}));
+    cluster.change(&roles, ROLE, json!({"rules": more})).await;
+    let classes: Api<StorageClass> = cluster.all();
+    // The controller creates each class after it has received the change of the role.
+    for number in 0..3 {
+        let name = format!("{}-turn{number}", cluster.class);
+        cluster.declare(json!({"role.yaml": role(&rules), "class.yaml": class(&name, "nodev")})).await;
+        until(&classes, &name, |_| true).await;
+    }
+    cluster.declare(json!({"role.yaml": role(&more)})).await;
+    // The class is not declared any more, and that change of the declaration is made immediately.
+    cluster.wait_until_deleted(&classes, &format!("{}-turn2", cluster.class)).await;
+    assert_eq!(json!(roles.get(ROLE).await.unwrap().rules), more);
+    controller.stop().await;
+    cluster.undeclare_all().await;
+    cluster.change(&roles, ROLE, json!({"rules": rules, "metadata": {"labels": null}})).await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }

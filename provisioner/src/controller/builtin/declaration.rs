@@ -8,7 +8,7 @@ use kube::api::{DynamicObject, TypeMeta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::kinds::{KINDS, Key, Kind};
+use super::kinds::{KINDS, Key, Kind, RBAC};
 use crate::objects::identity::{Identity, MANAGER};
 
 /// The recommended label for the manager of an object.
@@ -181,14 +181,22 @@ fn complete(data: &mut Map<String, Value>) {
     let is_account = |subject: &Value| {
         subject.get("kind").and_then(Value::as_str).is_none_or(|kind| kind == "ServiceAccount")
     };
-    let set = |reference: &mut Value| {
-        if let Value::Object(reference) = reference {
-            reference.entry("apiGroup").or_insert_with(|| json!("rbac.authorization.k8s.io"));
+    // An empty group counts as none, and the API server stores none for accounts.
+    let set = |reference: &mut Value, default: Option<&str>| {
+        let Value::Object(reference) = reference else { return };
+        if reference.get("apiGroup").is_some_and(|group| *group == json!("") || group.is_null()) {
+            reference.remove("apiGroup");
+        }
+        if let Some(default) = default {
+            reference.entry("apiGroup").or_insert_with(|| json!(default));
         }
     };
     let subjects = data.get_mut("subjects").and_then(Value::as_array_mut);
-    subjects.into_iter().flatten().filter(|subject| !is_account(subject)).for_each(set);
-    data.get_mut("roleRef").into_iter().for_each(set);
+    for subject in subjects.into_iter().flatten() {
+        let default = (!is_account(subject)).then_some(RBAC);
+        set(subject, default);
+    }
+    data.get_mut("roleRef").into_iter().for_each(|role| set(role, Some(RBAC)));
 }
 
 #[cfg(test)]
@@ -231,8 +239,8 @@ mod tests {
     #[test]
     fn subjects_get_the_default_api_group() {
         let binding = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: b}, \
-                       roleRef: {kind: ClusterRole, name: r}, \
-                       subjects: [{kind: User, name: u}, {kind: ServiceAccount, name: s, namespace: n}]}";
+                       roleRef: {kind: ClusterRole, name: r, apiGroup: ''}, \
+                       subjects: [{kind: User, name: u}, {kind: ServiceAccount, name: s, namespace: n, apiGroup: ''}]}";
         let declaration = parsed(&[("b.yaml", binding)]).unwrap();
         let data = &declaration.objects.values().next().unwrap().data;
         assert_eq!(data["roleRef"]["apiGroup"], "rbac.authorization.k8s.io");

@@ -12,6 +12,8 @@ pub(crate) struct Kind {
     pub(crate) name: &'static str,
     plural: &'static str,
     pub(crate) namespaced: bool,
+    /// The controller never deletes an object of this kind, not even to create it again.
+    pub(crate) kept: bool,
     /// The member that contains the fields; `None` if the object itself does.
     pub(crate) within: Option<&'static str>,
     pub(crate) fields: &'static [Field],
@@ -77,7 +79,7 @@ const fn fixed(name: &'static str, default: Default) -> Field {
     Field { name, default, fixed: true }
 }
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 
 const ROLE: &[Field] = &[free("rules", Default::Empty), free("aggregationRule", Default::Empty)];
 const BINDING: &[Field] = &[fixed("roleRef", Default::Empty), free("subjects", Default::Empty)];
@@ -89,6 +91,8 @@ pub(crate) const KINDS: &[Kind] = &[
         name: "CSIDriver",
         plural: "csidrivers",
         namespaced: false,
+        // While it does not exist, the kubelet applies no fsGroup to volumes without a file system type, and waits for an attachment.
+        kept: true,
         within: Some("spec"),
         fields: &[
             fixed("attachRequired", Default::Bool(true)),
@@ -106,6 +110,7 @@ pub(crate) const KINDS: &[Kind] = &[
         name: "StorageClass",
         plural: "storageclasses",
         namespaced: false,
+        kept: false,
         within: None,
         fields: &[
             fixed("provisioner", Default::Empty),
@@ -122,6 +127,7 @@ pub(crate) const KINDS: &[Kind] = &[
         name: "PriorityClass",
         plural: "priorityclasses",
         namespaced: false,
+        kept: false,
         within: None,
         fields: &[
             fixed("value", Default::Zero),
@@ -135,6 +141,7 @@ pub(crate) const KINDS: &[Kind] = &[
         name: "ClusterRole",
         plural: "clusterroles",
         namespaced: false,
+        kept: false,
         within: None,
         fields: ROLE,
     },
@@ -143,15 +150,25 @@ pub(crate) const KINDS: &[Kind] = &[
         name: "ClusterRoleBinding",
         plural: "clusterrolebindings",
         namespaced: false,
+        kept: false,
         within: None,
         fields: BINDING,
     },
-    Kind { group: RBAC, name: "Role", plural: "roles", namespaced: true, within: None, fields: ROLE },
+    Kind {
+        group: RBAC,
+        name: "Role",
+        plural: "roles",
+        namespaced: true,
+        kept: false,
+        within: None,
+        fields: ROLE,
+    },
     Kind {
         group: RBAC,
         name: "RoleBinding",
         plural: "rolebindings",
         namespaced: true,
+        kept: false,
         within: None,
         fields: BINDING,
     },

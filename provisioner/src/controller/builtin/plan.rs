@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DynamicObject, Preconditions};
 use serde_json::{Map, Value};
 
@@ -26,6 +27,10 @@ pub(crate) enum Action {
         object: Box<DynamicObject>,
         fields: Vec<String>,
     },
+    /// Report that these fields are immutable, and that objects of this kind are not deleted.
+    Immutable {
+        fields: Vec<String>,
+    },
     /// Delete the object, which is not declared any more.
     Remove(Preconditions),
     /// Report that the object is declared but exists without the labels of this driver.
@@ -44,6 +49,7 @@ pub(crate) fn action(
         (Some(declared), None) => Some(Action::Create(Box::new(declared.clone()))),
         // It is being deleted; the watch reports the end of that.
         (_, Some(found)) if found.metadata.deletion_timestamp.is_some() => None,
+        (None, Some(_)) if kind.kept => None,
         (None, Some(found)) => {
             declaration::is_ours(found, identity).then(|| Action::Remove(preconditions(found)))
         }
@@ -55,7 +61,7 @@ pub(crate) fn action(
 fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Option<Action> {
     let mut object = found.clone();
     let mut differing = Vec::new();
-    let mut is_replacement = false;
+    let mut immutable = Vec::new();
     for name in names(kind, declared) {
         let known = kind.fields.iter().find(|field| field.name == name);
         let default = known.map_or(Value::Null, |field| field.default.value());
@@ -65,12 +71,12 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
             continue;
         }
         differing.push(name.to_owned());
-        is_replacement |= known.is_some_and(|field| field.fixed);
-        let Some(fields) = fields_mut(kind, &mut object.data) else {
-            // The existing object does not have the form of its kind.
-            is_replacement = true;
-            continue;
-        };
+        let fields = fields_mut(kind, &mut object.data);
+        if known.is_some_and(|field| field.fixed) || fields.is_none() {
+            immutable.push(name.to_owned());
+        }
+        // Otherwise, the existing object does not have the form of its kind.
+        let Some(fields) = fields else { continue };
         match wanted {
             Some(wanted) => drop(fields.insert(name.to_owned(), wanted.clone())),
             None => drop(fields.remove(name)),
@@ -93,9 +99,14 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
     }
     if differing.is_empty() {
         None
-    } else if is_replacement {
-        let object = Box::new(declared.clone());
-        Some(Action::Replace { found: preconditions(found), object, fields: differing })
+    } else if !immutable.is_empty() && kind.kept {
+        Some(Action::Immutable { fields: immutable })
+    } else if !immutable.is_empty() {
+        // Labels, annotations and fields that the declaration does not mention stay here, too.
+        let ObjectMeta { name, namespace, labels, annotations, .. } = object.metadata;
+        object.metadata = ObjectMeta { name, namespace, labels, annotations, ..ObjectMeta::default() };
+        object.types = declared.types.clone();
+        Some(Action::Replace { found: preconditions(found), object: Box::new(object), fields: differing })
     } else {
         Some(Action::Update { object: Box::new(object), fields: differing })
     }
@@ -141,6 +152,22 @@ fn preconditions(found: &DynamicObject) -> Preconditions {
     Preconditions {
         uid: found.metadata.uid.clone(),
         resource_version: found.metadata.resource_version.clone(),
+    }
+}
+
+/// Returns the declared fields that have other values in an object that the API server stored.
+pub(crate) fn differences(
+    kind: &Kind,
+    declared: &DynamicObject,
+    stored: &DynamicObject,
+    identity: &Identity,
+) -> Vec<String> {
+    match action(kind, Some(declared), Some(stored), identity) {
+        Some(
+            Action::Update { fields, .. } | Action::Replace { fields, .. } | Action::Immutable { fields },
+        ) => fields,
+        Some(Action::Refuse) => vec!["labels".to_owned()],
+        Some(Action::Create(_) | Action::Remove(_)) | None => vec![],
     }
 }
 
@@ -211,9 +238,11 @@ mod tests {
             }
             Some(Action::Replace { found, object, fields }) => {
                 assert_eq!((found.uid.as_deref(), found.resource_version.as_deref()), (Some("u"), Some("7")));
-                assert_eq!(*object, wanted);
+                assert_eq!((&object.metadata.uid, &object.metadata.resource_version), (&None, &None));
+                assert_eq!(action(kind, Some(&wanted), Some(&object), &fixtures::identity()), None);
                 format!("replace {}", fields.join(","))
             }
+            Some(Action::Immutable { fields }) => format!("report {}", fields.join(",")),
             Some(Action::Remove(_)) => "remove".to_owned(),
             Some(Action::Refuse) => "refuse".to_owned(),
         }
@@ -232,9 +261,10 @@ mod tests {
     #[case::removed("CSIDriver", json!({"spec": {"storageCapacity": null}}), "update storageCapacity")]
     #[case::added("CSIDriver", json!({"spec": {"tokenRequests": [{"audience": "x"}]}}), "update tokenRequests")]
     #[case::two("CSIDriver", json!({"spec": {"podInfoOnMount": true, "seLinuxMount": true}}), "update podInfoOnMount,seLinuxMount")]
-    #[case::no_spec("CSIDriver", json!({"spec": null}), "replace attachRequired,fsGroupPolicy,storageCapacity")]
-    #[case::immutable("CSIDriver", json!({"spec": {"attachRequired": true}}), "replace attachRequired")]
-    #[case::modes("CSIDriver", json!({"spec": {"volumeLifecycleModes": ["Persistent", "Ephemeral"]}}), "replace volumeLifecycleModes")]
+    #[case::no_spec("CSIDriver", json!({"spec": null}), "report attachRequired")]
+    #[case::immutable("CSIDriver", json!({"spec": {"attachRequired": true}}), "report attachRequired")]
+    #[case::immutable_and_another("CSIDriver", json!({"spec": {"attachRequired": true, "storageCapacity": false}}), "report attachRequired")]
+    #[case::modes("CSIDriver", json!({"spec": {"volumeLifecycleModes": ["Persistent", "Ephemeral"]}}), "report volumeLifecycleModes")]
     #[case::options("StorageClass", json!({"mountOptions": ["nodev", "noexec"]}), "update mountOptions")]
     #[case::no_options("StorageClass", json!({"mountOptions": null}), "update mountOptions")]
     #[case::topologies("StorageClass", json!({"allowedTopologies": [{"matchLabelExpressions": []}]}), "update allowedTopologies")]
@@ -264,6 +294,9 @@ mod tests {
         assert_eq!(action(kind, None, Some(&theirs), &identity), None);
         assert_eq!(action(kind, None, Some(&ours), &identity), Some(Action::Remove(preconditions(&ours))));
         assert_eq!(action(kind, None, None, &identity), None);
+        let kind = Kind::named("CSIDriver").unwrap();
+        let driver = object(declared(kind.name), json!({}));
+        assert_eq!(action(kind, None, Some(&driver), &identity), None, "a CSIDriver stays");
     }
 
     #[test]
@@ -282,6 +315,32 @@ mod tests {
         let annotations = object.metadata.annotations.unwrap();
         assert_eq!((annotations["a"].as_str(), annotations["b"].as_str()), ("1", "3"));
         assert_eq!(object.metadata.labels.unwrap()["l"], "1");
+    }
+
+    /// An administrator makes a class the default by an annotation.
+    #[test]
+    fn a_replaced_object_keeps_undeclared_settings() {
+        let kind = Kind::named("StorageClass").unwrap();
+        let wanted = object(declared(kind.name), json!({}));
+        let annotations = json!({"storageclass.kubernetes.io/is-default-class": "true"});
+        let changes = json!({
+            "metadata": {"annotations": annotations, "labels": {"team": "x"}, "finalizers": ["example.com/keep"]},
+            "parameters": {"c": "d"}, "fieldOfTheFuture": 5,
+        });
+        let found = object(declared(kind.name), changes);
+        let Some(Action::Replace { object, fields, .. }) =
+            action(kind, Some(&wanted), Some(&found), &fixtures::identity())
+        else {
+            panic!("the action is no replacement");
+        };
+        assert_eq!(fields, ["parameters"]);
+        assert_eq!(json!(object.metadata.annotations), annotations);
+        assert_eq!(object.metadata.labels.unwrap()["team"], "x");
+        assert_eq!(object.metadata.finalizers, None);
+        assert_eq!(
+            (&object.data["fieldOfTheFuture"], &object.data["parameters"]),
+            (&json!(5), &json!({"a": "b"}))
+        );
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, PostParams, Preconditions},
+    api::{DeleteParams, DynamicObject, PostParams, Preconditions, Request},
     runtime::{
         WatchStreamExt,
         watcher::{self, Event},
@@ -27,18 +27,30 @@ use crate::{
     objects::identity::{Identity, MANAGER},
 };
 
+/// How long an object must differ from an unchanged declaration before it is repaired. An upgrade changes the objects and the ConfigMap
+/// one after the other, within seconds. Without this time, the controller would undo a change that the next ConfigMap declares. It could
+/// then not restore a rule of a role that it has only by that role.
+pub(crate) const REPAIR_DELAY: Duration = Duration::from_secs(60);
+
 /// The ConfigMap of the declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) namespace: String,
     pub(crate) config_map: String,
+    /// See [`REPAIR_DELAY`].
+    pub(crate) repair_delay: Duration,
 }
 
 /// Reconciles the objects until shutdown.
 pub(crate) async fn run(cluster: Cluster, source: Source) {
-    let reconciler = Reconciler { cluster: &cluster, source: &source, backoff: Backoff::default() };
+    let reconciler = Reconciler {
+        cluster: &cluster,
+        source: &source,
+        backoff: Backoff::default(),
+        stored_otherwise: Backoff::default(),
+    };
     let mut changes = Box::pin(reconciler.changes());
-    let mut state = ObservedState::default();
+    let mut state = ObservedState::new(source.repair_delay);
     let mut turn: Option<Instant> = None;
     loop {
         let wait = turn.map(|turn| turn.saturating_duration_since(Instant::now()));
@@ -62,7 +74,7 @@ pub(crate) async fn run(cluster: Cluster, source: Source) {
         while let Some(Some(change)) = changes.next().now_or_never() {
             reconciler.apply_event(change, &mut state);
         }
-        turn = reconciler.next_turn(&state, turn, Instant::now());
+        turn = reconciler.next_turn(&mut state, turn, Instant::now());
     }
 }
 
@@ -73,8 +85,8 @@ enum Change {
 }
 
 /// The state of the cluster, as the watches have reported it.
-#[derive(Default)]
 struct ObservedState {
+    repair_delay: Duration,
     declaration: Option<DeclarationState>,
     /// The ConfigMap of a list that is not complete yet.
     found: Option<ConfigMap>,
@@ -82,6 +94,8 @@ struct ObservedState {
     /// The objects of lists that are not complete yet, by kind.
     listing: BTreeMap<&'static str, BTreeMap<Key, DynamicObject>>,
     synced: BTreeSet<&'static str>,
+    /// When each difference may be repaired.
+    due: BTreeMap<Key, Instant>,
 }
 
 /// The declaration, if there is a valid one.
@@ -104,6 +118,41 @@ impl DeclarationState {
 }
 
 impl ObservedState {
+    fn new(repair_delay: Duration) -> Self {
+        ObservedState {
+            repair_delay,
+            declaration: None,
+            found: None,
+            objects: BTreeMap::new(),
+            listing: BTreeMap::new(),
+            synced: BTreeSet::new(),
+            due: BTreeMap::new(),
+        }
+    }
+
+    fn declaration(&self) -> Option<&Declaration> {
+        match &self.declaration {
+            Some(DeclarationState::Valid(_, declaration)) => Some(declaration),
+            _ => None,
+        }
+    }
+
+    /// Replaces the declaration. The objects whose declaration changed may be repaired immediately, because the difference is wanted.
+    fn declare(&mut self, declared: DeclarationState, now: Instant) {
+        let before = self.declaration.replace(declared);
+        let Some(Declaration { objects: after, .. }) = self.declaration() else { return };
+        let before = match &before {
+            // The first declaration can be the one that an upgrade is about to replace.
+            None => return,
+            Some(DeclarationState::Valid(_, declaration)) => Some(&declaration.objects),
+            Some(DeclarationState::Missing | DeclarationState::Invalid(..)) => None,
+        };
+        let keys: BTreeSet<&Key> = after.keys().chain(before.into_iter().flat_map(BTreeMap::keys)).collect();
+        let is_changed = |key: &&Key| before.and_then(|before| before.get(*key)) != after.get(*key);
+        let changed: Vec<Key> = keys.into_iter().filter(is_changed).cloned().collect();
+        self.due.extend(changed.into_iter().map(|key| (key, now)));
+    }
+
     /// Applies an event of the watch of a kind.
     fn objects(&mut self, kind: &'static Kind, event: Event<DynamicObject>) {
         match event {
@@ -122,13 +171,25 @@ impl ObservedState {
         }
     }
 
-    /// Returns the actions to take, or none until all watches have received their first list.
-    fn steps(&self, identity: &Identity) -> Vec<(Key, Action)> {
+    /// Returns the actions to take, with the time from which each may be taken, or none until all watches have received their first list.
+    fn steps(&mut self, identity: &Identity, now: Instant) -> Vec<(Key, Action, Instant)> {
         let Some(DeclarationState::Valid(_, declaration)) = &self.declaration else { return vec![] };
         if self.synced.len() < KINDS.len() {
             return vec![];
         }
-        plan::steps(declaration, &self.objects, identity)
+        let steps = plan::steps(declaration, &self.objects, identity);
+        self.due.retain(|key, _| steps.iter().any(|(step, _)| step == key));
+        let with_time = |(key, action): (Key, Action)| {
+            let due = match action {
+                // These change nothing that exists.
+                Action::Create(_) | Action::Refuse | Action::Immutable { .. } => now,
+                Action::Update { .. } | Action::Replace { .. } | Action::Remove(_) => {
+                    *self.due.entry(key.clone()).or_insert(now + self.repair_delay)
+                }
+            };
+            (key, action, due)
+        };
+        steps.into_iter().map(with_time).collect()
     }
 }
 
@@ -139,6 +200,9 @@ struct Reconciler<'a> {
     cluster: &'a Cluster,
     source: &'a Source,
     backoff: Backoff<Key, RetryKey>,
+    /// The objects that the API server stores otherwise than declared, by the version of the declaration. A write gives such an object a
+    /// new version, which must not shorten the wait.
+    stored_otherwise: Backoff<Key, Option<String>>,
 }
 
 impl Reconciler<'_> {
@@ -178,20 +242,20 @@ impl Reconciler<'_> {
     fn apply_event(&self, change: Change, state: &mut ObservedState) {
         match change {
             Change::Objects(kind, event) => state.objects(kind, event),
-            Change::Declaration(Event::Apply(object)) => self.declare(Some(object), state),
-            Change::Declaration(Event::Delete(_)) => self.declare(None, state),
+            Change::Declaration(Event::Apply(object)) => self.declare(Some(object), state, Instant::now()),
+            Change::Declaration(Event::Delete(_)) => self.declare(None, state, Instant::now()),
             // The previous declaration stays valid until the list is complete.
             Change::Declaration(Event::Init) => state.found = None,
             Change::Declaration(Event::InitApply(object)) => state.found = Some(object),
             Change::Declaration(Event::InitDone) => {
                 let found = state.found.take();
-                self.declare(found, state);
+                self.declare(found, state, Instant::now());
             }
         }
     }
 
     /// Replaces the declaration, and reports why the new one is invalid.
-    fn declare(&self, config_map: Option<ConfigMap>, state: &mut ObservedState) {
+    fn declare(&self, config_map: Option<ConfigMap>, state: &mut ObservedState, now: Instant) {
         let declared = DeclarationState::read(config_map, self.source, &self.cluster.identity);
         if state.declaration.as_ref() == Some(&declared) {
             return;
@@ -204,7 +268,7 @@ impl Reconciler<'_> {
                 self.cluster.events.publish(&**config_map, Reason::DeclarationInvalid, note);
             }
             DeclarationState::Missing => {
-                let Source { namespace, config_map } = self.source;
+                let Source { namespace, config_map, .. } = self.source;
                 let note = format!(
                     "ConfigMap {namespace}/{config_map}, which declares the built-in objects, does not exist, so they stay unchanged; \
                      create it with the objects to keep, or leave out --builtin-objects"
@@ -212,46 +276,58 @@ impl Reconciler<'_> {
                 self.cluster.events.publish_on_node(Reason::DeclarationInvalid, note);
             }
         }
-        state.declaration = Some(declared);
+        state.declare(declared, now);
     }
 
     /// Returns when to repair next, if there is anything to repair: at `turn` or sooner.
-    fn next_turn(&self, state: &ObservedState, turn: Option<Instant>, now: Instant) -> Option<Instant> {
-        let steps = state.steps(&self.cluster.identity);
-        let waits = steps.iter().map(|(key, _)| {
-            let retry_key = retry_key(key, state);
-            let held = self.backoff.remaining(key, &retry_key, now);
-            held.unwrap_or_default()
-        });
-        let due = now + waits.min()?;
+    fn next_turn(&self, state: &mut ObservedState, turn: Option<Instant>, now: Instant) -> Option<Instant> {
+        let steps = state.steps(&self.cluster.identity, now);
+        let due = steps.iter().map(|(key, _, due)| self.due(key, *due, state, now)).min()?;
         Some(turn.map_or(due, |turn| turn.min(due)))
+    }
+
+    /// Returns the time of the next attempt for an object: when it is due, or later after a failure.
+    fn due(&self, key: &Key, due: Instant, state: &ObservedState, now: Instant) -> Instant {
+        let retry_key = retry_key(key, state);
+        let waits = [
+            self.backoff.remaining(key, &retry_key, now),
+            self.stored_otherwise.remaining(key, &retry_key.0, now),
+        ];
+        waits.into_iter().flatten().map(|wait| now + wait).fold(due, Instant::max)
     }
 
     /// Repairs all objects that are not in back-off.
     async fn repair(&self, state: &mut ObservedState) {
         // Another replica may have acted on a newer declaration that the watch has not delivered yet.
         match absence::get_opt(&self.config_maps(), &self.source.config_map).await {
-            Ok(config_map) => self.declare(config_map, state),
+            Ok(config_map) => self.declare(config_map, state, Instant::now()),
             Err(error) => {
                 tracing::warn!(
                     error = api_message(&error),
                     "could not read the declaration of the built-in objects; the next attempt follows with back-off"
                 );
                 // The actions wait with back-off, as if they had been attempted.
-                for (key, _) in state.steps(&self.cluster.identity) {
-                    let retry_key = retry_key(&key, state);
-                    self.backoff.failed(key, retry_key, Instant::now());
+                let now = Instant::now();
+                for (key, _, due) in state.steps(&self.cluster.identity, now) {
+                    if due <= now {
+                        let retry_key = retry_key(&key, state);
+                        self.backoff.failed(key, retry_key, now);
+                    }
                 }
                 return;
             }
         }
-        for (key, action) in state.steps(&self.cluster.identity) {
-            let retry_key = retry_key(&key, state);
-            if self.backoff.remaining(&key, &retry_key, Instant::now()).is_some() {
+        for (key, action, due) in state.steps(&self.cluster.identity, Instant::now()) {
+            let now = Instant::now();
+            if self.due(&key, due, state, now) > now {
                 continue;
             }
+            let retry_key = retry_key(&key, state);
             match self.act(&key, action, state).await {
-                Ok(Outcome::Done) => self.backoff.clear(&key),
+                Ok(Outcome::Done) => {
+                    self.backoff.clear(&key);
+                    self.stored_otherwise.clear(&key);
+                }
                 Ok(Outcome::Refused) => {
                     let note = format!(
                         "{key} is declared, but the existing {key} is not labelled {}, so it stays unchanged; add the labels to have it kept \
@@ -265,6 +341,10 @@ impl Reconciler<'_> {
                 Err(error) if error.is_conflict() => {
                     tracing::debug!(object = %key, %error, "the object changed in the meantime; it is compared again");
                     self.backoff.failed(key, retry_key, Instant::now());
+                }
+                Err(error @ Error::StoredOtherwise { .. }) => {
+                    self.publish(state, Reason::ObjectFailed, error.to_string());
+                    self.stored_otherwise.failed(key, retry_key.0, Instant::now());
                 }
                 Err(error) => {
                     self.publish(state, Reason::ObjectFailed, error.to_string());
@@ -280,15 +360,19 @@ impl Reconciler<'_> {
         match action {
             Action::Refuse => Ok(Outcome::Refused),
             Action::Create(object) => self.create(&api, kind, key, &object, state, "it did not exist").await,
+            Action::Immutable { fields } => {
+                Err(Error::Immutable { object: key.to_string(), fields: fields.join(", ") })
+            }
             Action::Update { object, fields } => {
-                let updated = api.replace(&key.name, &parameters(), &object).await;
+                let updated = self.replace(&api, &object).await;
                 let updated = updated.map_err(|error| Error::api("update", key.to_string(), error))?;
-                self.repaired(key, &differed(&fields), state);
-                state.objects.insert(key.clone(), updated);
+                state.objects.insert(key.clone(), updated.clone());
+                self.compare(kind, key, &updated, state, key.to_string())?;
+                self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {}", differed(&fields)));
                 Ok(Outcome::Done)
             }
             Action::Replace { found, object, fields } => {
-                accepted(&api, key, &object).await?;
+                self.try_out(&api, kind, key, &object, state).await?;
                 delete(&api, kind, key, found).await?;
                 state.objects.remove(key);
                 // After a crash here the object does not exist, and the next reconcile creates it.
@@ -318,10 +402,11 @@ impl Reconciler<'_> {
         why: &str,
     ) -> Result<Outcome, Error> {
         let failed = |error| Error::api("create", key.to_string(), error);
-        match api.create(&parameters(), object).await {
+        match self.post(api, object, false).await {
             Ok(created) => {
+                state.objects.insert(key.clone(), created.clone());
+                self.compare(kind, key, &created, state, key.to_string())?;
                 self.publish(state, Reason::ObjectRepaired, format!("created {key}: {why}"));
-                state.objects.insert(key.clone(), created);
                 Ok(Outcome::Done)
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
@@ -338,8 +423,71 @@ impl Reconciler<'_> {
         }
     }
 
-    fn repaired(&self, key: &Key, why: &str, state: &ObservedState) {
-        self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {why}"));
+    /// Has the API server create the object under another name in a dry run, before the existing one is deleted. If it refuses the
+    /// object, or would store it otherwise than declared, the existing one must stay.
+    async fn try_out(
+        &self,
+        api: &Api<DynamicObject>,
+        kind: &'static Kind,
+        key: &Key,
+        object: &DynamicObject,
+        state: &ObservedState,
+    ) -> Result<(), Error> {
+        let what = format!("{key} in place of the existing one, which stays");
+        let mut renamed = object.clone();
+        renamed.metadata.name = Some(format!("{}-dry-run", key.name));
+        match self.post(api, &renamed, true).await {
+            Ok(stored) => self.compare(kind, key, &stored, state, what),
+            Err(error) => Err(Error::api("create", what, error)),
+        }
+    }
+
+    /// Compares an object that the API server returned for a write with its declaration. Without this, the difference would be repaired
+    /// again at once, and so on.
+    fn compare(
+        &self,
+        kind: &'static Kind,
+        key: &Key,
+        stored: &DynamicObject,
+        state: &ObservedState,
+        what: String,
+    ) -> Result<(), Error> {
+        let Some(declared) = state.declaration().and_then(|declaration| declaration.objects.get(key)) else {
+            return Ok(());
+        };
+        let fields = plan::differences(kind, declared, stored, &self.cluster.identity);
+        if fields.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::StoredOtherwise { object: what, fields: fields.join(", ") })
+        }
+    }
+
+    async fn post(
+        &self,
+        api: &Api<DynamicObject>,
+        object: &DynamicObject,
+        dry_run: bool,
+    ) -> kube::Result<DynamicObject> {
+        let data = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(api.resource_url()).create(&parameters(dry_run), data);
+        self.send_strictly(request.map_err(kube::Error::BuildRequest)?).await
+    }
+
+    async fn replace(&self, api: &Api<DynamicObject>, object: &DynamicObject) -> kube::Result<DynamicObject> {
+        let data = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let request = Request::new(api.resource_url()).replace(name, &parameters(false), data);
+        self.send_strictly(request.map_err(kube::Error::BuildRequest)?).await
+    }
+
+    /// Sends a write, and has the API server refuse fields that it does not know. By default, it drops them, and the object would differ
+    /// from its declaration for ever. kube has no parameter for this.
+    async fn send_strictly(&self, mut request: http::Request<Vec<u8>>) -> kube::Result<DynamicObject> {
+        let uri = format!("{}&fieldValidation=Strict", request.uri());
+        *request.uri_mut() =
+            uri.parse().map_err(|error: http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
+        self.cluster.client.request(request).await
     }
 
     /// Records an event on the ConfigMap of the declaration.
@@ -356,20 +504,8 @@ enum Outcome {
     Refused,
 }
 
-fn parameters() -> PostParams {
-    PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() }
-}
-
-/// Has the API server say whether it would create the object, before the existing one is deleted.
-async fn accepted(api: &Api<DynamicObject>, key: &Key, object: &DynamicObject) -> Result<(), Error> {
-    match api.create(&PostParams { dry_run: true, ..parameters() }, object).await {
-        Ok(_) => Ok(()),
-        // The API server compares the name after it has checked the object.
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => {
-            Err(Error::api("create", format!("{key} in place of the existing one, which stays"), error))
-        }
-    }
+fn parameters(dry_run: bool) -> PostParams {
+    PostParams { dry_run, field_manager: Some(MANAGER.to_owned()) }
 }
 
 fn differed(fields: &[String]) -> String {
@@ -385,9 +521,226 @@ async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Precond
 }
 
 fn retry_key(key: &Key, state: &ObservedState) -> RetryKey {
-    let declared = match &state.declaration {
-        Some(DeclarationState::Valid(_, declaration)) => declaration.version.clone(),
-        _ => None,
-    };
+    let declared = state.declaration().and_then(|declaration| declaration.version.clone());
     (declared, state.objects.get(key).and_then(ResourceExt::resource_version))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    };
+
+    const DELAY: Duration = Duration::from_secs(60);
+    const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+
+    fn role(verb: &str) -> Value {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "r"},
+            "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": [verb]}],
+        })
+    }
+
+    fn source() -> Source {
+        Source {
+            namespace: "loopfs-system".to_owned(),
+            config_map: "objects".to_owned(),
+            repair_delay: DELAY,
+        }
+    }
+
+    fn declared(version: &str, objects: &[Value]) -> DeclarationState {
+        let files: serde_json::Map<_, _> = objects
+            .iter()
+            .enumerate()
+            .map(|(number, object)| (number.to_string(), json!(object.to_string())))
+            .collect();
+        let config_map = json!({"metadata": {"resourceVersion": version}, "data": files});
+        DeclarationState::read(serde_json::from_value(config_map).unwrap(), &source(), &fixtures::identity())
+    }
+
+    /// Returns an object as the API server returns it.
+    fn stored(object: Value, version: &str) -> DynamicObject {
+        let mut whole = object;
+        let labels = declaration::labels(&fixtures::identity());
+        fixtures::merge(
+            &mut whole,
+            json!({"metadata": {"uid": "u", "resourceVersion": version, "labels": labels}}),
+        );
+        serde_json::from_value(whole).unwrap()
+    }
+
+    fn observe(state: &mut ObservedState, object: DynamicObject) {
+        state.objects(Kind::named("ClusterRole").unwrap(), Event::Apply(object));
+    }
+
+    /// Returns the state of a controller that has read all objects, and which has seen this declaration for a long time.
+    fn observed(declaration: DeclarationState, object: DynamicObject) -> ObservedState {
+        let mut state = ObservedState::new(DELAY);
+        for kind in KINDS {
+            state.objects(kind, Event::Init);
+            state.objects(kind, Event::InitDone);
+        }
+        observe(&mut state, object);
+        state.declare(declaration, Instant::now());
+        state
+    }
+
+    /// Returns the wait until the difference may be repaired.
+    fn wait(state: &mut ObservedState, now: Instant) -> Option<Duration> {
+        let steps = state.steps(&fixtures::identity(), now);
+        steps.first().map(|(_, _, due)| due.saturating_duration_since(now))
+    }
+
+    #[test]
+    fn a_new_difference_waits() {
+        let mut state = observed(declared("1", &[role("get")]), stored(role("get"), "1"));
+        let start = Instant::now();
+        assert_eq!(wait(&mut state, start), None);
+        observe(&mut state, stored(role("list"), "2"));
+        assert_eq!(wait(&mut state, start), Some(DELAY));
+        // Another change of the object does not extend the wait.
+        observe(&mut state, stored(role("watch"), "3"));
+        assert_eq!(wait(&mut state, start + DELAY / 2), Some(DELAY / 2));
+        assert_eq!(wait(&mut state, start + DELAY), Some(Duration::ZERO));
+        // The next difference is another one.
+        observe(&mut state, stored(role("get"), "4"));
+        assert_eq!(wait(&mut state, start + DELAY), None);
+        observe(&mut state, stored(role("list"), "5"));
+        assert_eq!(wait(&mut state, start + DELAY * 2), Some(DELAY));
+    }
+
+    /// An upgrade changes a role, and then the ConfigMap that declares it.
+    #[test]
+    fn a_change_that_is_declared_in_time_stays() {
+        let mut state = observed(declared("1", &[role("get")]), stored(role("get"), "1"));
+        let start = Instant::now();
+        observe(&mut state, stored(role("list"), "2"));
+        assert_eq!(wait(&mut state, start), Some(DELAY));
+        state.declare(declared("2", &[role("list")]), start + DELAY / 2);
+        assert_eq!(wait(&mut state, start + DELAY / 2), None);
+    }
+
+    #[test]
+    fn a_difference_at_the_start_waits() {
+        let mut state = observed(declared("1", &[role("get")]), stored(role("list"), "1"));
+        assert_eq!(wait(&mut state, Instant::now()), Some(DELAY));
+    }
+
+    #[test]
+    fn a_declared_change_is_made_immediately() {
+        let mut other = role("get");
+        other["metadata"]["name"] = json!("other");
+        let mut state = observed(declared("1", &[role("get")]), stored(role("get"), "1"));
+        let now = Instant::now();
+        state.declare(declared("2", &[role("list")]), now);
+        assert_eq!(wait(&mut state, now), Some(Duration::ZERO));
+        // The declaration of another object says nothing about this one.
+        let mut state = observed(declared("1", &[role("get")]), stored(role("list"), "1"));
+        let now = Instant::now();
+        assert_eq!(wait(&mut state, now), Some(DELAY));
+        state.declare(declared("2", &[role("get"), other]), now);
+        let steps = state.steps(&fixtures::identity(), now);
+        let due: Vec<_> = steps.iter().map(|(key, _, due)| (key.name.as_str(), *due - now)).collect();
+        assert_eq!(due, [("other", Duration::ZERO), ("r", DELAY)]);
+    }
+
+    #[test]
+    fn a_missing_object_is_created_immediately() {
+        let mut state = observed(declared("1", &[role("get")]), stored(role("get"), "1"));
+        state.objects.clear();
+        assert_eq!(wait(&mut state, Instant::now()), Some(Duration::ZERO));
+    }
+
+    /// Repairs twice, without a watch. Returns the reasons of the events.
+    async fn repaired(mut state: ObservedState, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
+        let config_map = "/api/v1/namespaces/loopfs-system/configmaps/objects";
+        let Some(DeclarationState::Valid(map, _)) = state.declaration.clone() else {
+            panic!("no declaration")
+        };
+        let read = || expect(Method::GET, config_map, None).respond(&map);
+        let all: Vec<_> = [read()].into_iter().chain(requests).chain([read()]).collect();
+        let context = TestContext::new(FakeStore::of_size(loopfs::Bytes(0)), Caches::default(), all);
+        let source = source();
+        let reconciler = Reconciler {
+            cluster: &context.ctx.cluster,
+            source: &source,
+            backoff: Backoff::default(),
+            stored_otherwise: Backoff::default(),
+        };
+        state.repair_delay = Duration::ZERO;
+        for _ in 0..2 {
+            reconciler.repair(&mut state).await;
+        }
+        context.finish().await
+    }
+
+    /// The API server drops or normalises a declared field, or a webhook changes it.
+    #[rstest]
+    #[case::unchanged("1")]
+    #[case::changed_by_each_write("2")]
+    #[tokio::test]
+    async fn a_field_that_is_stored_otherwise_is_a_failure(#[case] version: &str) {
+        let state = observed(declared("1", &[role("get")]), stored(role("list"), "1"));
+        let mut object = stored(role("get"), "1");
+        object.metadata.annotations = Some(BTreeMap::new());
+        let request = expect(Method::PUT, "/apis/rbac.authorization.k8s.io/v1/clusterroles/r", json!(object));
+        let answer = stored(role("list"), version);
+        assert_eq!(repaired(state, vec![request.respond(answer)]).await, ["ObjectFailed"]);
+    }
+
+    #[tokio::test]
+    async fn a_created_object_is_compared() {
+        let mut state = observed(declared("1", &[role("get")]), stored(role("get"), "1"));
+        state.objects.clear();
+        let object = state.declaration().unwrap().objects.values().next().unwrap().clone();
+        let request = expect(Method::POST, ROLES, json!(object)).respond(stored(role("list"), "1"));
+        assert_eq!(repaired(state, vec![request]).await, ["ObjectFailed"]);
+    }
+
+    fn binding(role: Value) -> Value {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "b"},
+            "roleRef": role,
+        })
+    }
+
+    /// Nothing is deleted for a replacement that would differ again.
+    #[tokio::test]
+    async fn a_replacement_that_would_differ_is_not_made() {
+        let group = "rbac.authorization.k8s.io";
+        let wanted = binding(json!({"apiGroup": group, "kind": "ClusterRole", "name": "r", "extra": "x"}));
+        let present = binding(json!({"apiGroup": group, "kind": "ClusterRole", "name": "r"}));
+        let mut state = observed(declared("1", std::slice::from_ref(&wanted)), stored(role("get"), "1"));
+        state.objects.clear();
+        state.objects(Kind::named("ClusterRoleBinding").unwrap(), Event::Apply(stored(present.clone(), "1")));
+        let mut tried = stored(wanted, "1");
+        tried.metadata.name = Some("b-dry-run".to_owned());
+        (tried.metadata.uid, tried.metadata.resource_version) = (None, None);
+        tried.metadata.annotations = Some(BTreeMap::new());
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        let request = expect(Method::POST, path, json!(tried)).respond(stored(present, "2"));
+        assert_eq!(repaired(state, vec![request]).await, ["ObjectFailed"]);
+    }
+
+    #[tokio::test]
+    async fn an_immutable_field_of_the_csi_driver_is_reported() {
+        let driver = |attach: bool| {
+            json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.loopfs.dev"},
+                "spec": {"attachRequired": attach},
+            })
+        };
+        let mut state = observed(declared("1", &[driver(false)]), stored(role("get"), "1"));
+        state.objects.clear();
+        state.objects(Kind::named("CSIDriver").unwrap(), Event::Apply(stored(driver(true), "1")));
+        assert_eq!(repaired(state, vec![]).await, ["ObjectFailed"]);
+    }
 }

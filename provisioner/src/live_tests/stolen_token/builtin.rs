@@ -149,12 +149,14 @@ impl BuiltIn {
                 &format!("adopt another's {what}"),
                 [resource.update(adopted)],
             );
-            attempts.expect(
-                only_labelled,
-                &format!("delete another's {what}"),
-                [resource.delete(foreign_name)],
-            );
-            attempts.allow(&format!("delete its own {what}"), [resource.delete(own_name)]);
+            // The controller never deletes a CSIDriver.
+            let (own_deleted, foreign_deleted) = match what {
+                "CSIDriver" => (Expected::NotGranted, Expected::NotGranted),
+                _ => (Expected::Allowed, only_labelled),
+            };
+            let delete_foreign = [resource.delete(foreign_name)];
+            attempts.expect(foreign_deleted, &format!("delete another's {what}"), delete_foreign);
+            attempts.expect(own_deleted, &format!("delete its own {what}"), [resource.delete(own_name)]);
         }
         let mut create = |expected, title: &str, kind: &str, change: Value| {
             let (resource, own) = self.own(kind);
