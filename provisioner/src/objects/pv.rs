@@ -23,6 +23,9 @@ pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// PersistentVolumes with reclaim policy Delete have it: users may delete a retained one at any time.
 pub(crate) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
+/// The file system of the volumes that are directories.
+const FILE_SYSTEM: &str = "xfs";
+
 /// The treatment of a volume whose claim was deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReclaimPolicy {
@@ -74,6 +77,8 @@ pub(crate) fn build(description: Description<'_>, identity: &Identity) -> Persis
             claim_ref: Some(claim_reference(claim)),
             csi: Some(CSIPersistentVolumeSource {
                 driver: identity.driver().to_owned(),
+                // While the CSIDriver does not exist, the kubelet applies the fsGroup of a pod only to volumes with a file system type.
+                fs_type: (kind == VolumeKind::Filesystem).then(|| FILE_SYSTEM.to_owned()),
                 volume_handle: id.to_string(),
                 volume_attributes: Some(BTreeMap::from([(
                     identity.filesystem_uuid_attribute(),
@@ -197,6 +202,16 @@ mod tests {
         let built = build(described(&claim, &id), &fixtures::identity());
         assert!(ownership::is_our_volume(&built, &fixtures::identity()));
         assert!(ownership::is_volume_of(&built, &claim));
+    }
+
+    #[test]
+    fn only_a_directory_has_a_file_system_type() {
+        let claim = fixtures::claim(json!({}));
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        for (kind, expected) in [(VolumeKind::Filesystem, Some("xfs")), (VolumeKind::Block, None)] {
+            let built = build(Description { kind, ..described(&claim, &id) }, &fixtures::identity());
+            assert_eq!(built.spec.unwrap().csi.unwrap().fs_type.as_deref(), expected);
+        }
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub(crate) fn volume(change: Value) -> PersistentVolume {
                     "uid": CLAIM_UID,
                 },
                 "csi": {
-                    "driver": "csi.loopfs.dev", "volumeHandle": VOLUME,
+                    "driver": "csi.loopfs.dev", "fsType": "xfs", "volumeHandle": VOLUME,
                     "volumeAttributes": { "csi.loopfs.dev/filesystem-uuid": FILESYSTEM },
                 },
                 "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
