@@ -28,6 +28,11 @@ const RELEASE: &str = "loopfs";
 /// The namespace in which Helm records the release, which exists in every cluster.
 const RELEASE_NAMESPACE: &str = "kube-system";
 
+/// Returns `true` for the objects of the chart that Helm never deletes, by their kind and name.
+pub(crate) fn is_kept(object: &str) -> bool {
+    object.starts_with("Namespace ") || object.starts_with("CSIDriver ")
+}
+
 /// Helm with directories of its own, so that the settings of the user have no effect.
 pub(crate) struct Helm {
     program: PathBuf,

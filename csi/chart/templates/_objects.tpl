@@ -22,6 +22,15 @@ Fails if values contradict each other. values.schema.json checks each value alon
 {{- end -}}
 
 {{/*
+Lets Helm keep an object that a later release does not have, and when it uninstalls the release. Users may have objects of their own in
+the namespace, and pods with volumes need the CSIDriver. Context: the object.
+*/}}
+{{- define "loopfs.keep" -}}
+{{- $annotations := .metadata.annotations | default (dict) -}}
+{{- $_ := set .metadata "annotations" (merge (dict "helm.sh/resource-policy" "keep") $annotations) -}}
+{{- end -}}
+
+{{/*
 Returns the reference of an image. Context: repository, tag and digest.
 */}}
 {{- define "loopfs.image" -}}

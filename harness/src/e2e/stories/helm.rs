@@ -1,14 +1,18 @@
 //! The chart installs the driver while pods use volumes: first over the objects of the manifests, then on a cluster without them.
 
 use anyhow::{Context, Result};
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Cluster;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 
 use super::install;
 use crate::e2e::doctor;
-use crate::helm::Helm;
+use crate::helm::{Helm, is_kept};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::{InUse, running};
@@ -32,15 +36,32 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluste
         Ok(())
     };
     steps.step("helm install --take-ownership replaces no pod of the driver", taken).await?;
+    // The administrator takes over the namespace, which has an object of a user.
+    let note =
+        steps.step("a user creates an object in the namespace of the driver", Note::create(env)).await?;
+    let left = async {
+        let before = uids(env).await?;
+        helm.install(&kubeconfig, &json!({"namespace": {"create": false}})).await?;
+        note.check(env).await?;
+        let after = uids(env).await?;
+        anyhow::ensure!(before == after, "the pods of the driver were {before:?} and are {after:?}");
+        helm.install(&kubeconfig, &values).await?;
+        note.check(env).await
+    };
+    steps.step("an upgrade with namespace.create=false keeps the namespace and all in it", left).await?;
     steps.step("the volumes are expanded in use", in_use.expand(env)).await?;
     let uninstalled = async {
         replace_pods(env).await?;
         helm.uninstall(&kubeconfig).await?;
         let existing = env.manifests.existing(&env.client).await?;
+        let (kept, existing): (Vec<_>, Vec<_>) = existing.into_iter().partition(|object| is_kept(object));
         anyhow::ensure!(existing.is_empty(), "these objects exist: {existing:?}");
+        anyhow::ensure!(kept.len() == 2, "of the namespace and the CSIDriver, only these exist: {kept:?}");
         Ok(())
     };
-    steps.step("helm uninstall deletes all objects of the driver", uninstalled).await?;
+    let what = "helm uninstall deletes all objects of the driver but the namespace and the CSIDriver";
+    steps.step(what, uninstalled).await?;
+    steps.step("the object of the user still exists", note.check(env)).await?;
     steps.step("without the driver, the pods have their volumes", check(env, &in_use)).await?;
     let installed = async {
         helm.install(&kubeconfig, &values).await?;
@@ -65,10 +86,41 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluste
     let with_manifests = async {
         replace_pods(env).await?;
         helm.uninstall(&kubeconfig).await?;
+        note.check(env).await?;
+        config_maps(env).delete(Note::NAME, &DeleteParams::default()).await.map_err(api_error)?;
         env.manifests.apply(&env.client).await?;
         install::served(env).await
     };
     steps.step("helm uninstall, and the manifests install the driver again", with_manifests).await
+}
+
+/// An object of a user in the namespace of the driver.
+struct Note {
+    uid: Option<String>,
+}
+
+impl Note {
+    const NAME: &str = "note-of-a-user";
+
+    async fn create(env: &TestEnv<'_>) -> Result<Note> {
+        let object: ConfigMap = serde_json::from_value(json!({"metadata": {"name": Note::NAME}}))?;
+        let created = objects::create(&config_maps(env), &object).await?;
+        Ok(Note { uid: created.uid() })
+    }
+
+    async fn check(&self, env: &TestEnv<'_>) -> Result<()> {
+        let object = config_maps(env)
+            .get(Note::NAME)
+            .await
+            .map_err(api_error)
+            .context("read the object of the user")?;
+        anyhow::ensure!(object.uid() == self.uid, "the object of the user was replaced");
+        Ok(())
+    }
+}
+
+fn config_maps(env: &TestEnv<'_>) -> Api<ConfigMap> {
+    Api::namespaced(env.client.clone(), env.driver.namespace())
 }
 
 async fn check(env: &TestEnv<'_>, in_use: &InUse) -> Result<()> {

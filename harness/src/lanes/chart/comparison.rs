@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use kube::ResourceExt;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testvm_cluster::manifests::Manifests;
 
 /// Objects by kind, namespace and name.
@@ -14,6 +14,8 @@ pub(super) type Objects = BTreeMap<String, Value>;
 /// The label of the objects that the controller keeps with the component builtin-objects, and its value there.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 const MANAGER: &str = "loopfs-provisioner";
+/// The annotation with which Helm keeps an object.
+const KEEP: &str = "helm.sh/resource-policy";
 /// The label that these objects have in addition.
 const INSTANCE: &str = "app.kubernetes.io/instance";
 
@@ -72,16 +74,26 @@ fn sort_named(value: &mut Value) {
     }
 }
 
+/// Adds the annotation with which Helm deletes neither the Namespace nor the CSIDriver.
+pub(super) fn as_kept(objects: &mut Objects) {
+    for (name, object) in objects.iter_mut() {
+        if name.starts_with("Namespace ") || name.starts_with("CSIDriver ") {
+            object["metadata"]["annotations"] = json!({KEEP: "keep"});
+        }
+    }
+}
+
 /// Changes the objects of the component builtin-objects, as kustomize renders them, to what the chart must render. Helm sets the label
 /// `app.kubernetes.io/managed-by` of its objects itself, and the controller changes only objects that have its own value there. So
-/// the controller creates the CSIDriver and the classes, and Helm keeps the roles.
+/// the controller creates the classes, and Helm keeps the CSIDriver and the roles.
 pub(super) fn as_shared_with_the_controller(objects: &mut Objects) {
-    objects.retain(|name, _| !name.starts_with("CSIDriver ") && !name.starts_with("StorageClass "));
+    objects.retain(|name, _| !name.starts_with("StorageClass "));
     for (name, object) in objects.iter_mut() {
         if name.starts_with("ConfigMap ")
             && let Some(Value::Object(files)) = object.get_mut("data")
         {
             files.remove("rbac.yaml");
+            files.remove("csidriver.yaml");
         }
         let Some(Value::Object(metadata)) = object.get_mut("metadata") else { continue };
         let Some(Value::Object(labels)) = metadata.get_mut("labels") else { continue };

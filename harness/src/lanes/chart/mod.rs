@@ -10,7 +10,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testvm::report::Report;
 use testvm::session::Session;
@@ -19,9 +21,9 @@ use testvm_cluster::{
     ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor, KubernetesSource,
 };
 
-use self::comparison::{Objects, as_shared_with_the_controller, differences, objects};
+use self::comparison::{Objects, as_kept, as_shared_with_the_controller, differences, objects};
 use self::options::{Accepted, NAMESPACES, accepted, refused, serves_mutating_policies};
-use crate::helm::Helm;
+use crate::helm::{Helm, is_kept};
 use crate::test_env::manifests::{self, Manifests};
 
 /// The word that selects this part with `--only`.
@@ -100,12 +102,12 @@ impl Fixture<'_> {
             let name = format!("the chart renders the objects of the component {component}");
             report.run(SUITE, &name, self.component(component, &values)).await;
         }
-        let name =
-            "with the component builtin-objects, the provisioners create the CSIDriver and the classes";
+        let name = "with the component builtin-objects, the controller creates the classes";
         report.run(SUITE, name, self.builtin_objects()).await;
         report.run(SUITE, "the chart renders snapshot-controller", self.snapshot_controller()).await;
         report.run(SUITE, "an archive of the chart renders the same objects", self.archive()).await;
-        let name = "a release is installed, upgraded and uninstalled, and leaves no object";
+        let name =
+            "a release is installed, upgraded and uninstalled, and leaves the namespace and the CSIDriver";
         report.run(SUITE, name, self.install_and_uninstall()).await;
         report.run(SUITE, "create namespaces and custom resources for the dry runs", self.prepare()).await;
         for accepted in accepted(self.kubernetes) {
@@ -130,12 +132,16 @@ impl Fixture<'_> {
     async fn defaults(&self) -> Result<()> {
         let directory = self.root.join("csi").join("deploy");
         let expected = Manifests::render(self.control_plane.kubectl(), &directory).await?;
-        same(&objects(&expected)?, &self.rendered(&json!({})).await?)
+        let mut expected = objects(&expected)?;
+        as_kept(&mut expected);
+        same(&expected, &self.rendered(&json!({})).await?)
     }
 
     async fn component(&self, component: &str, values: &Value) -> Result<()> {
         let expected = manifests::with_component(self.root, self.control_plane.kubectl(), component).await?;
-        same(&objects(&expected)?, &self.rendered(values).await?)
+        let mut expected = objects(&expected)?;
+        as_kept(&mut expected);
+        same(&expected, &self.rendered(values).await?)
     }
 
     async fn builtin_objects(&self) -> Result<()> {
@@ -143,6 +149,7 @@ impl Fixture<'_> {
         let expected = manifests::with_component(self.root, kubectl, "builtin-objects").await?;
         let mut expected = objects(&expected)?;
         as_shared_with_the_controller(&mut expected);
+        as_kept(&mut expected);
         same(&expected, &self.rendered(&json!({"components": {"builtinObjects": true}})).await?)
     }
 
@@ -163,7 +170,8 @@ impl Fixture<'_> {
         same(&expected, &self.helm.render(&archive, &values, self.kubernetes).await?)
     }
 
-    /// The second values add and remove objects. Nothing but Helm creates objects here, because no provisioner runs.
+    /// The second values add and remove objects. Nothing but Helm creates objects here, because no provisioner runs. The third values leave
+    /// the namespace to the administrator, and Helm must not delete it.
     async fn install_and_uninstall(&self) -> Result<()> {
         let (client, kubeconfig) = (self.control_plane.client(), self.control_plane.kubeconfig());
         let first = json!({});
@@ -174,11 +182,20 @@ impl Fixture<'_> {
             },
             "monitoring": {"networkPolicy": {"enabled": true}},
         });
+        let third = json!({"namespace": {"create": false}});
         let (before, after) = (self.rendered(&first).await?, self.rendered(&second).await?);
+        let uids = async || -> Result<Vec<Option<String>>> {
+            let namespace = Api::<Namespace>::all(client.clone()).get("loopfs-system").await?;
+            let driver = Api::<CSIDriver>::all(client.clone()).get("csi.loopfs.dev").await?;
+            Ok(vec![namespace.uid(), driver.uid()])
+        };
+        let mut kept = None;
         for (what, values, present, absent) in [
             ("install the chart", &first, &before, after.without(&before)),
             ("upgrade the release to more components", &second, &after, before.without(&after)),
             ("upgrade the release to the defaults", &first, &before, after.without(&before)),
+            ("upgrade the release to an existing namespace", &third, &before, after.without(&before)),
+            ("upgrade the release to its own namespace again", &first, &before, after.without(&before)),
         ] {
             self.helm.install(&kubeconfig, values).await.context(what)?;
             let existing = present.existing(client).await?;
@@ -189,12 +206,24 @@ impl Fixture<'_> {
             );
             let existing = absent.existing(client).await?;
             anyhow::ensure!(existing.is_empty(), "{what}: {existing:?} exist and must not");
+            let uids = Some(uids().await.context(what)?);
+            anyhow::ensure!(
+                kept.is_none() || kept == uids,
+                "{what}: the namespace or the CSIDriver was replaced"
+            );
+            kept = uids;
         }
         self.helm.uninstall(&kubeconfig).await.context("uninstall the release")?;
         for rendered in [before, after] {
-            let existing = rendered.existing(client).await?;
+            let mut existing = rendered.existing(client).await?;
+            existing.retain(|object| !is_kept(object));
             anyhow::ensure!(existing.is_empty(), "after the release was uninstalled, {existing:?} exist");
         }
+        let uids = Some(uids().await.context("after the release was uninstalled")?);
+        anyhow::ensure!(
+            kept == uids,
+            "the release was uninstalled: the namespace or the CSIDriver was replaced"
+        );
         Ok(())
     }
 

@@ -198,8 +198,8 @@ fn components() -> Vec<Accepted> {
         accept(
             "objects that the controller keeps",
             json!({"components": {"builtinObjects": true}}),
-            &["BUILTIN_OBJECTS", "\"dry-run\""],
-            &["\"kind\":\"CSIDriver\"", "\"provisioner\":\"csi.loopfs.dev\""],
+            &["BUILTIN_OBJECTS", "\"dry-run\"", "\"kind\":\"CSIDriver\""],
+            &["\"kind\":\"StorageClass\"", "\"provisioner\":\"csi.loopfs.dev\""],
         ),
         accept(
             "snapshots, with the controller",
