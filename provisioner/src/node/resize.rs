@@ -90,11 +90,12 @@ pub(crate) enum Outcome {
 
 /// Returns the patch of the claim's status before the expansion, or `None` if the status has these values already.
 pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp) -> Option<Value> {
-    let status = claim.status.as_ref();
-    let allocated = recorded(status.and_then(|status| status.allocated_resources.as_ref()));
-    let again = allocated == Some(target);
+    let allocated = allocated(claim);
     let resumes = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInProgress);
     let infeasible = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
+    // The outcome of that attempt was not recorded. The volume can have its size, for which the quota stays charged until that is known.
+    let target = target.max(allocated.filter(|_| resumes).unwrap_or_default());
+    let again = allocated == Some(target);
     if again && (resumes || infeasible) {
         // A retry with the same size: the status of the earlier attempt stays until this attempt ends differently.
         return None;
@@ -105,6 +106,18 @@ pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp
         .condition(Some((ResizeCondition::Resizing, String::new())), Earlier::Drop, now)
         .node_expansion_not_required(false)
         .build()
+}
+
+/// Returns the size for which the quota is charged while the claim is resized.
+fn allocated(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    recorded(claim.status.as_ref()?.allocated_resources.as_ref())
+}
+
+/// Returns the size for which the quota is charged after the volume got a size: at most the requested size, as the store rounds it, or
+/// the size of an earlier attempt. An admission policy refuses more. A volume that an administrator created by hand can be larger.
+fn allocated_for(claim: &PersistentVolumeClaim, size: Bytes) -> Bytes {
+    let requested = requested(claim).ok().flatten().and_then(Bytes::round_up).unwrap_or_default();
+    size.min(requested.max(allocated(claim).unwrap_or_default()))
 }
 
 /// The writes that record an outcome, in this order.
@@ -127,7 +140,7 @@ pub(crate) fn record(
         Outcome::Expanded(size) => Record {
             volume: volume_patch(volume, *size),
             claim: StatusPatch::of(claim)
-                .allocated(*size)
+                .allocated(allocated_for(claim, *size))
                 .capacity(*size)
                 .resize_status(None)
                 .condition(None, Earlier::Drop, now)
@@ -139,7 +152,7 @@ pub(crate) fn record(
                 "the volume was expanded; waiting for the kubelet to refresh the capacity of the pod's block device".to_owned();
             let pending = Some((ResizeCondition::FileSystemResizePending, message));
             let claim = StatusPatch::of(claim)
-                .allocated(*size)
+                .allocated(allocated_for(claim, *size))
                 .resize_status(Some(ResizeStatus::NodePending))
                 .condition(pending, Earlier::Drop, now)
                 .node_expansion_not_required(false)

@@ -30,6 +30,7 @@ const ONLY_ADD: &str = "only add the annotation of the selected node";
 const ONLY_SELECTED: &str = "label a claim only with the selected node";
 const ALL_ELSE: &str = "may not change the spec, labels, finalizers and owners";
 const RESIZE_FIELDS: &str = "that a resize needs";
+const NO_LARGER: &str = "no larger allocated size of a claim than the requested one";
 const NO_METADATA: &str = "no metadata except";
 
 /// Adds the requests of the provisioner, which returns claims to the scheduler.
@@ -234,6 +235,13 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
         (RESIZE_FIELDS, "lose its own claim", json!({"phase": "Lost"})),
         (RESIZE_FIELDS, "widen the access modes", json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]})),
         (RESIZE_FIELDS, "name an attributes class", json!({"currentVolumeAttributesClassName": "gold"})),
+        (NO_LARGER, "use up the quota", json!({"allocatedResources": {"storage": "1Ti"}})),
+        (NO_LARGER, "allocate one block more", json!({"allocatedResources": {"storage": "2101248"}})),
+        (
+            NO_LARGER,
+            "allocate another resource",
+            json!({"allocatedResources": {"storage": "2Mi", "example.com/iops": "1"}}),
+        ),
         (
             "only the conditions of a resize",
             "add a condition",

@@ -106,6 +106,8 @@ impl Scene {
             fixtures::merge(&mut volume, by_hand);
             scene.bind(cluster, name, volume).await;
         }
+        // A resize of this claim can be recorded.
+        cluster.request_size("bound-own", "2Mi").await;
         let marked = scene.volume("bound-marked")["metadata"]["name"].as_str().unwrap().to_owned();
         cluster.objects().delete(&marked, &DeleteParams::default()).await.unwrap();
         let claims = cluster.claims();

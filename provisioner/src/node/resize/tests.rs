@@ -73,7 +73,8 @@ fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_chang
 #[case::a_smaller_request_than_before(Some("ControllerResizeInfeasible"), Some("9Mi"), true)]
 #[case::retry_after_infeasible(Some("ControllerResizeInfeasible"), Some("4Mi"), false)]
 #[case::resumed(Some("ControllerResizeInProgress"), Some("4Mi"), false)]
-#[case::resumed_with_another_size(Some("ControllerResizeInProgress"), Some("9Mi"), true)]
+#[case::resumed_with_a_larger_size(Some("ControllerResizeInProgress"), Some("2Mi"), true)]
+#[case::resumed_with_a_smaller_size(Some("ControllerResizeInProgress"), Some("9Mi"), false)]
 #[case::node_infeasible(Some("NodeResizeInfeasible"), Some("4Mi"), true)]
 #[case::allocated_and_no_state(None, Some("4Mi"), true)]
 fn begin_writes_unless_the_attempt_is_a_retry(
@@ -147,12 +148,28 @@ fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
 #[test]
 fn a_volume_larger_than_requested_is_recorded_with_its_size() {
     // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
-    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
+    let begun = claim(Some("ControllerResizeInProgress"), Some("9Mi"));
+    assert_eq!(begin(&begun, Bytes(4 * MIB), NOW), None, "the quota stays charged for 9Mi");
     let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Expanded(Bytes(9 * MIB)), NOW);
     assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
     let patch = record.claim.unwrap();
     assert_eq!(patch["status"]["capacity"]["storage"], "9Mi");
-    assert_eq!(patch["status"]["allocatedResources"]["storage"], "9Mi");
+    assert_eq!(patch["status"].get("allocatedResources"), None);
+}
+
+/// An administrator created the PersistentVolume of a larger volume by hand.
+#[rstest]
+#[case::whole_blocks("4Mi", 4 * MIB)]
+#[case::part_of_a_block("4194305", 4 * MIB + 4096)]
+fn no_more_is_allocated_than_was_requested(#[case] requested: &str, #[case] expected: u64) {
+    let mut begun = serde_json::to_value(claim(Some("ControllerResizeInProgress"), Some("4Mi"))).unwrap();
+    begun["spec"]["resources"]["requests"]["storage"] = json!(requested);
+    for outcome in [Outcome::Expanded(Bytes(9 * MIB)), Outcome::AwaitsNode(Bytes(9 * MIB))] {
+        let mut after = begun.clone();
+        let patch = record(&read(&begun), &volume("Block", "1Mi"), &outcome, NOW).claim.unwrap();
+        fixtures::merge(&mut after, patch);
+        assert_eq!(allocated(&read(&after)), Some(Bytes(expected)));
+    }
 }
 
 #[test]
@@ -299,7 +316,10 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Out
     let (earlier, claim) = (read(before), read(after));
     let transition = format!("{mode} {outcome:?}: {before} -> {after}");
     let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
-    let allocated = recorded(claim.status.as_ref().unwrap().allocated_resources.as_ref());
+    // The size of an attempt whose outcome is unknown stays, and no more than that or the requested size is recorded.
+    let resumes = ResizeStatus::of(&earlier) == Some(ResizeStatus::ControllerInProgress);
+    let attempted = target.max(allocated(&earlier).filter(|_| resumes).unwrap_or_default());
+    let allocated = allocated(&claim);
     let conditions = conditions(&claim);
     assert!(conditions.contains(&"ModifyingVolume"), "conditions of other types stay: {transition}");
     let done = claim
@@ -312,11 +332,13 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Out
     match outcome {
         Outcome::Expanded(expanded) => {
             assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*expanded)), "{transition}");
-            assert_eq!((allocated, conditions), (Some(*expanded), vec!["ModifyingVolume"]), "{transition}");
+            let expected = (Some(attempted.min(*expanded)), vec!["ModifyingVolume"]);
+            assert_eq!((allocated, conditions), expected, "{transition}");
         }
         Outcome::AwaitsNode(expanded) => {
             assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{transition}");
-            assert_eq!((allocated, size(&claim)), (Some(*expanded), size(&earlier)), "{transition}");
+            let expected = (Some(attempted.min(*expanded)), size(&earlier));
+            assert_eq!((allocated, size(&claim)), expected, "{transition}");
             assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{transition}");
         }
         failed => {
@@ -324,7 +346,7 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Out
             let states = [Some(ResizeStatus::ControllerInProgress), Some(ResizeStatus::ControllerInfeasible)];
             assert!(states.contains(&ResizeStatus::of(&claim)), "{transition}");
             assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{transition}");
-            assert_eq!((allocated, size(&claim)), (Some(target), size(&earlier)), "{transition}");
+            assert_eq!((allocated, size(&claim)), (Some(attempted), size(&earlier)), "{transition}");
             assert!(conditions.contains(&"ControllerResizeError"), "{transition}");
         }
     }
