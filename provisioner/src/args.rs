@@ -91,8 +91,8 @@ pub struct ControllerArgs {
     /// controller keeps them in the declared state. Without it, they stay unchanged
     #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP")]
     pub builtin_objects: Option<String>,
-    /// Largest share of the nodes with volumes, in percent, that may be deleted at once. If it is exceeded, by two nodes or more, volumes of
-    /// deleted nodes are only reported, because it is more likely that Node objects were deleted by mistake
+    /// Largest share of the nodes with volumes, in percent, that may be deleted at once. If it is exceeded, by two nodes or more, no object
+    /// of their volumes is deleted, because it is more likely that Node objects were deleted by mistake
     #[arg(long, env = "NODE_LOSS_AT_MOST", value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub node_loss_at_most: u8,
 }

@@ -49,6 +49,12 @@ pub(crate) enum Error {
          with its nodeSelector"
     )]
     SourceElsewhere { source_object: String, node: String },
+    /// The Node object of this machine was deleted, so what the API server does not hold proves nothing about this node's volumes.
+    #[error(
+        "the Node object {0:?} of this machine does not exist, so no volume is deleted for want of its objects; restart the kubelet, which \
+         registers the node again"
+    )]
+    NodeDeleted(String),
     /// Another task of this process works on the volume.
     #[error(
         "another task is creating, copying or deleting volume {0} at this moment; the provisioner retries"
@@ -111,6 +117,7 @@ impl Error {
             Error::InFlight(_) => "InFlight",
             Error::Immutable { .. } => "Immutable",
             Error::StoredOtherwise { .. } => "StoredOtherwise",
+            Error::NodeDeleted(_) => "NodeDeleted",
             Error::Handle(_) => "InvalidHandle",
         }
     }

@@ -120,7 +120,8 @@ mod tests {
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();
         assert_eq!(served(&text), documented("loopfs_controller_"));
-        for line in ["leads 1", "policies_enforced 0", "volumes_on_unready_nodes 3", "volumes_on_deleted_nodes 2"]
+        for line in
+            ["leads 1", "policies_enforced 0", "volumes_on_unready_nodes 3", "volumes_on_deleted_nodes 2"]
         {
             assert!(text.contains(&format!("\nloopfs_controller_{line}\n")), "{text}");
         }

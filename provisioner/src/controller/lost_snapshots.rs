@@ -14,7 +14,7 @@ use kube::{
     core::DynamicObject,
 };
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::registered_nodes::RegisteredNodes;
 use crate::{
@@ -24,15 +24,14 @@ use crate::{
     objects::{loss_policy, snapshot},
 };
 
-/// Wait after an error of the API server.
-const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// Largest number of names in an event.
+const MAX_NAMES: usize = 8;
 /// The finalizer that snapshot-controller sets and the snapshotter of the node removes.
 const FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 
 /// Checks until shutdown.
 pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
     nodes.synced.wait().await;
-    let mut changes = nodes.changes();
     let mut lost_since = BTreeMap::new();
     loop {
         let wait = match check(cluster, nodes, &mut lost_since, Instant::now()).await {
@@ -40,17 +39,20 @@ pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "could not check for snapshots of deleted nodes; the next check is in {RETRY_INTERVAL:?}, and all grace times start again"
+                    "could not check for snapshots of deleted nodes; the next check is in {POLL_INTERVAL:?}, and all grace times start again"
                 );
                 lost_since.clear();
-                RETRY_INTERVAL
+                POLL_INTERVAL
             }
         };
-        drop(timeout(wait, changes.changed()).await);
+        sleep(wait).await;
     }
 }
 
 /// Checks once. Returns the time until the next grace time ends.
+///
+/// # Errors
+/// When the contents cannot be listed. The failure of one content does not concern the others.
 async fn check(
     cluster: &Cluster,
     nodes: &RegisteredNodes,
@@ -66,10 +68,20 @@ async fn check(
         Err(error) => return Err(Error::api("list", "the VolumeSnapshotContents", error)),
     };
     let (known, mut waiting, mut next) = (nodes.names(now), BTreeMap::new(), None);
+    let mut released = Vec::new();
     for content in listed.iter().filter(|content| waits_for_its_node(content, cluster)) {
         let node = content.labels().get(snapshot::MANAGED_BY).map(String::as_str).unwrap_or_default();
-        if known.contains(node) || !is_node_deleted(cluster, node).await? {
-            continue;
+        let is_lost = match known.contains(node) {
+            true => Ok(false),
+            false => is_node_deleted(cluster, node).await,
+        };
+        match is_lost {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => {
+                tracing::warn!(%error, content = content.name_any(), "could not check whether the node of a snapshot was deleted");
+                continue;
+            }
         }
         let seen = nodes.last_seen(node);
         let before = lost_since.get(&content.uid()).copied();
@@ -79,12 +91,34 @@ async fn check(
         let remaining = grace.saturating_sub(now.duration_since(since));
         if remaining > Duration::ZERO {
             next = next.into_iter().chain([remaining]).min();
-        } else {
-            release(content, node, &contents, cluster).await?;
+            continue;
+        }
+        match release(content, &contents).await {
+            Ok(true) => released.push(format!("{} (node {node:?})", content.name_any())),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "could not release a snapshot of a deleted node; it is retried")
+            }
         }
     }
     *lost_since = waiting;
+    report(&released, cluster);
     Ok(next)
+}
+
+/// Records an event about all contents that were released in a check.
+fn report(released: &[String], cluster: &Cluster) {
+    if released.is_empty() {
+        return;
+    }
+    let more = if released.len() > MAX_NAMES { ", ..." } else { "" };
+    let note = format!(
+        "{} VolumeSnapshotContents that are being deleted lost their finalizers, because the nodes with their snapshots were deleted from \
+         the cluster; data that remains on the nodes stays there: {}{more}",
+        released.len(),
+        released[..released.len().min(MAX_NAMES)].join(", ")
+    );
+    cluster.events.publish_on_node(Reason::NodeLost, note);
 }
 
 /// Returns `true` if only the node's snapshotter could let the content go.
@@ -95,28 +129,17 @@ fn waits_for_its_node(content: &DynamicObject, cluster: &Cluster) -> bool {
         && content.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
-async fn release(
-    content: &DynamicObject,
-    node: &str,
-    contents: &Api<DynamicObject>,
-    cluster: &Cluster,
-) -> Result<(), Error> {
+/// Removes the finalizer. Returns `false` if the content changed in the meantime.
+async fn release(content: &DynamicObject, contents: &Api<DynamicObject>) -> Result<bool, Error> {
     let name = content.name_any();
     let others: Vec<_> = content.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).collect();
     let patch = json!({"metadata": {
         "uid": content.metadata.uid, "resourceVersion": content.metadata.resource_version, "finalizers": others,
     }});
     match contents.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Ok(_released) => {
-            let note = format!(
-                "VolumeSnapshotContent {name:?}, which is being deleted, lost its finalizer, because node {node:?} with the snapshot was \
-                 deleted from the cluster; data that remains on the node stays there"
-            );
-            cluster.events.publish_on_node(Reason::NodeLost, note);
-            Ok(())
-        }
+        Ok(_released) => Ok(true),
         // It is gone, or another version is checked next time.
-        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(false),
         Err(error) => Err(Error::api("remove the finalizer of VolumeSnapshotContent", name, error)),
     }
 }
@@ -187,6 +210,7 @@ mod tests {
     #[rstest]
     #[case::released(200, &["NodeLost"])]
     #[case::changed_in_the_meantime(409, &[])]
+    #[case::refused(403, &[])]
     #[tokio::test]
     async fn a_content_is_released_after_the_grace_time(#[case] status: u16, #[case] events: &[&str]) {
         let patch = json!({"metadata": {

@@ -22,13 +22,18 @@ use super::registered_nodes::RegisteredNodes;
 use crate::{
     api::{cluster::Cluster, events::Reason},
     error::Error,
-    loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, decision, is_node_deleted},
+    loss::{
+        LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, decision::begins_deletion,
+        is_node_deleted,
+    },
 };
 
 /// Wait after an error of the API server.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after an event of a CSINode: a change of the nodes comes as several events.
 const DEBOUNCE: Duration = Duration::from_millis(500);
+/// Nodes that are missing for less than this time are missing at once, whatever is to become of their volumes.
+const AT_ONCE: Duration = Duration::from_secs(3600);
 /// Largest number of node names in an event.
 const MAX_NAMES: usize = 8;
 
@@ -94,6 +99,8 @@ struct NodeLossController<'a> {
     cluster: &'a Cluster,
     nodes: &'a RegisteredNodes,
     at_most_percent: u8,
+    /// When this process first saw that each node is missing.
+    missing_since: BTreeMap<String, Instant>,
     losses: LossReconciler<'a, &'a Cluster>,
 }
 
@@ -101,7 +108,7 @@ impl<'a> NodeLossController<'a> {
     fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, settings: Settings) -> Self {
         let Settings { mode, at_most_percent } = settings;
         let losses = LossReconciler::new(cluster, cluster, mode);
-        NodeLossController { cluster, nodes, at_most_percent, losses }
+        NodeLossController { cluster, nodes, at_most_percent, missing_since: BTreeMap::new(), losses }
     }
 
     /// Checks once.
@@ -117,7 +124,7 @@ impl<'a> NodeLossController<'a> {
         };
         let (named, lost) = found.inspect_err(|_error| self.losses.interrupted())?;
         let volumes = lost.values().map(|lost| lost.volumes.len()).sum();
-        let next = if self.is_doubtful(&lost, named) {
+        let next = if self.is_doubtful(&lost, named, now) {
             self.losses.interrupted();
             None
         } else {
@@ -155,18 +162,23 @@ impl<'a> NodeLossController<'a> {
     }
 
     /// Returns `true` if so many nodes were deleted at once that nothing is deleted for now. Records an event on the node of this process.
-    fn is_doubtful(&self, lost: &BTreeMap<LostStorage, Lost>, named: usize) -> bool {
+    fn is_doubtful(&mut self, lost: &BTreeMap<LostStorage, Lost>, named: usize, now: Instant) -> bool {
         let identity = &self.cluster.identity;
-        // A node whose volumes are all kept stays among the deleted ones for good.
-        let recent = |(place, lost): (&'_ LostStorage, &'_ Lost)| match place {
-            LostStorage::Node(name) => lost
-                .volumes
-                .iter()
-                .any(|volume| decision::will_delete(volume, name, identity))
-                .then(|| name.clone()),
+        let nodes = lost.iter().filter_map(|(place, lost)| match place {
+            LostStorage::Node(name) => Some((name, lost)),
             LostStorage::Disk(_) => None,
-        };
-        let recent: Vec<_> = lost.iter().filter_map(recent).collect();
+        });
+        let (mut missing_since, mut recent) = (BTreeMap::new(), Vec::new());
+        for (name, lost) in nodes {
+            let since = self.missing_since.get(name).copied().unwrap_or(now);
+            missing_since.insert(name.clone(), since);
+            // A node whose volumes are all kept, or given up, stays among the deleted ones for good.
+            let will_delete = lost.volumes.iter().any(|volume| begins_deletion(volume, name, identity));
+            if will_delete || now < since + AT_ONCE {
+                recent.push(name.clone());
+            }
+        }
+        self.missing_since = missing_since;
         let nodes = named - lost.len() + recent.len();
         if recent.len() <= 1 || recent.len() * 100 <= nodes * usize::from(self.at_most_percent) {
             return false;
@@ -176,7 +188,7 @@ impl<'a> NodeLossController<'a> {
         let note = format!(
             "the Node objects of {} of {nodes} nodes with volumes were deleted, more than the {} % of --node-loss-at-most, so no object of \
              their volumes is deleted: {}{more}; check whether their machines run, and restart the kubelets that do, which registers \
-             their nodes again",
+             their nodes again; if the machines are gone, start the controller with a larger percentage",
             recent.len(),
             self.at_most_percent,
             names.join(", "),

@@ -253,8 +253,8 @@ async fn a_deleted_snapshot_of_a_deleted_node_is_released() {
     let contents: Api<DynamicObject> = Api::all_with(cluster.admin.clone(), &snapshot::content_resource());
     create(&contents, content).await;
     contents.delete(&cluster.namespace, &DeleteParams::default()).await.unwrap();
-    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     cluster.delete_node().await;
+    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     let (_, its_node) = controllers::kubeconfig();
     cluster.event_in("default", &its_node, "NodeLost", &cluster.namespace).await;
     assert!(contents.get_opt(&cluster.namespace).await.unwrap().is_none());

@@ -98,6 +98,11 @@ pub(crate) fn will_delete(volume: &PersistentVolume, node: &str, identity: &Iden
         }
 }
 
+/// Returns `true` if an object of this volume will be deleted, and none was before.
+pub(crate) fn begins_deletion(volume: &PersistentVolume, node: &str, identity: &Identity) -> bool {
+    volume.metadata.deletion_timestamp.is_none() && will_delete(volume, node, identity)
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;

@@ -24,7 +24,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 
-use super::decision::{Decision, NodeLossState, decide, will_delete};
+use super::decision::{Decision, NodeLossState, begins_deletion, decide, will_delete};
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, pruned::Pruned, queue},
     error::Error,
@@ -33,6 +33,12 @@ use crate::{
 
 /// Storage may have been lost before the process began, and claims may be deleted later, without an event for this duty.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The writes for one volume in a pass. If one has no effect, the next pass repeats it, with back-off.
+const MAX_WRITES: usize = 3;
+/// The volumes that are announced in a pass. If a whole zone is lost, events about all of them would keep events about other objects
+/// waiting for hours. The rest is announced in the next passes.
+const MAX_ANNOUNCED: usize = 500;
 
 /// The mode of the reconciliation of volumes of deleted nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -103,13 +109,16 @@ pub(crate) struct LossReconciler<'a, W> {
     mode: NodeLoss,
     /// When this process first saw that each volume, by its UID, is lost.
     lost_since: BTreeMap<(LostStorage, Option<String>), Instant>,
+    /// The volumes whose owners have been told, by UID, and the time that they were told.
+    announced: BTreeMap<Option<String>, Instant>,
     /// PersistentVolumes to check again, by name. A new resource version ends the back-off.
     backoff: Backoff<String, Option<String>>,
 }
 
 impl<'a, W: Witness> LossReconciler<'a, W> {
     pub(crate) fn new(cluster: &'a Cluster, witness: W, mode: NodeLoss) -> Self {
-        LossReconciler { cluster, witness, mode, lost_since: BTreeMap::new(), backoff: Backoff::default() }
+        let (lost_since, announced) = (BTreeMap::new(), BTreeMap::new());
+        LossReconciler { cluster, witness, mode, lost_since, announced, backoff: Backoff::default() }
     }
 
     /// Starts all grace times again, because storage may have come back for a while without being seen.
@@ -125,8 +134,8 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
         lost: BTreeMap<LostStorage, Lost>,
         now: Instant,
     ) -> Option<Duration> {
-        let mut lost_since = BTreeMap::new();
-        let mut next = None;
+        let (mut lost_since, mut announced) = (BTreeMap::new(), BTreeMap::new());
+        let (mut next, mut events) = (None, 0);
         for (place, Lost { volumes, seen }) in &lost {
             for volume in volumes {
                 let key = (place.clone(), volume.uid());
@@ -134,8 +143,17 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
                 let before = self.lost_since.get(&key).copied();
                 let since = before.filter(|since| seen.is_none_or(|seen| seen <= *since)).unwrap_or(now);
                 lost_since.insert(key, since);
-                if since == now {
-                    self.warn(volume, place);
+                // A grace time that starts again ends later than announced, so it is not announced again before that.
+                let deadline = since + Policy::of(volume, &self.cluster.identity).grace;
+                let told = self.announced.get(&volume.uid()).copied().filter(|told| now < *told);
+                if let Some(told) = told {
+                    announced.insert(volume.uid(), told);
+                } else if now < deadline
+                    && events < MAX_ANNOUNCED
+                    && self.announce(volume, place, deadline - now)
+                {
+                    events += 1;
+                    announced.insert(volume.uid(), deadline);
                 }
                 let check = match self.remaining_back_off(volume, now) {
                     Some(remaining) => Some(remaining),
@@ -154,7 +172,7 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
                 next = next.into_iter().chain(check).min();
             }
         }
-        self.lost_since = lost_since;
+        (self.lost_since, self.announced) = (lost_since, announced);
         next
     }
 
@@ -166,18 +184,16 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
         self.backoff.failed(volume.name_any(), volume.resource_version(), now)
     }
 
-    /// Records, before the grace time begins, what will be deleted after it and how to prevent that: on the PersistentVolume for
-    /// administrators, and on the claim for its owner.
-    fn warn(&self, volume: &PersistentVolume, place: &LostStorage) {
+    /// Records what will be deleted after this time and how to prevent that: on the PersistentVolume for administrators, and on the claim
+    /// for its owner. Returns `false` if nothing will be.
+    fn announce(&self, volume: &PersistentVolume, place: &LostStorage, remaining: Duration) -> bool {
         let identity = &self.cluster.identity;
-        if self.mode != NodeLoss::Enforce || !will_delete(volume, place.node(identity), identity) {
-            return;
+        if self.mode != NodeLoss::Enforce || !begins_deletion(volume, place.node(identity), identity) {
+            return false;
         }
-        let deadline = SignedDuration::try_from(Policy::of(volume, identity).grace)
-            .ok()
-            .and_then(|grace| Timestamp::now().checked_add(grace).ok());
         // A grace time is at most a year.
-        let Some(deadline) = deadline else { return };
+        let remaining = SignedDuration::try_from(remaining).unwrap_or(SignedDuration::MAX);
+        let deadline = Timestamp::now().checked_add(remaining).unwrap_or(Timestamp::MAX);
         let note = format!(
             "{}; at {deadline:.0}, objects of PersistentVolume {} are deleted as its annotation {} says, unless the storage is back; to \
              keep them, set that annotation to \"retain\"",
@@ -189,6 +205,7 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
         if let Some(claim) = ownership::bound_claim(volume) {
             self.cluster.events.publish_about(claim, Reason::NodeLost, note);
         }
+        true
     }
 
     /// Decides about one volume and acts, until there is nothing more to do now.
@@ -210,7 +227,7 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
             }
             _ => {}
         }
-        loop {
+        for _ in 0..MAX_WRITES {
             let volume = absence::get_opt(&self.cluster.volume_api(), &listed.name_any()).await;
             let volume =
                 volume.map_err(|error| Error::api("read PersistentVolume", listed.name_any(), error))?;
@@ -245,6 +262,7 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
             let note = self.note(&decision, &volume, place);
             self.cluster.events.publish(&volume, Reason::NodeLost, note);
         }
+        Ok(NextCheck::BackOff)
     }
 
     /// Records an event that says that the volume is kept, or what would be done.

@@ -11,6 +11,7 @@ use crate::{
     error::Error,
     node::{
         context::Context,
+        custody,
         references::{self, Labelled},
         volume_deletion::{self, Deletion, Rule},
     },
@@ -47,10 +48,19 @@ pub(crate) async fn empty_trash(ctx: &Context) {
 
 /// Removes volumes whose claim was deleted while they were being provisioned, until shutdown.
 pub(crate) async fn remove_orphans(ctx: &Context) {
-    let mut attempts: u32 = 0;
+    let (mut attempts, mut known_filesystem): (u32, _) = (0, None);
     loop {
         ctx.synced().await;
-        attempts = if process_records(ctx).await { 0 } else { attempts.saturating_add(1) };
+        let all_done = match custody::take_once(&mut known_filesystem, ctx).await {
+            Ok(()) => process_records(ctx).await,
+            // An event on the node reports it already.
+            Err(Error::Storage(StorageError::Unavailable(_))) => true,
+            Err(error) => {
+                tracing::warn!(%error, "could not record whose volumes this disk has; the cleanup retries");
+                false
+            }
+        };
+        attempts = if all_done { 0 } else { attempts.saturating_add(1) };
         let wait = if attempts == 0 { ORPHANS_INTERVAL } else { backoff::FAILURE.after(attempts) };
         drop(timeout(wait, ctx.claims_deleted.notified()).await);
     }
@@ -112,9 +122,18 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
     };
     if let Some(rule) = rule {
         references::require_none(id, None, Labelled::Listed, ctx).await?;
-        let owner = volume_deletion::owner_from(intent);
-        let deletion = Deletion { id: id.clone(), filesystem_uuid: None, owner, rule };
-        volume_deletion::delete(deletion, ctx).await?;
+        let custody = custody::take(ctx).await?;
+        // If the volume was there before the node was registered, its PersistentVolume and claim may have been deleted meanwhile.
+        if custody.keeps(id) {
+            tracing::warn!(
+                volume = %id, claim = %intent.claim(),
+                "a volume without a claim is kept, because it was there before this node was registered or got its disk"
+            );
+        } else {
+            let owner = volume_deletion::owner_from(intent);
+            let filesystem_uuid = Some(custody.filesystem_uuid);
+            volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await?;
+        }
     }
     let (intents, finished) = (ctx.intents.clone(), id.clone());
     let cleared = ctx.storage.run(move |_volumes| {
@@ -141,12 +160,15 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::node::claim_scope::ClaimScope;
+    use crate::store::custody::Custody;
     use crate::testing::{
         fake_store::{self, FakeStore},
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, own_node, unlabelled},
     };
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
@@ -163,6 +185,9 @@ mod tests {
         test_context.volumes.state().volumes.insert(id(), (VolumeKind::Filesystem, Bytes(1 << 20)));
         let intent = Intent::of(&fixtures::claim(json!({})));
         test_context.ctx.intents.record(&id(), &intent).unwrap();
+        // The node had its disk before.
+        let custody = Custody::next(None, "node", fixtures::FILESYSTEM, &BTreeSet::new());
+        custody.write(&test_context.ctx.intents.custody()).unwrap();
         (test_context, intent)
     }
 
@@ -181,16 +206,34 @@ mod tests {
     async fn a_volume_without_persistent_volume_is_deleted_if_its_claim_was_deleted() {
         let (test_context, intent) = recorded(
             vec![],
-            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()],
+            vec![
+                expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
+                unlabelled(&[]),
+                labelled(),
+                own_node("node"),
+            ],
         );
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
+    }
+
+    /// Its PersistentVolume and its claim were deleted while the node was deleted, and a crash had left the record.
+    #[tokio::test]
+    async fn a_volume_from_before_the_node_was_registered_is_kept() {
+        let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
+        let requests = vec![absent, unlabelled(&[]), labelled(), own_node("another")];
+        let (test_context, intent) = recorded(vec![], requests);
+        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
     async fn a_newer_claim_of_the_same_name_does_not_keep_the_volume() {
         let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
-        let requests =
-            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()];
+        let requests = vec![
+            expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
+            unlabelled(&[]),
+            labelled(),
+            own_node("node"),
+        ];
         let (test_context, intent) = recorded(vec![successor], requests);
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
@@ -213,6 +256,7 @@ mod tests {
                 expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
                 unlabelled(&[]),
                 labelled(),
+                own_node("node"),
             ],
         );
         assert!(!process_record(&id(), &intent, &test_context.ctx).await.unwrap());
@@ -223,8 +267,8 @@ mod tests {
     /// A task that fails after its claim was deleted leaves a volume behind, and no event announces that.
     #[tokio::test(start_paused = true)]
     async fn the_record_of_a_locked_volume_is_read_again_although_no_claim_is_deleted() {
-        let requests =
-            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()];
+        let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
+        let requests = vec![own_node("node"), absent, unlabelled(&[]), labelled(), own_node("node")];
         let (test_context, _intent) = recorded(vec![], requests);
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
@@ -257,12 +301,12 @@ mod tests {
     #[case::waits(expect(Method::GET, CLAIM, None).respond(fixtures::claim(json!({}))), vec![], (true, true))]
     #[case::of_another_node(
         expect(Method::GET, CLAIM, None).respond(fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}))),
-        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()],
+        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled(), own_node("node")],
         (false, false)
     )]
     #[case::does_not_exist(
         expect(Method::GET, CLAIM, None).refuse(404, "NotFound"),
-        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled()],
+        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled(), own_node("node")],
         (false, false)
     )]
     #[tokio::test]
@@ -290,7 +334,12 @@ mod tests {
     #[tokio::test]
     async fn a_volume_whose_claim_was_provisioned_on_another_node_is_deleted() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).respond(object), unlabelled(&[]), labelled()];
+        let requests = vec![
+            expect(Method::GET, VOLUME, None).respond(object),
+            unlabelled(&[]),
+            labelled(),
+            own_node("node"),
+        ];
         let (test_context, intent) = recorded(vec![], requests);
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
@@ -346,6 +395,7 @@ mod tests {
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
             unlabelled(&[]),
             labelled(),
+            own_node("node"),
         ];
         let (test_context, intent) = recorded(vec![], requests);
         assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());

@@ -14,7 +14,7 @@ use k8s_openapi::{
 };
 use kube::runtime::reflector::{ObjectRef, Store};
 use loopfs::Bytes;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex, Notify, watch};
 
 use crate::{
     api::{
@@ -58,6 +58,8 @@ pub(crate) struct Context {
 
     /// Locks on volumes. Provisioning, deletion and the removal of an orphaned volume exclude each other, and copies of the volume.
     pub(crate) in_flight: InFlight,
+    /// Held while the record of custody is read and replaced.
+    pub(crate) custody: Mutex<()>,
     /// Notified when an entry was moved to the trash.
     pub(crate) trash: Notify,
     /// Notified when a claim was deleted or a watch restarted: records of provisioning may have been orphaned.
@@ -94,6 +96,7 @@ impl Context {
             classes,
             classes_synced: Default::default(),
             in_flight: Default::default(),
+            custody: Default::default(),
             trash: Default::default(),
             claims_deleted: Default::default(),
             retry_generation: Default::default(),

@@ -7,6 +7,7 @@ pub(crate) mod claims;
 pub(crate) mod classes;
 pub(crate) mod cleanup;
 pub(crate) mod context;
+pub(crate) mod custody;
 pub(crate) mod data_source;
 pub(crate) mod delete;
 pub(crate) mod health_endpoints;

@@ -21,7 +21,7 @@ use super::volumes::VolumeError;
 /// The record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Custody {
-    /// The UID of the Node object, or nothing if the API server does not tell it to this process.
+    /// The UID of the Node object.
     pub(crate) node_uid: String,
     pub(crate) filesystem_uuid: String,
     /// The names of the volumes that were there when this record was made.

@@ -128,6 +128,12 @@ pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> ExpectedRequest {
     expect(Method::GET, "/api/v1/persistentvolumes", None).respond(list)
 }
 
+/// Returns the request for the Node of this process, which precedes each deletion that follows from the absence of objects.
+pub(crate) fn own_node(uid: &str) -> ExpectedRequest {
+    let metadata = json!({"name": "node-a", "uid": uid});
+    expect(Method::GET, "/api/v1/nodes/node-a", None).respond(fixtures::metadata_only(metadata))
+}
+
 /// A context with a fake store and a mock API server.
 pub(crate) struct TestContext {
     pub(crate) ctx: Arc<Context>,

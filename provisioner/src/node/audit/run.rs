@@ -6,15 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use k8s_openapi::api::{
-    authentication::v1::SelfSubjectReview,
-    core::v1::{PersistentVolume, PersistentVolumeClaim},
-};
-use kube::{
-    Api, ResourceExt,
-    api::{ListParams, PostParams},
-    runtime::reflector::ObjectRef,
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{Api, ResourceExt, api::ListParams, runtime::reflector::ObjectRef};
 use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
@@ -28,14 +21,12 @@ use crate::{
     metrics::Findings,
     node::{
         context::Context,
+        custody,
         references::{self, Labelled},
         volume_deletion::{self, Deletion, Rule},
     },
     objects::ownership,
-    store::{
-        custody::Custody,
-        volumes::{StorageError, Volumes},
-    },
+    store::{custody::Custody, volumes::StorageError},
 };
 
 /// When to audit, and what to do with orphaned volumes.
@@ -101,7 +92,6 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     ctx.storage.tried().await;
     let mut since = HashMap::new();
     let mut elsewhere = LabelledElsewhere::default();
-    let mut custody = None;
     loop {
         let now = Instant::now();
         // A volume is removed only if no PersistentVolume at all names it.
@@ -110,16 +100,12 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
             Ok(findings) => {
                 report_findings(&findings, &ctx);
                 since = update_ages(since, &findings);
-                let is_asked = settings.collection.is_some() && !since.is_empty();
-                match take_custody(custody.take(), is_asked, &ctx).await {
-                    Ok(taken) => {
-                        if let Some(collection) = settings.collection {
-                            collect(&since, &taken, collection, now, &ctx).await;
+                if let Some(collection) = settings.collection.filter(|_| !since.is_empty()) {
+                    match custody::take(&ctx).await {
+                        Ok(custody) => collect(&since, &custody, collection, now, &ctx).await,
+                        Err(error) => {
+                            tracing::warn!(%error, "no orphaned volume is removed, because it is unknown whose volumes this disk has; the next audit retries");
                         }
-                        custody = Some(taken);
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "could not record whose volumes this disk has, so no orphaned volume is removed; the next audit retries");
                     }
                 }
                 ctx.audit.set(Some(findings));
@@ -175,38 +161,6 @@ fn report_findings(findings: &Findings, ctx: &Context) {
     ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
 }
 
-/// Returns the record of the node and the file system that the volumes belong to, after it was made durable. The API server is asked for
-/// the Node's UID once for each file system, and whenever volumes could be removed.
-async fn take_custody(known: Option<Custody>, is_asked: bool, ctx: &Context) -> Result<Custody, Error> {
-    let read = |volumes: &dyn Volumes| Ok((volumes.filesystem_uuid(), volumes.list()?.into_iter().collect()));
-    let (filesystem, present): (_, BTreeSet<_>) = ctx.storage.run(read).await?;
-    if let Some(known) = known.filter(|known| !is_asked && known.filesystem_uuid == filesystem) {
-        return Ok(known);
-    }
-    let node_uid = own_node_uid(ctx).await?;
-    let path = ctx.intents.custody();
-    let record = move |_: &dyn Volumes| {
-        let before = Custody::read(&path)?;
-        let next = Custody::next(before.clone(), &node_uid, &filesystem, &present);
-        if before.as_ref() != Some(&next) {
-            next.write(&path)?;
-        }
-        Ok(next)
-    };
-    Ok(ctx.storage.run(record).await?)
-}
-
-/// Returns the UID of the Node object to which the credentials of this process are bound, or nothing if they are bound to none.
-async fn own_node_uid(ctx: &Context) -> Result<String, Error> {
-    let reviews: Api<SelfSubjectReview> = Api::all(ctx.cluster.client.clone());
-    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await;
-    let review =
-        review.map_err(|error| Error::api("create SelfSubjectReview for", "the provisioner", error))?;
-    let extra = review.status.and_then(|status| status.user_info?.extra);
-    let uid = extra.and_then(|mut extra| extra.remove("authentication.kubernetes.io/node-uid")?.pop());
-    Ok(uid.unwrap_or_default())
-}
-
 /// Removes the volumes that had been orphaned for the grace time at `now`, unless suspiciously many are orphaned.
 async fn collect(
     since: &HashMap<VolumeId, Instant>,
@@ -220,8 +174,7 @@ async fn collect(
     if !kept.is_empty() {
         let note = format!(
             "{} volumes without a PersistentVolume are not removed: they were on the disk before node {} was registered or got this \
-             disk, and may belong to PersistentVolumes that were deleted meanwhile: {}; to remove one, create a PersistentVolume \
-             with its id as the volume handle, and delete that",
+             disk, and may belong to PersistentVolumes that were deleted meanwhile: {}; the README of the provisioner says how to remove one",
             kept.len(),
             ctx.cluster.identity.node(),
             some_names(kept.iter().map(|(id, _)| *id)),
@@ -239,6 +192,8 @@ async fn collect(
             return;
         }
     };
+    // The volumes that are kept say nothing about the others.
+    let volumes = volumes.saturating_sub(kept.len());
     if !collection.allows(orphans, volumes) {
         let note = format!(
             "{orphans} of {volumes} volumes have no PersistentVolume, more than the {} % of --collect-at-most, so none is removed; \
@@ -258,7 +213,7 @@ async fn collect(
     };
     let due = since.iter().filter(|(_, since)| collection.is_due(**since, now));
     for (id, _) in due.filter(|(id, _)| !claimed.contains(id.as_str())) {
-        match collect_one(id, collection, ctx).await {
+        match collect_one(id, collection, custody, ctx).await {
             Ok(true) => ctx.retry_generation.bump(),
             Ok(false) => {}
             Err(error) => {
@@ -268,7 +223,12 @@ async fn collect(
     }
 }
 
-async fn collect_one(id: &VolumeId, collection: Collection, ctx: &Context) -> Result<bool, Error> {
+async fn collect_one(
+    id: &VolumeId,
+    collection: Collection,
+    custody: &Custody,
+    ctx: &Context,
+) -> Result<bool, Error> {
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
     let object = ctx.read_volume(id.as_str()).await?;
@@ -277,7 +237,8 @@ async fn collect_one(id: &VolumeId, collection: Collection, ctx: &Context) -> Re
     }
     references::require_none(id, None, Labelled::Listed, ctx).await?;
     let (owner, rule) = (ctx.cluster.events.own_node(), Rule::Orphaned(collection.after));
-    volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid: None, owner, rule }, ctx).await
+    let filesystem_uuid = Some(custody.filesystem_uuid.clone());
+    volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await
 }
 
 /// Returns `true` if the volume has a name that a provisioner gives. The CSI driver creates volumes in the store too, with
@@ -387,24 +348,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn custody_is_taken_again_when_the_node_has_another_uid() {
-        let reviewed = |uid: &str| {
-            let extra = json!({"authentication.kubernetes.io/node-uid": [uid]});
-            let review = json!({"status": {"userInfo": {"username": "u", "extra": extra}}});
-            let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}});
-            expect(Method::POST, "/apis/authentication.k8s.io/v1/selfsubjectreviews", body).respond(review)
-        };
-        let test_context = bench_of(vec![reviewed("first"), reviewed("first"), reviewed("second")]);
-        let id = VolumeId::parse("pvc-9").unwrap();
-        test_context.volumes.state().volumes.clear();
-        let first = take_custody(None, false, &test_context.ctx).await.unwrap();
-        test_context.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
-        let known = take_custody(Some(first), false, &test_context.ctx).await.unwrap();
-        let asked = take_custody(Some(known), true, &test_context.ctx).await.unwrap();
-        assert!(!asked.keeps(&id));
-        let taken = take_custody(Some(asked), true, &test_context.ctx).await.unwrap();
-        assert!(taken.keeps(&id));
-        assert_eq!(test_context.finish().await, [""; 0]);
+    async fn the_share_of_orphans_is_one_of_the_volumes_that_can_be_removed() {
+        let test_context = bench_of(vec![]);
+        // Of four volumes that a provisioner could have created, one is kept, and all of the others are orphaned.
+        collected(&test_context, &["pvc-1", "pvc-2", "pvc-3", "pvc-4"], 75).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept", "OrphanedVolumesKept"]);
     }
 
     #[tokio::test]

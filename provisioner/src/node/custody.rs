@@ -1,0 +1,88 @@
+//! Takes custody of the volumes on this node's disk: see [`Custody`].
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+
+use crate::{
+    api::absence,
+    error::Error,
+    node::context::Context,
+    store::{custody::Custody, volumes::Volumes},
+};
+
+/// Returns the record of the node and the file system to which the volumes belong, after it was made durable. Asked for before each
+/// deletion that follows from the absence of objects: they may have been deleted while the node or its disk was away.
+///
+/// # Errors
+/// When the Node object does not exist, or when it or the record cannot be read or written.
+pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
+    let _exclusive = ctx.custody.lock().await;
+    let name = ctx.cluster.identity.node();
+    let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
+    let node = absence::get_metadata_opt(&nodes, name).await;
+    let node = node.map_err(|error| Error::api("read Node", name, error))?;
+    let uid = node.and_then(|node| node.metadata.uid).ok_or_else(|| Error::NodeDeleted(name.to_owned()))?;
+    let path = ctx.intents.custody();
+    let record = move |volumes: &dyn Volumes| {
+        let present: BTreeSet<_> = volumes.list()?.into_iter().collect();
+        let before = Custody::read(&path)?;
+        let next = Custody::next(before.clone(), &uid, &volumes.filesystem_uuid(), &present);
+        if before.as_ref() != Some(&next) {
+            next.write(&path)?;
+        }
+        Ok(next)
+    };
+    Ok(ctx.storage.run(record).await?)
+}
+
+/// Takes custody once for each file system, so that a later deletion has a record to compare with.
+///
+/// # Errors
+/// Those of [`take`].
+pub(crate) async fn take_once(known_filesystem: &mut Option<String>, ctx: &Context) -> Result<(), Error> {
+    let present = ctx.storage.run(|volumes| Ok(volumes.filesystem_uuid())).await?;
+    if known_filesystem.as_ref() != Some(&present) {
+        *known_filesystem = Some(take(ctx).await?.filesystem_uuid);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::Bytes;
+    use loopfs::volume_store::{VolumeId, VolumeKind};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, own_node},
+    };
+
+    fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
+        TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests)
+    }
+
+    #[tokio::test]
+    async fn a_node_with_another_uid_takes_custody_again() {
+        let test_context = test_context(vec![own_node("first"), own_node("first"), own_node("second")]);
+        let ctx = &test_context.ctx;
+        let id = VolumeId::parse("pvc-9").unwrap();
+        let mut known = None;
+        take_once(&mut known, ctx).await.unwrap();
+        test_context.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        take_once(&mut known, ctx).await.unwrap();
+        assert!(!take(ctx).await.unwrap().keeps(&id));
+        assert!(take(ctx).await.unwrap().keeps(&id));
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_node_without_its_object_has_no_custody() {
+        let test_context = test_context(vec![own_node("").refuse(404, "NotFound")]);
+        let error = take(&test_context.ctx).await.unwrap_err().to_string();
+        assert!(error.contains("restart the kubelet"), "{error}");
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+}
