@@ -16,7 +16,6 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::{
     api::{cluster::Cluster, events::Reason},
-    error::api_message,
     objects::identity::Identity,
 };
 
@@ -132,7 +131,7 @@ pub(crate) async fn check(cluster: &Cluster, forbidden: &Forbidden, latest: &wat
             }
             Some(false) => {}
             None => {
-                let error = response.as_ref().err().map(api_message);
+                let error = response.as_ref().err().map(ToString::to_string);
                 tracing::debug!(
                     error,
                     "could not find out whether the API server enforces the admission policies; it is checked again"

@@ -1,5 +1,9 @@
 //! A model of the loss of nodes and disks: random steps of machines, the administrator, users, two controllers, the provisioners and
-//! Kubernetes, with writes that arrive late. All decisions are those of the program.
+//! Kubernetes. All decisions are those of the program.
+//!
+//! Node objects vanish while their machines run, and disks move between machines and back. Writes arrive late, also those of processes
+//! that were killed. The provisioners delete released volumes, those of interrupted provisioning, and orphaned ones (`--collect`), all
+//! without any grace time, and reconcile the volumes of lost disks.
 //!
 //! It checks that data is deleted only if a user deleted its claim.
 
@@ -51,6 +55,8 @@ struct Machine {
     disk: usize,
     /// What it has recorded about its disk.
     custody: Option<Custody>,
+    /// The records of interrupted provisioning.
+    records: BTreeSet<String>,
     /// The PersistentVolumes as its provisioner has them in its cache.
     cache: BTreeMap<String, PersistentVolume>,
     /// The volume that its provisioner has marked and is about to delete.
@@ -64,12 +70,22 @@ enum Write {
     DeleteClaim { name: String, version: Option<String> },
 }
 
-/// A process with the role `controller` that believes it leads.
+/// Storage that is lost.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Node(usize),
+    /// The disk with this number is not in this machine any more.
+    Disk(usize, usize),
+}
+
+/// A process that reconciles lost storage: with the role `controller`, which believes that it leads, or of a node.
 #[derive(Default)]
-struct Controller {
-    lost_since: BTreeMap<(String, String), u64>,
-    /// The volume in work, as the pass has listed it.
-    listed: Vec<(String, PersistentVolume)>,
+struct Reconciler {
+    /// The machine of a provisioner.
+    machine: Option<usize>,
+    lost_since: BTreeMap<(Place, String), u64>,
+    /// The volumes to work on, as the pass has listed them.
+    listed: Vec<(Place, PersistentVolume)>,
     in_flight: Option<Write>,
 }
 
@@ -94,7 +110,10 @@ struct Model {
     machines: [Machine; 2],
     /// The data on each disk.
     disks: [BTreeSet<VolumeId>; 2],
-    controllers: [Controller; 2],
+    /// Two controllers, and the provisioner of each machine.
+    reconcilers: [Reconciler; 4],
+    /// The requests of processes that were killed.
+    late: Vec<Write>,
     created: usize,
     deleted: usize,
     settled: usize,
@@ -113,7 +132,9 @@ impl Model {
             given_up: BTreeSet::new(),
             machines: [machine(0), machine(1)],
             disks: Default::default(),
-            controllers: Default::default(),
+            reconcilers: [None, None, Some(0), Some(1)]
+                .map(|machine| Reconciler { machine, ..Reconciler::default() }),
+            late: Vec::new(),
             created: 0,
             deleted: 0,
             settled: 0,
@@ -134,7 +155,7 @@ impl Model {
     fn step(&mut self) -> Result<(), String> {
         self.now += 1;
         let machine = self.choices.below(2);
-        match self.choices.below(18) {
+        match self.choices.below(20) {
             0 => self.provision(machine),
             1 => self.change_machine(machine),
             2 => self.user_deletes_claim(),
@@ -143,17 +164,34 @@ impl Model {
             6 | 7 => return self.provisioner(machine),
             8 => self.watch_event(machine),
             9 => return self.audit(machine),
-            10 => {
+            10 => return self.clean_up(machine),
+            11 => {
                 if self.choices.below(10) == 0 {
-                    self.controllers[self.choices.below(2)] = Controller::default();
+                    let which = self.choices.below(4);
+                    self.kill(which);
+                }
+            }
+            12 => {
+                if !self.late.is_empty() {
+                    let which = self.choices.below(self.late.len());
+                    let write = self.late.swap_remove(which);
+                    self.arrive(write);
                 }
             }
             _ => {
-                let which = self.choices.below(2);
-                self.controller(which);
+                let which = self.choices.below(4);
+                self.reconcile(which);
             }
         }
         Ok(())
+    }
+
+    /// A process ends. Its request may arrive later.
+    fn kill(&mut self, which: usize) {
+        let machine = self.reconcilers[which].machine;
+        let killed =
+            std::mem::replace(&mut self.reconcilers[which], Reconciler { machine, ..Reconciler::default() });
+        self.late.extend(killed.in_flight);
     }
 
     fn provision(&mut self, machine: usize) {
@@ -165,6 +203,11 @@ impl Model {
         let uid = self.created.to_string();
         let policy = [OnNodeLoss::DeleteClaim, OnNodeLoss::DeleteVolume][self.choices.below(4) / 3];
         let version = self.next_version();
+        let disk = self.machines[machine].disk;
+        if self.choices.below(4) == 0 {
+            // A power cut brought the record back that provisioning has removed.
+            self.machines[machine].records.insert(name.clone());
+        }
         let change = json!({
             "metadata": {
                 "name": name, "uid": format!("{name}-object"), "resourceVersion": version,
@@ -175,7 +218,7 @@ impl Model {
             },
             "spec": {
                 "claimRef": {"name": name, "uid": uid},
-                "csi": {"volumeHandle": name, "volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": null}},
+                "csi": {"volumeHandle": name, "volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": disk.to_string()}},
             },
         });
         let claim = json!({
@@ -183,7 +226,6 @@ impl Model {
         });
         self.volumes.insert(name.clone(), fixtures::volume_on(NODES[machine], change));
         self.claims.insert(name.clone(), fixtures::bound_claim(claim));
-        let disk = self.machines[machine].disk;
         self.disks[disk].insert(VolumeId::parse(&name).unwrap());
     }
 
@@ -201,6 +243,7 @@ impl Model {
         }
         if !self.machines[which].runs {
             self.machines[which].marked = None;
+            self.kill(2 + which);
             let apart = self.machines.iter().all(|machine| !machine.runs);
             if apart {
                 let [first, second] = &mut self.machines;
@@ -287,18 +330,25 @@ impl Model {
         }
     }
 
-    fn controller(&mut self, which: usize) {
-        if let Some(write) = self.controllers[which].in_flight.take() {
+    /// A process that reconciles lost storage makes a step: a request arrives, it decides about a volume, or it begins a pass.
+    fn reconcile(&mut self, which: usize) {
+        if let Some(write) = self.reconcilers[which].in_flight.take() {
             return self.arrive(write);
         }
-        let Some((node, listed)) = self.controllers[which].listed.pop() else {
+        if let Some(machine) = self.reconcilers[which].machine
+            && !self.machines[machine].runs
+        {
+            return;
+        }
+        let Some((place, listed)) = self.reconcilers[which].listed.pop() else {
             return self.list(which);
         };
         let name = listed.name_any();
-        let since = self.controllers[which].lost_since.get(&(node.clone(), name.clone())).copied();
+        let since = self.reconcilers[which].lost_since.get(&(place.clone(), name.clone())).copied();
         let lost_for = Duration::from_secs(since.map_or(0, |since| self.now - since));
         let Some(volume) = self.volumes.get(&name) else { return };
-        let state = NodeLossState { volume, node: &node, claim: self.claims.get(&name), lost_for };
+        let (Place::Node(machine) | Place::Disk(machine, _)) = place;
+        let state = NodeLossState { volume, node: NODES[machine], claim: self.claims.get(&name), lost_for };
         let decision = (self.rules.decide)(state, &fixtures::identity());
         let version = volume.resource_version();
         let claim = self.claims.get(&name).and_then(ResourceExt::resource_version);
@@ -308,33 +358,61 @@ impl Model {
             Decision::DeleteClaim => Write::DeleteClaim { name, version: claim },
             _ => return,
         };
-        let is_lost =
-            NODES.iter().zip(&self.machines).any(|(name, machine)| **name == node && machine.node.is_none());
-        if is_lost {
-            // The next step of this controller is the arrival, and after it the same volume again.
-            self.controllers[which].listed.push((node, listed));
-            self.controllers[which].in_flight = Some(write);
+        if self.is_lost(&place) {
+            // The next step of this process is the arrival, and after it the same volume again.
+            self.reconcilers[which].listed.push((place, listed));
+            self.reconcilers[which].in_flight = Some(write);
+        }
+    }
+
+    fn is_lost(&self, place: &Place) -> bool {
+        match *place {
+            Place::Node(machine) => self.machines[machine].node.is_none(),
+            Place::Disk(machine, disk) => self.machines[machine].disk != disk,
         }
     }
 
     fn list(&mut self, which: usize) {
+        let machine = self.reconcilers[which].machine;
+        let places = match machine {
+            None => vec![Place::Node(0), Place::Node(1)],
+            // A provisioner does nothing about a lost disk before it has recorded the present one.
+            Some(machine) if self.take_custody(machine).is_some() => {
+                vec![Place::Disk(machine, 1 - self.machines[machine].disk)]
+            }
+            Some(_) => vec![],
+        };
         let mut lost_since = BTreeMap::new();
         let mut listed = Vec::new();
-        for (node, machine) in NODES.iter().zip(&self.machines) {
-            if machine.node.is_some() {
-                continue;
-            }
+        for place in places.into_iter().filter(|place| self.is_lost(place)) {
+            let (Place::Node(machine) | Place::Disk(machine, _)) = place;
             for (name, volume) in &self.volumes {
-                if ownership::is_only_on(volume, node, &fixtures::identity()) {
-                    let key = ((*node).to_owned(), name.clone());
-                    let since = self.controllers[which].lost_since.get(&key).copied();
+                let identity = fixtures::identity();
+                let filesystem = ownership::filesystem_uuid(volume, &identity);
+                let is_there = match place {
+                    Place::Node(_) => true,
+                    Place::Disk(_, disk) => filesystem == Some(disk.to_string().as_str()),
+                };
+                if is_there && ownership::is_only_on(volume, NODES[machine], &identity) {
+                    let key = (place.clone(), name.clone());
+                    let since = self.reconcilers[which].lost_since.get(&key).copied();
                     lost_since.insert(key, since.unwrap_or(self.now));
-                    listed.push(((*node).to_owned(), volume.clone()));
+                    listed.push((place.clone(), volume.clone()));
                 }
             }
         }
-        let controller = &mut self.controllers[which];
-        (controller.lost_since, controller.listed) = (lost_since, listed);
+        let process = &mut self.reconcilers[which];
+        (process.lost_since, process.listed) = (lost_since, listed);
+    }
+
+    /// Returns the record of a machine that runs and whose Node object exists.
+    fn take_custody(&mut self, which: usize) -> Option<Custody> {
+        let machine = &mut self.machines[which];
+        let node = machine.node.filter(|_| machine.runs)?.to_string();
+        let present = &self.disks[machine.disk];
+        let custody = Custody::next(machine.custody.take(), &node, &machine.disk.to_string(), present);
+        machine.custody = Some(custody.clone());
+        Some(custody)
     }
 
     /// The watch of a provisioner delivers what happened to one volume, possibly long ago.
@@ -356,12 +434,17 @@ impl Model {
     /// A provisioner marks a volume, or deletes one that it has marked.
     fn provisioner(&mut self, which: usize) -> Result<(), String> {
         let machine = &mut self.machines[which];
-        if !machine.runs || machine.node.is_none() {
+        if !machine.runs {
             return Ok(());
         }
         let identity = Identity::new("csi.loopfs.dev", NODES[which]).unwrap();
         if let Some((name, id)) = machine.marked.take() {
             let disk = machine.disk;
+            let filesystem =
+                self.volumes.get(&name).and_then(|volume| ownership::filesystem_uuid(volume, &identity));
+            if filesystem.is_some_and(|uuid| uuid != disk.to_string()) {
+                return Ok(());
+            }
             self.delete_data(disk, &id, "its provisioner")?;
             self.arrive(Write::RemoveFinalizer { name });
             return Ok(());
@@ -380,17 +463,31 @@ impl Model {
         Ok(())
     }
 
-    /// A provisioner with `--collect` audits, without any grace time.
+    /// A provisioner with `--collect` audits.
     fn audit(&mut self, which: usize) -> Result<(), String> {
-        let machine = &mut self.machines[which];
-        let Some(node) = machine.node.filter(|_| machine.runs) else { return Ok(()) };
-        let disk = machine.disk;
-        let custody =
-            Custody::next(machine.custody.take(), &node.to_string(), &disk.to_string(), &self.disks[disk]);
+        let disk = self.machines[which].disk;
         let orphans = self.disks[disk].iter().filter(|id| !self.volumes.contains_key(id.as_str()));
-        let collected: Vec<_> = orphans.filter(|id| !(self.rules.keeps)(&custody, id)).cloned().collect();
-        self.machines[which].custody = Some(custody);
-        collected.iter().try_for_each(|id| self.delete_data(disk, id, "--collect"))
+        let orphans: Vec<_> = orphans.cloned().collect();
+        let Some(custody) = self.take_custody(which) else { return Ok(()) };
+        let keeps = self.rules.keeps;
+        let mut collected = orphans.iter().filter(|id| !keeps(&custody, id));
+        collected.try_for_each(|id| self.delete_data(disk, id, "--collect"))
+    }
+
+    /// A provisioner processes a record of interrupted provisioning.
+    fn clean_up(&mut self, which: usize) -> Result<(), String> {
+        let disk = self.machines[which].disk;
+        let Some(name) = self.machines[which].records.first().cloned() else { return Ok(()) };
+        if self.claims.contains_key(&name) || self.volumes.contains_key(&name) {
+            return Ok(());
+        }
+        let Some(custody) = self.take_custody(which) else { return Ok(()) };
+        let id = VolumeId::parse(&name).unwrap();
+        self.machines[which].records.remove(&name);
+        if (self.rules.keeps)(&custody, &id) {
+            return Ok(());
+        }
+        self.delete_data(disk, &id, "the cleanup")
     }
 
     fn delete_data(&mut self, disk: usize, id: &VolumeId, by: &str) -> Result<(), String> {
