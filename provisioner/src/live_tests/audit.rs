@@ -1,15 +1,9 @@
 //! Tests of the audit: it reports orphaned and missing volumes, and removes orphaned ones if that is requested.
 
-use std::collections::BTreeSet;
-
-use k8s_openapi::api::core::v1::Node;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::*;
-use crate::{
-    node::audit::{Collection, Settings},
-    store::custody::Custody,
-};
+use crate::node::audit::{Collection, Settings};
 
 pub(super) fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
@@ -23,14 +17,6 @@ impl Cluster {
         let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
         self.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
         id
-    }
-
-    /// Records that this node has had its disk while that was empty. Otherwise, no volume of before is removed.
-    pub(super) async fn take_custody(&self) {
-        let node = Api::<Node>::all(self.admin.clone()).get_metadata(HERE).await.unwrap();
-        let empty = BTreeSet::new();
-        let custody = Custody::next(None, &node.uid().unwrap(), fixtures::FILESYSTEM, &empty);
-        custody.write(&self.intents().custody()).unwrap();
     }
 
     /// Creates a PersistentVolume as an administrator would, without the label of this node.
@@ -124,7 +110,6 @@ async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
 #[tokio::test]
 async fn orphaned_volumes_are_removed_if_requested() {
     let cluster = Cluster::connect().await;
-    cluster.take_custody().await;
     let (orphan, adopted, busy) =
         (cluster.create_orphan("orphan"), cluster.create_orphan("adopted"), cluster.create_orphan("busy"));
     let foreign = VolumeId::parse(&format!("csi-{}", cluster.namespace)).unwrap();

@@ -117,7 +117,6 @@ async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
 #[tokio::test]
 async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
     let cluster = Cluster::connect().await;
-    cluster.take_custody().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let hidden = Hidden::create(&cluster, &api_server).await;
     hidden.inject(&api_server);
@@ -139,7 +138,6 @@ async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
 #[tokio::test]
 async fn the_audit_keeps_a_volume_that_is_named_again_while_the_watch_is_silent() {
     let cluster = Cluster::connect().await;
-    cluster.take_custody().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let orphan = cluster.create_orphan("orphan");
     let (silent, read) = (orphan.to_string(), orphan.to_string());

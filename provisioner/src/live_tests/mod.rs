@@ -5,11 +5,13 @@
 //! replica of the controller. They give exactly the rights of the manifests in `csi/deploy`. The manifests must be applied, and the
 //! nodes "node-a" and "node-b" must exist; they need no kubelet.
 
-use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet, fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
+};
 
 use k8s_openapi::{
     api::{
-        core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
+        core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
         events::v1::Event,
         storage::v1::StorageClass,
     },
@@ -45,6 +47,7 @@ use crate::{
         ownership,
     },
     store::{
+        custody::Custody,
         intents::{Intent, Intents},
         storage::Opener,
         volumes::Volumes,
@@ -174,13 +177,24 @@ impl Cluster {
         let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
         let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
-        Cluster {
+        let cluster = Cluster {
             _test_lock: test_lock,
             admin,
             namespace: name.clone(),
             class: name,
             volumes,
             scratch: tempfile::tempdir().unwrap(),
+        };
+        cluster.take_custody().await;
+        cluster
+    }
+
+    /// Records for each node that it had its disk while that was empty, as a provisioner does when it starts for the first time.
+    async fn take_custody(&self) {
+        for node in Api::<Node>::all(self.admin.clone()).list(&ListParams::default()).await.unwrap() {
+            let empty = BTreeSet::new();
+            let custody = Custody::next(None, &node.uid().unwrap(), fixtures::FILESYSTEM, &empty);
+            custody.write(&self.intents_of(&node.name_any()).custody()).unwrap();
         }
     }
 

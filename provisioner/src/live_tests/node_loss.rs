@@ -1,6 +1,6 @@
 //! Tests of deleted nodes and lost disks, with the rights of `csi/deploy/node-loss`.
 
-use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
+use k8s_openapi::api::storage::v1::CSINode;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use std::sync::atomic::{AtomicUsize, Ordering};

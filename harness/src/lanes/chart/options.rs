@@ -199,7 +199,7 @@ fn components() -> Vec<Accepted> {
             "objects that the controller keeps",
             json!({"components": {"builtinObjects": true}}),
             &["BUILTIN_OBJECTS", "\"dry-run\"", "\"kind\":\"CSIDriver\""],
-            &["\"kind\":\"StorageClass\"", "\"provisioner\":\"csi.loopfs.dev\""],
+            &["\"provisioner\":\"csi.loopfs.dev\""],
         ),
         accept(
             "snapshots, with the controller",

@@ -145,12 +145,7 @@ impl Contents {
         }
         let only = "may only remove the finalizer of a snapshot that is being deleted";
         for (words, title, key, change) in [
-            (
-                "only snapshots of its own driver",
-                "release the snapshot of another driver",
-                "other",
-                released.clone(),
-            ),
+            ("only its own snapshots", "release the snapshot of another driver", "other", released.clone()),
             (only, "release a snapshot", "own", released),
             (only, "remove another's finalizer", "kept", json!({"metadata": {"finalizers": []}})),
             (
