@@ -1,7 +1,7 @@
 //! Releases VolumeSnapshotContents that are being deleted, and whose node was deleted.
 //!
 //! The snapshotter of that node would delete the snapshot and remove the finalizer. Without it, the VolumeSnapshot, and the namespace of
-//! its owner, would wait for ever. Only an object goes that somebody deleted before; the data stays where it is.
+//! its owner, would wait for ever. Only an object goes that was deleted before; the data stays where it is.
 
 use std::{
     collections::BTreeMap,

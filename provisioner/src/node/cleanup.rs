@@ -123,7 +123,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
     if let Some(rule) = rule {
         references::require_none(id, None, Labelled::Listed, ctx).await?;
         let custody = custody::take(ctx).await?;
-        // If the volume was there before the node was registered, its PersistentVolume and claim may have been deleted meanwhile.
+        // If the volume was there before the node was registered, its PersistentVolume and claim may have been deleted in the meantime.
         if custody.keeps(id) {
             tracing::warn!(
                 volume = %id, claim = %intent.claim(),

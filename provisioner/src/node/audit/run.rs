@@ -174,7 +174,7 @@ async fn collect(
     if !kept.is_empty() {
         let note = format!(
             "{} volumes without a PersistentVolume are not removed: they were on the disk before node {} was registered or got this \
-             disk, and may belong to PersistentVolumes that were deleted meanwhile: {}; the README of the provisioner says how to remove one",
+             disk, and may belong to PersistentVolumes that were deleted in the meantime: {}; the README of the provisioner says how to remove one",
             kept.len(),
             ctx.cluster.identity.node(),
             some_names(kept.iter().map(|(id, _)| *id)),
