@@ -134,6 +134,7 @@ fn creating_again_returns_the_same_volume_and_conflicts_name_its_properties(#[ca
 
 #[test]
 fn a_directory_holds_data_if_it_has_an_entry() {
+    let leaks = Leaks::watch();
     let (store, id) = (store(), id("fs-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     assert!(!volume.holds_data().unwrap());
@@ -142,7 +143,10 @@ fn a_directory_holds_data_if_it_has_an_entry() {
     assert!(store.volume(&id).unwrap().holds_data().unwrap());
     std::fs::remove_file(entry(&id).join(".hidden")).unwrap();
     assert!(!volume.holds_data().unwrap());
+    // Its project cannot be released while the directory is open.
+    drop(volume);
     remove(&store, &id);
+    leaks.check();
 }
 
 /// The write is in the page cache at first, above a preallocated block.
@@ -150,6 +154,7 @@ fn a_directory_holds_data_if_it_has_an_entry() {
 #[case::preallocated(Provisioning::Thick)]
 #[case::sparse(Provisioning::Thin)]
 fn an_image_holds_data_once_it_was_written(#[case] provisioning: Provisioning) {
+    let leaks = Leaks::watch();
     let (store, id) = (store(), id("block-1"));
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
     spec.image.provisioning = provisioning;
@@ -164,6 +169,7 @@ fn an_image_holds_data_once_it_was_written(#[case] provisioning: Provisioning) {
     assert!(volume.holds_data().unwrap());
     drop((image, volume));
     remove(&store, &id);
+    leaks.check();
 }
 
 #[rstest]
