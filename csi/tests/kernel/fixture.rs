@@ -140,6 +140,11 @@ impl Fixture {
         mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == target).count()
     }
 
+    /// Returns the number of project ids in use.
+    pub(crate) fn projects(&self) -> usize {
+        holdings(&self.data).iter().filter(|held| held.starts_with("project ")).count()
+    }
+
     /// Deletes all volumes and snapshots, stops the driver, and fails if the test has left a mount or a device.
     pub(crate) fn finish(mut self) {
         if let Some(driver) = self.driver.take() {
