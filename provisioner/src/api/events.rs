@@ -7,6 +7,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    fmt,
     sync::Arc,
     time::Duration,
 };
@@ -192,6 +193,16 @@ impl Events {
             tracing::warn!(%error, "an event is dropped, because the queue is full or closed");
         }
     }
+}
+
+/// Largest number of names in the text of an event.
+const NAMES_MAX: usize = 8;
+
+/// Returns the first names of a list for the text of an event, which has no space for all.
+pub(crate) fn some_names<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
+    let mut names = names.into_iter();
+    let first: Vec<_> = names.by_ref().take(NAMES_MAX).map(|name| name.to_string()).collect();
+    first.join(", ") + if names.next().is_some() { ", ..." } else { "" }
 }
 
 /// Writes queued requests to the log, and to the API server at a limited rate, until the last recorder is dropped. Then it

@@ -650,8 +650,9 @@ mod tests {
     }
 
     /// A status 404 of a proxy does not prove that the policy was deleted. Perhaps it was, and the nodes miss claims without a label.
+    /// The controller labels the claims itself in the meantime, and removes the record later.
     #[tokio::test]
-    async fn while_the_policy_is_unreadable_claims_are_labelled_and_the_record_is_removed_later() {
+    async fn an_unreadable_policy_delays_no_label() {
         let unreadable = || expect(Method::GET, POLICY, None).refuse_by_proxy(404);
         let requests = vec![
             unreadable(),

@@ -1,7 +1,8 @@
 //! Releases VolumeSnapshotContents that are being deleted, and whose node was deleted.
 //!
-//! The snapshotter of that node would delete the snapshot and remove the finalizer. Without it, the VolumeSnapshot, and the namespace of
-//! its owner, would wait for ever. Only an object goes that was deleted before; the data stays where it is.
+//! The snapshotter of that node would delete the snapshot and remove the finalizer. Without the snapshotter,
+//! the deletion of the VolumeSnapshot and of its namespace would not end. The controller lets go only of contents whose deletion a user has
+//! requested, and the data of the snapshot stays on the node.
 
 use std::{
     collections::BTreeMap,
@@ -18,14 +19,15 @@ use tokio::time::sleep;
 
 use super::registered_nodes::RegisteredNodes;
 use crate::{
-    api::{cluster::Cluster, events::Reason},
+    api::{
+        cluster::Cluster,
+        events::{Reason, some_names},
+    },
     error::Error,
-    loss::{POLL_INTERVAL, is_node_deleted},
+    loss::{POLL_INTERVAL, is_node_deleted, loss_began},
     objects::{loss_policy, snapshot},
 };
 
-/// Largest number of names in an event.
-const MAX_NAMES: usize = 8;
 /// The finalizer that snapshot-controller sets and the snapshotter of the node removes.
 const FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 
@@ -83,9 +85,7 @@ async fn check(
                 continue;
             }
         }
-        let seen = nodes.last_seen(node);
-        let before = lost_since.get(&content.uid()).copied();
-        let since = before.filter(|since| seen.is_none_or(|seen| seen <= *since)).unwrap_or(now);
+        let since = loss_began(lost_since.get(&content.uid()), nodes.last_seen(node), now);
         waiting.insert(content.uid(), since);
         let grace = loss_policy::grace(content.metadata.annotations.as_ref(), &cluster.identity);
         let remaining = grace.saturating_sub(now.duration_since(since));
@@ -111,12 +111,11 @@ fn report(released: &[String], cluster: &Cluster) {
     if released.is_empty() {
         return;
     }
-    let more = if released.len() > MAX_NAMES { ", ..." } else { "" };
     let note = format!(
         "{} VolumeSnapshotContents that are being deleted lost their finalizers, because the nodes with their snapshots were deleted from \
-         the cluster; data that remains on the nodes stays there: {}{more}",
+         the cluster; data that remains on the nodes stays there: {}",
         released.len(),
-        released[..released.len().min(MAX_NAMES)].join(", ")
+        some_names(released)
     );
     cluster.events.publish_on_node(Reason::NodeLost, note);
 }

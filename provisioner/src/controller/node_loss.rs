@@ -20,7 +20,10 @@ use tokio::{sync::watch, time::timeout};
 
 use super::registered_nodes::RegisteredNodes;
 use crate::{
-    api::{cluster::Cluster, events::Reason},
+    api::{
+        cluster::Cluster,
+        events::{Reason, some_names},
+    },
     error::Error,
     loss::{
         LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, decision::begins_deletion,
@@ -34,8 +37,6 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Nodes that are missing for less than this time are missing at once, whatever is to become of their volumes.
 const AT_ONCE: Duration = Duration::from_secs(3600);
-/// Largest number of node names in an event.
-const MAX_NAMES: usize = 8;
 
 /// When volumes of deleted nodes are reconciled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +162,8 @@ impl<'a> NodeLossController<'a> {
         Ok(lost)
     }
 
-    /// Returns `true` if so many nodes were deleted at once that nothing is deleted for now. Records an event on the node of this process.
+    /// Returns `true` if more nodes are missing at once than `at_most_percent` allows, so that no object is deleted in this pass. Records an
+    /// event on the node of this process that says so.
     fn is_doubtful(&mut self, lost: &BTreeMap<LostStorage, Lost>, named: usize, now: Instant) -> bool {
         let identity = &self.cluster.identity;
         let nodes = lost.iter().filter_map(|(place, lost)| match place {
@@ -183,15 +185,13 @@ impl<'a> NodeLossController<'a> {
         if recent.len() <= 1 || recent.len() * 100 <= nodes * usize::from(self.at_most_percent) {
             return false;
         }
-        let names: Vec<_> = recent.iter().take(MAX_NAMES).map(|name| format!("{name:?}")).collect();
-        let more = if recent.len() > MAX_NAMES { ", ..." } else { "" };
         let note = format!(
             "the Node objects of {} of {nodes} nodes with volumes were deleted, more than the {} % of --node-loss-at-most, so no object of \
-             their volumes is deleted: {}{more}; check whether their machines run, and restart the kubelets that do, which registers \
+             their volumes is deleted: {}; check whether their machines run, and restart the kubelets that do, which registers \
              their nodes again; if the machines are gone, start the controller with a larger percentage",
             recent.len(),
             self.at_most_percent,
-            names.join(", "),
+            some_names(recent.iter().map(|name| format!("{name:?}"))),
         );
         self.cluster.events.publish_on_node(Reason::NodeLost, note);
         true

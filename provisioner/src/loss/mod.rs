@@ -7,5 +7,5 @@ mod reconcile;
 
 pub use self::reconcile::NodeLoss;
 pub(crate) use self::reconcile::{
-    LossReconciler, Lost, LostStorage, POLL_INTERVAL, Witness, is_node_deleted,
+    LossReconciler, Lost, LostStorage, POLL_INTERVAL, Witness, is_node_deleted, loss_began,
 };

@@ -139,9 +139,7 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
         for (place, Lost { volumes, seen }) in &lost {
             for volume in volumes {
                 let key = (place.clone(), volume.uid());
-                // Storage that came back has its full grace time if it is lost again.
-                let before = self.lost_since.get(&key).copied();
-                let since = before.filter(|since| seen.is_none_or(|seen| seen <= *since)).unwrap_or(now);
+                let since = loss_began(self.lost_since.get(&key), *seen, now);
                 lost_since.insert(key, since);
                 // A grace time that starts again ends later than announced, so it is not announced again before that.
                 let deadline = since + Policy::of(volume, &self.cluster.identity).grace;
@@ -302,6 +300,12 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
             .map(drop)
             .map_err(|error| Error::api("change the finalizers of PersistentVolume", name, error))
     }
+}
+
+/// Returns when a loss began that is seen `now`, and that was seen since `before`. Storage that was `seen` in between has its full grace time
+/// again.
+pub(crate) fn loss_began(before: Option<&Instant>, seen: Option<Instant>, now: Instant) -> Instant {
+    before.copied().filter(|before| seen.is_none_or(|seen| seen <= *before)).unwrap_or(now)
 }
 
 /// Returns `true` if the API server proves that it holds no Node object of this name. A node that is not ready, for however

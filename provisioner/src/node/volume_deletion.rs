@@ -10,7 +10,9 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::Resource;
 use loopfs::volume_store::VolumeId;
 
-use crate::{api::events::Reason, error::Error, node::context::Context, store::intents::Intent};
+use crate::{
+    api::events::Reason, error::Error, node::context::Context, objects::ownership, store::intents::Intent,
+};
 
 /// Why a volume is deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,12 +76,7 @@ pub(crate) async fn delete(deletion: Deletion, ctx: &Context) -> Result<bool, Er
 
 /// Returns the owner of the data of a PersistentVolume.
 pub(crate) fn owner_of(volume: &PersistentVolume) -> ObjectReference {
-    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    let part = |part: &Option<String>| part.clone().filter(|part| !part.is_empty());
-    match claim.map(|claim| (part(&claim.namespace), part(&claim.name), part(&claim.uid))) {
-        Some((Some(namespace), Some(name), Some(uid))) => owner_from(&Intent { namespace, name, uid }),
-        _ => volume.object_ref(&()),
-    }
+    ownership::referenced_claim(volume).unwrap_or_else(|| volume.object_ref(&()))
 }
 
 /// Returns the claim of a record of provisioning.

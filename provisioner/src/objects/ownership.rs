@@ -152,9 +152,11 @@ pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeCl
 
 /// Returns the claim that a PersistentVolume is bound to. The claim of a released one was deleted.
 pub(crate) fn bound_claim(volume: &PersistentVolume) -> Option<ObjectReference> {
-    if pv::phase(volume) != Some("Bound") {
-        return None;
-    }
+    referenced_claim(volume).filter(|_| pv::phase(volume) == Some("Bound"))
+}
+
+/// Returns the claim for which a PersistentVolume is or was, whether it still exists or not.
+pub(crate) fn referenced_claim(volume: &PersistentVolume) -> Option<ObjectReference> {
     let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;
     let part = |part: &Option<String>| part.clone().filter(|part| !part.is_empty());
     Some(ObjectReference {

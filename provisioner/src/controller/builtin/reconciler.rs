@@ -481,8 +481,8 @@ impl Reconciler<'_> {
         self.send_strictly(request.map_err(kube::Error::BuildRequest)?).await
     }
 
-    /// Sends a write, and has the API server refuse fields that it does not know. By default, it drops them, and the object would differ
-    /// from its declaration for ever. kube has no parameter for this.
+    /// Sends a write, and has the API server refuse fields that it does not know. By default, the API server drops them without an
+    /// error, and the stored object then never equals its declaration. kube has no parameter for this.
     async fn send_strictly(&self, mut request: http::Request<Vec<u8>>) -> kube::Result<DynamicObject> {
         let uri = format!("{}&fieldValidation=Strict", request.uri());
         *request.uri_mut() =

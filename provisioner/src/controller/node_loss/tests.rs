@@ -285,7 +285,7 @@ async fn a_node_that_came_back_gets_the_full_grace_time_again() {
 
 /// Its CSINode came and went between two checks.
 #[tokio::test]
-async fn a_node_that_was_seen_for_a_moment_gets_the_full_grace_time_again() {
+async fn a_sighting_restarts_the_grace_time() {
     let volume = volume(json!({}));
     let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);

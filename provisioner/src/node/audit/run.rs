@@ -16,7 +16,7 @@ use super::{
     named_by::{self, LabelledElsewhere},
 };
 use crate::{
-    api::events::Reason,
+    api::events::{Reason, some_names},
     error::Error,
     metrics::Findings,
     node::{
@@ -134,14 +134,6 @@ fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMa
     findings.orphans.iter().map(of).collect()
 }
 
-/// Largest number of volume names in an event.
-const MAX_NAMES: usize = 8;
-
-fn some_names<'a>(mut ids: impl Iterator<Item = &'a VolumeId>) -> String {
-    let names: Vec<_> = ids.by_ref().take(MAX_NAMES).map(VolumeId::as_str).collect();
-    names.join(", ") + if ids.next().is_some() { ", ..." } else { "" }
-}
-
 fn report_findings(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
@@ -156,7 +148,7 @@ fn report_findings(findings: &Findings, ctx: &Context) {
         "{} volumes on this node have no PersistentVolume but still occupy space: {}; run `loopfs-provisioner node --audit` to list \
          all of them",
         findings.orphans.len(),
-        some_names(findings.orphans.iter()),
+        some_names(&findings.orphans),
     );
     ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
 }
@@ -348,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_share_of_orphans_is_one_of_the_volumes_that_can_be_removed() {
+    async fn kept_volumes_do_not_dilute_the_orphans() {
         let test_context = bench_of(vec![]);
         // Of four volumes that a provisioner could have created, one is kept, and all of the others are orphaned.
         collected(&test_context, &["pvc-1", "pvc-2", "pvc-3", "pvc-4"], 75).await;

@@ -140,7 +140,7 @@ async fn a_volume_with_a_persistent_volume_gets_no_event() {
 }
 
 #[tokio::test]
-async fn existing_data_is_kept_if_the_claim_got_its_volume_on_another_node() {
+async fn a_duplicate_with_existing_data_is_kept() {
     let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
     let test_context = context_with_data(vec![
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
