@@ -131,6 +131,11 @@ impl EventRequest {
     pub(crate) fn reason(&self) -> Reason {
         self.reason
     }
+
+    #[cfg(test)]
+    pub(crate) fn note(&self) -> &str {
+        &self.note
+    }
 }
 
 /// The event recorder: the sending end of the queue. Cheap to clone; never waits.

@@ -180,14 +180,19 @@ impl TestContext {
 
     /// Checks that all expected requests were received. Returns the reasons of the events, in order.
     pub(crate) async fn finish(self) -> Vec<&'static str> {
+        self.events().await.iter().map(|event| event.reason().as_str()).collect()
+    }
+
+    /// Waits for all expected requests. Returns the events.
+    pub(crate) async fn events(self) -> Vec<EventRequest> {
         let TestContext { ctx, mut event_requests, server, .. } = self;
         drop(ctx);
         tokio::time::timeout(TIMEOUT, server).await.expect("all expected requests arrive").unwrap();
-        let mut reasons = Vec::new();
-        while let Some(request) = event_requests.recv().await {
-            reasons.push(request.reason().as_str());
+        let mut events = Vec::new();
+        while let Some(event) = event_requests.recv().await {
+            events.push(event);
         }
-        reasons
+        events
     }
 }
 

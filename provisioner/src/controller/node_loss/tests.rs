@@ -1,4 +1,5 @@
 use http::Method;
+use k8s_openapi::jiff::Timestamp;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -281,6 +282,42 @@ async fn a_node_that_came_back_gets_the_full_grace_time_again() {
     let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
     assert_eq!(waits(results), [Some(GRACE), None, Some(GRACE)]);
     assert_eq!(reasons, ["NodeLost"; 4]);
+}
+
+#[tokio::test]
+async fn an_announcement_names_the_end_of_the_grace_time() {
+    let test_context = test_context(lost(&volume(json!({}))));
+    let ctx = Arc::clone(&test_context.ctx);
+    let nodes = RegisteredNodes::of(&["node-a"]);
+    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20 };
+    let began = Timestamp::now();
+    NodeLossController::new(&ctx.cluster, &nodes, settings).reconcile(Instant::now()).await.unwrap();
+    let ended = Timestamp::now();
+    drop(ctx);
+    for event in test_context.events().await {
+        let (_, rest) = event.note().split_once("; at ").unwrap();
+        let deadline: Timestamp = rest.split_once(',').unwrap().0.parse().unwrap();
+        // It has no fraction of a second.
+        let earliest = began + GRACE - Duration::from_secs(1);
+        assert!((earliest..=ended + GRACE).contains(&deadline), "{}", event.note());
+    }
+}
+
+/// Another replica has not seen since when the node is missing.
+#[tokio::test]
+async fn another_leader_waits_for_the_full_grace_time() {
+    let volume = volume(json!({}));
+    let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
+    let nodes = RegisteredNodes::of(&["node-a"]);
+    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20 };
+    let start = Instant::now();
+    for now in [start, start + GRACE] {
+        let mut leader = NodeLossController::new(&ctx.cluster, &nodes, settings);
+        assert_eq!(leader.reconcile(now).await.unwrap().next, Some(GRACE));
+    }
+    drop(ctx);
+    assert_eq!(test_context.finish().await, ["NodeLost"; 4]);
 }
 
 /// Its CSINode came and went between two checks.

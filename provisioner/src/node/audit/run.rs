@@ -357,6 +357,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_orphan_in_use_is_kept() {
+        let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[]), labelled()]);
+        test_context.volumes.state().busy = true;
+        collected(&test_context, &["pvc-1"], 25).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
     async fn an_orphan_that_a_persistent_volume_names_in_the_meantime_is_kept() {
         let named = fixtures::volume(
             json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
