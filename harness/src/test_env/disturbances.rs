@@ -37,7 +37,11 @@ pub(crate) async fn kill(env: &TestEnv<'_>, node: &Node, pod: &Pod, container: &
 
 /// Cuts the power of a node, which is then to boot again.
 pub(crate) async fn cut_power(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    env.caused.reboot(node.name());
+    for Scope { pods, labels } in watched(env) {
+        let on_node =
+            |pod: &&Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());
+        env.caused.reboot(objects::list(&pods, &labels).await?.iter().filter(on_node));
+    }
     node.cut_power().await
 }
 

@@ -29,9 +29,9 @@ impl Caused {
         self.causes().replaced.extend(pods.into_iter().filter_map(ResourceExt::uid));
     }
 
-    /// Declares that the test reboots a node once, which restarts each container there.
-    pub fn reboot(&self, node: &str) {
-        self.causes().reboots.push(node.to_owned());
+    /// Declares that the test reboots the node of these pods once, which restarts each of their containers.
+    pub fn reboot<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) {
+        self.causes().reboots.extend(pods.into_iter().filter_map(ResourceExt::uid));
     }
 
     pub(super) fn causes(&self) -> MutexGuard<'_, Causes> {
@@ -45,10 +45,10 @@ impl Causes {
         self.replaced.contains(pod)
     }
 
-    /// Returns how often the test restarted a container of the pod with this UID, on this node.
-    pub(super) fn restarts(&self, pod: &str, node: &str, container: &str) -> i32 {
+    /// Returns how often the test restarted a container of the pod with this UID.
+    pub(super) fn restarts(&self, pod: &str, container: &str) -> i32 {
         let kills = self.kills.iter().filter(|(uid, name)| uid == pod && name == container).count();
-        let reboots = self.reboots.iter().filter(|rebooted| *rebooted == node).count();
+        let reboots = self.reboots.iter().filter(|rebooted| *rebooted == pod).count();
         i32::try_from(kills + reboots).unwrap_or(i32::MAX)
     }
 }

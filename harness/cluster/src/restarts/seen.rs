@@ -80,7 +80,7 @@ impl Seen {
     pub(super) fn forgive(&mut self, causes: &Causes) {
         for pod in self.pods.values_mut() {
             for (name, container) in &mut pod.containers {
-                let explained = causes.restarts(&pod.uid, &pod.node, name);
+                let explained = causes.restarts(&pod.uid, name);
                 container.reported = (container.restarts - explained).max(0);
             }
         }
@@ -91,7 +91,7 @@ impl Seen {
         let mut findings = Vec::new();
         for pod in self.pods.values_mut() {
             let expected: Vec<i32> =
-                pod.containers.keys().map(|name| causes.restarts(&pod.uid, &pod.node, name)).collect();
+                pod.containers.keys().map(|name| causes.restarts(&pod.uid, name)).collect();
             for ((name, container), expected) in pod.containers.iter_mut().zip(expected) {
                 let more = container.restarts - container.reported - expected;
                 if more > 0 {
@@ -203,14 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_explains_one_restart_of_each_container_of_its_node() {
+    fn a_reboot_explains_one_restart_of_each_container() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
-        caused.reboot("node-1");
-        seen.list([pod("a", 1, 0)].iter());
-        assert_eq!(texts(&mut seen, &caused).len(), 1);
-        caused.reboot("node-0");
-        seen.list([pod("a", 2, 1)].iter());
+        caused.reboot([&pod("a", 0, 0)]);
+        seen.list([pod("a", 1, 1)].iter());
         assert!(texts(&mut seen, &caused).is_empty());
+        // The pod was created later.
+        seen.list([pod("a", 1, 1), pod("b", 1, 0)].iter());
+        assert_eq!(texts(&mut seen, &caused).len(), 1);
     }
 
     #[test]
