@@ -38,6 +38,8 @@ const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 /// A node of a cluster. Dropping it cuts its power.
 pub struct Node {
     name: String,
+    object: Box<NodeObject>,
+    client: Client,
     kubelet: Client,
     machine: Machine,
     /// `None` while the power is off. Requests to a node that boots wait until it has booted.
@@ -68,19 +70,23 @@ impl Node {
         let name = node.name();
         let step = session.progress.step(format!("start {name} ({})", parts.node.hypervisor.accelerator));
         let kubelet = control_plane.kubelet_address(index)?;
-        register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
+        let object: Box<NodeObject> = serde_json::from_value(node_object(&node, &kubelet.ip().to_string()))?;
+        let client = control_plane.client().clone();
+        objects::create(&Api::all(client.clone()), &*object).await?;
         let machine = machine(control_plane, parts, &node, kubelet, data_disk).await?;
         step.note("booting");
         let vm = machine.boot().await?;
         let node = Node {
             name,
+            object,
+            client,
             kubelet: control_plane.kubelet_client(kubelet).await?,
             machine,
             vm: Mutex::new(Some(vm)),
             has_inspection_disk: parts.node.inspection.is_some(),
         };
         step.note("waiting for the kubelet to report");
-        if let Err(error) = joined(control_plane.client(), &node.name).await {
+        if let Err(error) = joined(&node.client, &node.name).await {
             diagnose(&node).await;
             return Err(error);
         }
@@ -136,6 +142,15 @@ impl Node {
         self.control().await?.signal_service("kubelet", Signal::SIGKILL).await
     }
 
+    /// Creates the Node object again, after it was deleted. A kubelet that runs takes it as its own, and registers its plugins there when it
+    /// is restarted.
+    ///
+    /// # Errors
+    /// The object exists, or the API server refuses it.
+    pub async fn register(&self) -> Result<()> {
+        objects::create(&Api::all(self.client.clone()), &*self.object).await.map(drop)
+    }
+
     /// Cuts the power, without a flush or a shutdown.
     ///
     /// # Errors
@@ -184,13 +199,6 @@ impl Machine {
         vm.wait_ready(BOOT_DEADLINE).await?;
         Ok(NodeVm::new(vm))
     }
-}
-
-async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()> {
-    let object: NodeObject = serde_json::from_value(node_object(node, address))?;
-    let nodes: Api<NodeObject> = Api::all(client.clone());
-    objects::create(&nodes, &object).await?;
-    Ok(())
 }
 
 async fn joined(client: &Client, name: &str) -> Result<()> {

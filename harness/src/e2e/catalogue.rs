@@ -7,8 +7,8 @@ use testvm_cluster::{Cluster, KubeletRoot, Node};
 
 use super::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages,
-    power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
+    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, node_loss, orphans,
+    outages, power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
 };
 use crate::listing::Line;
 use crate::node_options::NodeOptions;
@@ -258,6 +258,15 @@ pub(super) const STORIES: &[Story] = &[
         run: Run::OwnNode {
             skipped: "boot a second node",
             run: |s, state, cluster, node| Box::pin(second_node::run(s, state.env, cluster, node)),
+        },
+    },
+    Story {
+        name: node_loss::NAME,
+        about: "a node is deleted by mistake, and lost; it comes back with its data",
+        when: When::Long,
+        run: Run::OwnNode {
+            skipped: "delete a second node",
+            run: |s, state, cluster, _| Box::pin(node_loss::run(s, state.env, cluster)),
         },
     },
     Story {

@@ -375,9 +375,9 @@ mod tests {
     fn short_and_long_stories_are_all() {
         let [short, long, all] =
             [Set::Short, Set::Long, Set::All].map(|set| selected(&[], set, KubeletRoot::RootDisk));
-        assert_eq!(long, ["install", "power-cut", "helm", "claim-labels", "removal"]);
+        assert_eq!(long, ["install", "node-loss", "power-cut", "helm", "claim-labels", "removal"]);
         assert!(short.iter().all(|name| all.contains(name)));
-        assert_eq!(short.len() + 3, all.len());
+        assert_eq!(short.len() + 4, all.len());
         assert_eq!(selected(&["helm"], Set::Short, KubeletRoot::RootDisk), ["install", "helm", "removal"]);
     }
 }

@@ -1,19 +1,26 @@
 //! Changes of objects of the API.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
+use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod, PodSpec};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
+use tokio::time::sleep;
 
-use crate::e2e::stories::{claim_labels, second_node};
+use crate::e2e::stories::{claim_labels, node_loss, second_node};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
-use crate::test_env::pods;
 use crate::test_env::workload::{FLOW, FLOW_POD};
+
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+use crate::test_env::{claims, pods};
 
 /// Has the pod of the flow mount its read-only volume writable.
 pub(super) async fn mount_flow_writable(env: &TestEnv<'_>) -> Result<()> {
@@ -70,14 +77,38 @@ pub(super) async fn remove_other_nodes(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Stops the controller, and removes the labels from the claims.
+/// Has the driver keep the claim of the story node-loss.
+pub(super) async fn retain_on_node_loss(env: &TestEnv<'_>) -> Result<()> {
+    let volume = claims::volume_of(env, node_loss::CLAIM).await?.name_any();
+    let retain = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}});
+    claims::patch_volume(env, &volume, &retain).await
+}
+
+/// Deletes that PersistentVolume, whose node does not run any more.
+pub(super) async fn remove_lost_volume(env: &TestEnv<'_>) -> Result<()> {
+    let volumes = claims::volumes(env);
+    let volume = claims::volume_of(env, node_loss::CLAIM).await?.name_any();
+    let deleted = volumes.delete(&volume, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete PersistentVolume {volume}"))?;
+    claims::patch_volume(env, &volume, &json!({"metadata": {"finalizers": null}})).await
+}
+
+/// Stops the controller, deletes the binding of the policy that labels claims, and removes the labels.
 pub(super) async fn remove_labels(env: &TestEnv<'_>) -> Result<()> {
     claim_labels::scale_controller(env, 0).await?;
+    let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(env.client.clone());
+    let policy = "loopfs-claim-labels";
+    let deleted = bindings.delete(policy, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete MutatingAdmissionPolicyBinding {policy}"))?;
     let label = format!("{}/node", env.driver.name);
-    let patch = Patch::Merge(json!({"metadata": {"labels": {label: null}}}));
+    let patch = json!({"metadata": {"labels": {&label: null}}});
+    let deadline = Instant::now() + env.timeouts.end;
     for claim in env.claims().list(&ListParams::default()).await.map_err(api_error)? {
-        let patched = env.claims().patch(&claim.name_any(), &PatchParams::default(), &patch).await;
-        patched.map_err(api_error).context("remove the label")?;
+        // The API server applies the policy until it has noticed the deletion, which no event announces.
+        while objects::patch(&env.claims(), &claim.name_any(), &patch).await?.labels().contains_key(&label) {
+            anyhow::ensure!(Instant::now() < deadline, "the API server still applies the policy {policy}");
+            sleep(POLL_INTERVAL).await;
+        }
     }
     Ok(())
 }

@@ -7,11 +7,11 @@ use super::{data_disk, data_files, driver, leak, objects};
 use crate::e2e::sabotage::Sabotage;
 use crate::e2e::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, orphans, outages,
-    power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
+    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, node_loss, orphans,
+    outages, power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
 };
 
-pub(in crate::e2e) static SABOTAGES: [Sabotage; 30] = [
+pub(in crate::e2e) static SABOTAGES: [Sabotage; 31] = [
     Sabotage {
         name: "quota",
         about: "The data disk is mounted without project quotas",
@@ -229,13 +229,22 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 30] = [
         expected: &["is published"],
     },
     Sabotage {
+        name: "retained-claim",
+        about: "The volume of a lost node is to be retained",
+        story: node_loss::NAME,
+        before: "the grace time is now a second, and the machine and its Node go",
+        change: |env| Box::pin(objects::retain_on_node_loss(env)),
+        repair: Some(|env| Box::pin(objects::remove_lost_volume(env))),
+        expected: &["wait for the deletion of persistentvolumeclaims/on-a-lost-node", "it still exists"],
+    },
+    Sabotage {
         name: "unsynced",
         about: "The data written before the power cut is not synced",
         story: power_cut::NAME,
         before: "cut the power",
         change: |env| Box::pin(data_files::unsync(env)),
         repair: None,
-        expected: &["is not what was written", "/vol/power-cut-0-0"],
+        expected: &["is not what was written", "/vol/power-cut-"],
     },
     Sabotage {
         name: "chart",
@@ -261,7 +270,7 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 30] = [
         story: snapshots::NAME,
         before: "a volume of the same size has the content of the snapshot",
         change: |env| Box::pin(data_files::overwrite_snapshots(env)),
-        repair: None,
+        repair: Some(|env| Box::pin(crate::test_env::snapshots::delete_all(env))),
         expected: &["kept"],
     },
     Sabotage {

@@ -15,6 +15,7 @@ pub(super) mod install;
 pub(super) mod kubelet_quotas;
 pub(super) mod kubelet_root;
 pub(super) mod node;
+pub(super) mod node_loss;
 pub(super) mod orphans;
 pub(super) mod outages;
 pub(super) mod power_cut;

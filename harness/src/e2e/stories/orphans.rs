@@ -19,9 +19,9 @@ pub(in crate::e2e) const NAME: &str = "orphans";
 
 const SIZE: Size = Size::mebibytes(1);
 const FIRST: &str = "orphaned";
-const SECOND: &str = "adopting";
-const FILE: &str = "/vol/file";
-const TEXT: &str = "without an object";
+pub(super) const SECOND: &str = "adopting";
+pub(super) const FILE: &str = "/vol/file";
+pub(super) const TEXT: &str = "without an object";
 /// The names that the manifests give to the container and to its data directory, and that
 /// `provisioner/README.md` tells users.
 const PROVISIONER: &str = "provisioner";
@@ -75,14 +75,16 @@ async fn orphan(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
 }
 
 /// Creates the PersistentVolume again, without the fields that the API server and the claim had set.
-async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
+pub(super) async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     let mut object = PersistentVolume { spec: volume.spec.clone(), ..PersistentVolume::default() };
     object.metadata.name = volume.metadata.name.clone();
     object.metadata.labels = volume.metadata.labels.clone();
     object.metadata.annotations = volume.metadata.annotations.clone();
-    object.spec.get_or_insert_default().claim_ref = None;
+    let spec = object.spec.get_or_insert_default();
+    spec.claim_ref = None;
+    let class = spec.storage_class_name.clone().unwrap_or_default();
     objects::create(&claims::volumes(env), &object).await?;
-    let mut second = claim(SECOND, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+    let mut second = claim(SECOND, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     second.spec.get_or_insert_default().volume_name = object.metadata.name;
     claims::create(env, &second).await?;
     start(env, SECOND, SECOND, VolumeMode::Filesystem).await?;

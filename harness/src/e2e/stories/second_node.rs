@@ -16,7 +16,7 @@ use crate::test_env::environment::TestEnv;
 
 pub(in crate::e2e) const NAME: &str = "second-node";
 
-const INDEX: u8 = 1;
+pub(super) const INDEX: u8 = 1;
 
 pub(in crate::e2e) async fn run(
     steps: &mut Steps<'_>,
@@ -32,7 +32,7 @@ pub(in crate::e2e) async fn run(
 }
 
 /// Removes the node as an administrator does, with its pods' objects, because no kubelet reports their end.
-async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
+pub(super) async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
     let name = node.name().to_owned();
     node.stop().await?;
     delete(env, &name).await?;
