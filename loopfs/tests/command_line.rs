@@ -73,6 +73,8 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
         (&["data-dir", "check"], "unused_bytes"),
         (&["data-dir", "mount"], "log_replayed"),
         (&["data-dir", "format"], "mkfs.xfs"),
+        (&["data-dir", "udev-rule"], "udevadm control --reload"),
+        (&["data-dir", "lvm-filter"], "lvmlocal.conf"),
         (&["node-identity"], "machine_id"),
         (&["doctor"], "not_checked"),
     ] {
@@ -96,6 +98,15 @@ fn a_node_without_machine_id_and_with_a_damaged_os_release_still_has_its_name() 
     assert!(errors.contains("etc/machine-id") && errors.contains("etc/os-release"), "{errors}");
     let output = loopfs(&["node-identity", "--root", directory]);
     assert_eq!(text(&output.stdout), "node name   node-1\n");
+}
+
+#[test]
+fn rules_for_the_node_are_printed() {
+    let rule = loopfs(&["data-dir", "udev-rule"]);
+    assert_eq!(text(&rule.stdout), include_str!("../examples/udev/59-loopfs.rules"));
+    let filter = loopfs(&["--json", "data-dir", "lvm-filter"]);
+    let filter: serde_json::Value = serde_json::from_slice(&filter.stdout).unwrap();
+    assert_eq!(filter["text"], include_str!("../examples/lvm/global_filter.conf"));
 }
 
 /// Returns the first cells of the rows of the README's section on doctor that are code.

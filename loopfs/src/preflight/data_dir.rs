@@ -1,5 +1,7 @@
 //! The judgement of the data directory.
 
+use std::path::Path;
+
 use super::check::{Check, Status};
 use super::facts::{DataDir, DataFilesystemFacts};
 use crate::data_disk::feature_problems;
@@ -16,12 +18,19 @@ const SPACE: &str = "data-dir-space";
 /// The share of the file system that should be available, as a divisor: 5 %.
 const AVAILABLE_SHARE: u64 = 20;
 
-pub(super) fn judge(directory: Option<&DataDir>) -> Vec<Check> {
+/// Directories that hold the files of other programs. The chart of the CSI driver refuses them too.
+const SHARED: [&str; 20] = [
+    "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/opt", "/proc", "/root", "/run",
+    "/sbin", "/sys", "/tmp", "/usr", "/var", "/var/lib", "/var/log", "/var/run",
+];
+
+/// `kubelet_dir` is the kubelet's directory, if it was given.
+pub(super) fn judge(directory: Option<&DataDir>, kubelet_dir: Option<&Path>) -> Vec<Check> {
     const ALL: [&str; 5] = [DIRECTORY, OPTIONS, QUOTA, FEATURES, SPACE];
     let Some(directory) = directory else {
         return ALL.map(|id| Check::not_checked(id, "no data directory was given (--data-dir)")).into();
     };
-    let mut checks = vec![verified(directory)];
+    let mut checks = vec![verified(directory, kubelet_dir)];
     match &directory.filesystem {
         Some(filesystem) => {
             checks.extend([options(filesystem), quota(filesystem), features(filesystem), space(filesystem)]);
@@ -36,18 +45,37 @@ pub(super) fn judge(directory: Option<&DataDir>) -> Vec<Check> {
 }
 
 /// Judges the result of the checks that the store makes at its start.
-fn verified(directory: &DataDir) -> Check {
-    let path = directory.path.display();
+fn verified(directory: &DataDir, kubelet_dir: Option<&Path>) -> Check {
     match &directory.verified {
-        Ok(()) => Check::ok(DIRECTORY, format!("an XFS is mounted at {path}")),
+        Ok(()) => mounted(&directory.path, kubelet_dir),
         // The check of the quota reports it.
         Err(error) if error.kind() == ErrorKind::NotEnforced && directory.filesystem.is_some() => {
-            Check::ok(DIRECTORY, format!("an XFS is mounted at {path}"))
+            mounted(&directory.path, kubelet_dir)
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             Check::not_checked(DIRECTORY, error.to_string()).with_remedy("check as root")
         }
         Err(error) => Check::missing(DIRECTORY, error.to_string(), remedy(directory, error)),
+    }
+}
+
+/// Judges the parent of the mount point, which the pods of the CSI driver mount from the host.
+fn mounted(path: &Path, kubelet_dir: Option<&Path>) -> Check {
+    let found = format!("an XFS is mounted at {}", path.display());
+    let holds_others = |parent: &&Path| {
+        SHARED.iter().any(|shared| *parent == Path::new(shared))
+            || kubelet_dir.is_some_and(|kubelet| kubelet.starts_with(parent))
+    };
+    match path.parent().filter(holds_others) {
+        None => Check::ok(DIRECTORY, found),
+        Some(parent) => Check::warning(
+            DIRECTORY,
+            format!(
+                "{found}; pods of the driver mount all of {}, with the files of other programs",
+                parent.display()
+            ),
+            "mount the disk in a directory that holds nothing else, such as /var/lib/loopfs/data; services of the host do not need that",
+        ),
     }
 }
 
@@ -128,18 +156,18 @@ mod tests {
     }
 
     fn fail(directory: &mut DataDir, kind: ErrorKind) {
-        directory.verified = Err(Error::new(kind, "open the data directory", "/data", "the cause"));
+        directory.verified = Err(Error::new(kind, "open the data directory", "/loopfs/data", "the cause"));
         directory.filesystem = None;
     }
 
     #[rstest]
-    #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "if a disk has volumes already, mount it with `loopfs data-dir mount UUID=... /data`")]
+    #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "if a disk has volumes already, mount it with `loopfs data-dir mount UUID=... /loopfs/data`")]
     #[case::occupied(DIRECTORY, |d: &mut DataDir| {
         d.occupied = true;
         fail(d, ErrorKind::NeverMounted);
     }, Status::Missing, "give an empty directory")]
     #[case::reinstalled(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "loopfs data-dir format")]
-    #[case::not_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::Missing, "loopfs data-dir mount UUID=... /data")]
+    #[case::not_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::Missing, "loopfs data-dir mount UUID=... /loopfs/data")]
     #[case::other(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::WrongFilesystem), Status::Missing, "give the mount point of the disk for volumes")]
     #[case::root(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::InvalidInput), Status::Missing, "directory below /")]
     #[case::space(DIRECTORY, |d: &mut DataDir| {
@@ -152,11 +180,15 @@ mod tests {
     }, Status::Warning, "noexec '/mnt/a b'`")]
     #[case::shut_down(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::ShutDown), Status::Missing, "kernel log")]
     #[case::denied(DIRECTORY, |d: &mut DataDir| {
-        d.verified = Err(Error::sys("open", "/data", Errno::EACCES));
+        d.verified = Err(Error::sys("open", "/loopfs/data", Errno::EACCES));
     }, Status::NotChecked, "root")]
     #[case::no_filesystem(QUOTA, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::NotChecked, "")]
+    #[case::in_var(DIRECTORY, |d: &mut DataDir| d.path = "/var/loopfs".into(), Status::Warning, "/var/lib/loopfs/data")]
+    #[case::beside_the_kubelet(DIRECTORY, |d: &mut DataDir| d.path = "/mnt/loopfs".into(), Status::Warning, "holds nothing else")]
+    #[case::in_the_kubelets_directory(DIRECTORY, |d: &mut DataDir| d.path = "/mnt/kubelet/data".into(), Status::Warning, "holds nothing else")]
+    #[case::below_the_kubelets_directory(DIRECTORY, |d: &mut DataDir| d.path = "/mnt/kubelet/loopfs/data".into(), Status::Ok, "")]
     #[case::only_quota_off(DIRECTORY, |d: &mut DataDir| {
-        d.verified = Err(Error::new(ErrorKind::NotEnforced, "use", "/data", "off"));
+        d.verified = Err(Error::new(ErrorKind::NotEnforced, "use", "/loopfs/data", "off"));
     }, Status::Ok, "")]
     #[case::quota_off(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::NoQuota), Status::Missing, "prjquota")]
     #[case::counted(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::AccountingOnly), Status::Missing, "pqnoenforce")]
@@ -173,7 +205,7 @@ mod tests {
     ) {
         let mut directory = data_dir();
         change(&mut directory);
-        let checks = judge(Some(&directory));
+        let checks = judge(Some(&directory), Some(Path::new("/mnt/kubelet")));
         let check = checks.iter().find(|check| check.id == id).unwrap();
         assert_eq!(check.status, status, "{check:?}");
         assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::host_facts::HostFacts;
 use crate::data_disk::{DataMount, Features};
 use crate::error::Error;
 use crate::mount::Isolation;
@@ -34,6 +35,7 @@ pub(super) struct Facts {
     /// `true` if the kernel grants leases of files. `None` if `/proc/sys` is not visible.
     pub(super) leases: Option<bool>,
     pub(super) cgroup: Cgroup,
+    pub(super) host: HostFacts,
     /// `None` if no directory was given.
     pub(super) data_dir: Option<DataDir>,
     /// `None` if no directory was given.
@@ -174,9 +176,14 @@ pub(super) mod tests {
             initial_user_namespace: Some(true),
             leases: Some(true),
             cgroup: Cgroup::V2,
+            host: host(),
             data_dir: Some(data_dir()),
             kubelet: Some(kubelet()),
         }
+    }
+
+    pub(in crate::preflight) fn host() -> HostFacts {
+        HostFacts { udev_rule: Some(true), lvm_filter: Some(true), held: Vec::new(), label: None }
     }
 
     pub(in crate::preflight) fn dev(fs_type: &str) -> Dev {
@@ -194,14 +201,19 @@ pub(super) mod tests {
 
     pub(in crate::preflight) fn data_dir() -> DataDir {
         let mount = DataMount {
-            directory: "/data".into(),
+            directory: "/loopfs/data".into(),
             options: ["rw", "nosuid", "nodev", "noexec", "prjquota"].map(str::to_owned).into(),
             quota: Some(Enforcement::Enforcing),
         };
         let features = Features { crc: true, reflink: true, ftype: true, bigtime: true };
         let (size, available) = (Bytes(100 << 30), Bytes(50 << 30));
         let filesystem = DataFilesystemFacts { mount, device: "/dev/vdb".into(), features, size, available };
-        DataDir { path: "/data".into(), verified: Ok(()), occupied: false, filesystem: Some(filesystem) }
+        DataDir {
+            path: "/loopfs/data".into(),
+            verified: Ok(()),
+            occupied: false,
+            filesystem: Some(filesystem),
+        }
     }
 
     pub(in crate::preflight) fn kubelet() -> Kubelet {

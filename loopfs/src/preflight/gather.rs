@@ -16,6 +16,8 @@ use super::facts::{
     Call, Cgroup, Control, DataDir, DataFilesystemFacts, Dev, Driver, Facts, Kubelet, KubeletDirectory,
     KubeletMount,
 };
+use super::host_facts::HostFacts;
+use super::read::{loop_index, text};
 use crate::data_disk::{DataMount, Features};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{PoolOptions, require_driver};
@@ -54,17 +56,12 @@ impl Facts {
             initial_user_namespace: initial_user_namespace(),
             leases: text("/proc/sys/fs/leases-enable").map(|enabled| enabled != "0"),
             cgroup: cgroup(&mounts),
+            host: HostFacts::gather(),
             data_dir: directories.data_dir.as_deref().map(|path| data_dir(path, &mounts)),
             kubelet: directories.kubelet_dir.as_deref().map(|path| kubelet(path, &mounts)),
             release,
         }
     }
-}
-
-/// Reads a file, without space at its end.
-fn text(path: impl AsRef<Path>) -> Option<String> {
-    let text = fs::read(path).ok()?;
-    Some(String::from_utf8_lossy(&text).trim_end().to_owned())
 }
 
 fn has_line(path: impl AsRef<Path>, accept: impl Fn(&str) -> bool) -> bool {
@@ -195,12 +192,6 @@ fn without_node(
     let lacks_node = |name: &&String| !has_node(name) && exists(name);
     let lacking: Vec<_> = names.iter().filter(lacks_node).collect();
     lacking.into_iter().filter(lacks_node).cloned().collect()
-}
-
-/// Returns the index of a loop device by its name in sysfs.
-fn loop_index(name: &str) -> Option<u32> {
-    let index = name.strip_prefix("loop")?;
-    index.bytes().all(|byte| byte.is_ascii_digit()).then(|| index.parse().ok())?
 }
 
 fn sysfs_writable() -> Option<bool> {

@@ -8,8 +8,11 @@ mod check;
 mod data_dir;
 mod facts;
 mod gather;
+mod host;
+mod host_facts;
 mod kubelet;
 mod machine;
+mod read;
 
 use std::path::PathBuf;
 
@@ -18,7 +21,7 @@ use facts::Facts;
 pub use check::{Check, Status};
 
 /// The ids of the checks, in the order in which [`check()`] returns them.
-pub const IDS: [&str; 19] = [
+pub const IDS: [&str; 22] = [
     "kernel",
     "xfs",
     "xfs-quota",
@@ -31,6 +34,9 @@ pub const IDS: [&str; 19] = [
     "user-namespace",
     "file-leases",
     "cgroup",
+    "selinux",
+    "udev-rule",
+    "lvm-filter",
     "data-dir",
     "data-dir-options",
     "data-dir-quota",
@@ -57,7 +63,9 @@ pub fn check(directories: &Directories) -> Vec<Check> {
 
 fn judge(facts: &Facts) -> Vec<Check> {
     let mut checks = machine::judge(facts);
-    checks.extend(data_dir::judge(facts.data_dir.as_ref()));
+    checks.extend(host::judge(&facts.host, facts.max_part));
+    let kubelet_dir = facts.kubelet.as_ref().map(|kubelet| kubelet.path.as_path());
+    checks.extend(data_dir::judge(facts.data_dir.as_ref(), kubelet_dir));
     checks.extend(kubelet::judge(facts.kubelet.as_ref()));
     checks
 }
@@ -81,7 +89,7 @@ mod tests {
         let facts = Facts { data_dir: None, kubelet: None, ..facts::tests::complete() };
         let open: Vec<_> =
             judge(&facts).into_iter().filter(|check| check.status == Status::NotChecked).collect();
-        assert_eq!(open.iter().map(|check| check.id).collect::<Vec<_>>(), IDS[12..]);
+        assert_eq!(open.iter().map(|check| check.id).collect::<Vec<_>>(), IDS[15..]);
         assert!(open.iter().all(|check| check.found.contains("-dir")), "{open:?}");
     }
 

@@ -12,7 +12,7 @@ use loopfs::data_disk::{
 use loopfs::project_quota::Enforcement;
 use serde::Serialize;
 
-use crate::output::{Output, yes_no};
+use crate::output::{Output, object, yes_no};
 use crate::size;
 
 /// The label of a new file system if none is given.
@@ -23,11 +23,32 @@ const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 /// distribution.
 const FEATURES: [&str; 4] = ["-m", "crc=1,finobt=1,reflink=1", "-n", "ftype=1"];
 
+/// The rule of udev and the filter of LVM, and the files that they belong to.
+const UDEV_RULE: (&str, &str) =
+    ("/etc/udev/rules.d/59-loopfs.rules", include_str!("../../../examples/udev/59-loopfs.rules"));
+const LVM_FILTER: (&str, &str) =
+    ("/etc/lvm/lvmlocal.conf", include_str!("../../../examples/lvm/global_filter.conf"));
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataDirCommand {
     Check(Check),
     Mount(Mount),
     Format(Format),
+    /// Print the rule that keeps udev from reading what the owners of Block volumes write
+    ///
+    /// Without it, LVM and mdadm activate what they find on the loop devices, and keep these for good. Write it to
+    /// /etc/udev/rules.d/59-loopfs.rules, and run `udevadm control --reload`.
+    ///
+    /// JSON: {"file", "text"}
+    #[command(verbatim_doc_comment)]
+    UdevRule,
+    /// Print the filter that keeps the commands of LVM from reading what the owners of Block volumes write
+    ///
+    /// Append it to /etc/lvm/lvmlocal.conf. It replaces a global_filter of lvm.conf.
+    ///
+    /// JSON: {"file", "text"}
+    #[command(verbatim_doc_comment)]
+    LvmFilter,
 }
 
 /// Print what is on a disk or mounted at a directory, and each problem with its remedy
@@ -103,8 +124,14 @@ impl DataDirCommand {
             Self::Check(check) => check.run(),
             Self::Mount(mount) => mount.run(),
             Self::Format(format) => format.run(),
+            Self::UdevRule => configuration(UDEV_RULE),
+            Self::LvmFilter => configuration(LVM_FILTER),
         }
     }
+}
+
+fn configuration((file, text): (&str, &str)) -> Result<Output> {
+    Ok(Output::new(text.to_owned(), &object! { file: file, text: text })?)
 }
 
 impl Check {
