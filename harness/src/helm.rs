@@ -23,8 +23,8 @@ const HELM: GoModule = GoModule {
     overlay: None,
 };
 
-/// The name of the release. No name of an object depends on it.
-const RELEASE: &str = "loopfs";
+/// The name of the release whose objects have the names of csi/deploy.
+pub(crate) const RELEASE: &str = "loopfs";
 /// The namespace in which Helm records the release, which exists in every cluster.
 const RELEASE_NAMESPACE: &str = "kube-system";
 
@@ -54,17 +54,18 @@ impl Helm {
         })
     }
 
-    /// Renders a chart with these values for a release of Kubernetes.
+    /// Renders a release of a chart with these values for a release of Kubernetes.
     ///
     /// # Errors
     /// Helm refuses the values or the chart.
     pub(crate) async fn render(
         &self,
+        release: &str,
         chart: &Path,
         values: &Value,
         kubernetes: KubernetesMinor,
     ) -> Result<Manifests> {
-        let rendered = self.template(chart, values, kubernetes.name()).run().await?.stdout;
+        let rendered = self.template(release, chart, values, kubernetes.name()).run().await?.stdout;
         Manifests::from_text(&rendered).with_context(|| format!("parse what Helm renders with {values}"))
     }
 
@@ -73,7 +74,7 @@ impl Helm {
     /// # Errors
     /// Helm renders the chart.
     pub(crate) async fn refusal(&self, values: &Value, kubernetes: &str) -> Result<String> {
-        let finished = self.template(&self.chart, values, kubernetes).finish().await?;
+        let finished = self.template(RELEASE, &self.chart, values, kubernetes).finish().await?;
         anyhow::ensure!(!finished.status.success(), "Helm renders the chart with {values}");
         Ok(finished.stderr)
     }
@@ -92,12 +93,12 @@ impl Helm {
         Ok(archive.path())
     }
 
-    /// Installs the chart on the cluster of a kubeconfig, or upgrades the release to these values.
+    /// Installs a release of the chart on the cluster of a kubeconfig, or upgrades it to these values.
     ///
     /// # Errors
     /// Helm or the API server refuses the values.
-    pub(crate) async fn install(&self, kubeconfig: &Path, values: &Value) -> Result<()> {
-        let program = self.helm(&["upgrade", "--install", RELEASE]).arg("--reset-values");
+    pub(crate) async fn install(&self, kubeconfig: &Path, release: &str, values: &Value) -> Result<()> {
+        let program = self.helm(&["upgrade", "--install", release]).arg("--reset-values");
         self.apply(program, kubeconfig, values).await
     }
 
@@ -114,19 +115,19 @@ impl Helm {
         program.arg("--kubeconfig").arg(kubeconfig).input(values.to_string()).run().await.map(drop)
     }
 
-    /// Uninstalls the release, and waits until its objects are deleted.
+    /// Uninstalls a release, and waits until its objects are deleted.
     ///
     /// # Errors
     /// Helm fails, or the objects are not deleted within five minutes.
-    pub(crate) async fn uninstall(&self, kubeconfig: &Path) -> Result<()> {
-        let program = self.helm(&["uninstall", RELEASE, "--namespace", RELEASE_NAMESPACE]);
+    pub(crate) async fn uninstall(&self, kubeconfig: &Path, release: &str) -> Result<()> {
+        let program = self.helm(&["uninstall", release, "--namespace", RELEASE_NAMESPACE]);
         let program = program.args(["--wait", "--timeout", "5m"]);
         program.arg("--kubeconfig").arg(kubeconfig).run().await.map(drop)
     }
 
-    fn template(&self, chart: &Path, values: &Value, kubernetes: &str) -> Program {
+    fn template(&self, release: &str, chart: &Path, values: &Value, kubernetes: &str) -> Program {
         // A helm that was not built by its makefile knows no release of Kubernetes.
-        let program = self.helm(&["template", RELEASE]).arg(chart).args(["--kube-version", kubernetes]);
+        let program = self.helm(&["template", release]).arg(chart).args(["--kube-version", kubernetes]);
         // JSON is YAML.
         let program = program.args(["--namespace", RELEASE_NAMESPACE, "--values", "-"]);
         program.input(values.to_string())

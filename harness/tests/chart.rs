@@ -131,6 +131,23 @@ fn the_schema_knows_the_parameters_that_the_class_lists() {
     assert_eq!(keys(parameters), listed_parameters());
 }
 
+/// Returns the quoted paths in the first statement of a text that begins with a word.
+fn paths(text: &str, begin: &str, end: &str) -> BTreeSet<String> {
+    let statement = text.split(begin).nth(1).unwrap_or_else(|| panic!("no {begin}"));
+    let statement = statement.split(end).next().unwrap();
+    statement.split('"').filter(|path| path.starts_with('/')).map(str::to_owned).collect()
+}
+
+/// A data directory in `/` has one component, which the schema refuses.
+#[test]
+fn chart_and_doctor_know_the_same_directories() {
+    let chart = paths(&read("chart/templates/_objects.tpl"), "$shared := list", "-}}");
+    let mut doctor = paths(&read("../loopfs/src/preflight/data_dir.rs"), "const SHARED:", "];");
+    assert!(doctor.remove("/"));
+    assert_eq!(chart, doctor);
+    assert!(chart.contains("/var/lib"), "{chart:?}");
+}
+
 #[test]
 fn the_link_of_the_chart_leads_to_the_manifests() {
     let chart = fs::canonicalize(csi().join("chart").join("deploy")).unwrap();

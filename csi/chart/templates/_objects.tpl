@@ -7,8 +7,18 @@ Fails if values contradict each other. values.schema.json checks each value alon
 */}}
 {{- define "loopfs.check" -}}
 {{- $values := .Values -}}
-{{- if and $values.namespace.create (eq .Release.Namespace $values.namespace.name) -}}
-{{- fail (printf "namespace.create: Helm cannot record the release in the namespace %s, which the chart creates; give another one with --namespace, such as kube-system, or create the namespace yourself with the label pod-security.kubernetes.io/enforce=privileged and set namespace.create to false" $values.namespace.name) -}}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "the name %s of the release: it is part of the names of objects; use at most 40 lower case letters, digits and -" .Release.Name) -}}
+{{- end -}}
+{{- $namespace := include "loopfs.namespace" . -}}
+{{- if and $values.namespace.create (eq .Release.Namespace $namespace) -}}
+{{- fail (printf "namespace.create: Helm cannot record the release in the namespace %s, which the chart creates; give another one with --namespace, such as kube-system, or create the namespace yourself with the label pod-security.kubernetes.io/enforce=privileged and set namespace.create to false" $namespace) -}}
+{{- end -}}
+{{- include "loopfs.checkDataDir" (dict "root" . "dataDir" $values.dataDir "value" "dataDir") -}}
+{{- range $pool, $settings := $values.pools -}}
+{{- with $settings.dataDir -}}
+{{- include "loopfs.checkDataDir" (dict "root" $ "dataDir" . "value" (printf "pools.%s.dataDir" $pool)) -}}
+{{- end -}}
 {{- end -}}
 {{- /* The kernel limits the path of a unix socket to 107 bytes. */ -}}
 {{- $socket := printf "%s/plugins/%s/csi.sock" $values.kubeletDir $values.driverName -}}
@@ -18,6 +28,36 @@ Fails if values contradict each other. values.schema.json checks each value alon
 {{- /* helm template takes the release of Kubernetes from --kube-version. It does not know which kinds the API server serves. */ -}}
 {{- if and $values.components.claimLabels (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "components.claimLabels: Kubernetes %s does not serve admissionregistration.k8s.io/v1 MutatingAdmissionPolicy; upgrade the cluster to Kubernetes 1.36 or later, or set components.claimLabels to false (helm template takes the release of Kubernetes from --kube-version)" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Fails if the parent of a data directory holds files of others, which the pods would mount from the host, or if another driver has the
+data directory: with collect, each of the two removes volumes that only the other one knows.
+
+Context: "root", "dataDir", and "value", the name of the value.
+*/}}
+{{- define "loopfs.checkDataDir" -}}
+{{- $dataDir := .dataDir -}}
+{{- $value := .value -}}
+{{- $parent := dir $dataDir -}}
+{{- $shared := list "/bin" "/boot" "/dev" "/etc" "/home" "/lib" "/lib64" "/opt" "/proc" "/root" "/run" "/sbin" "/sys" "/tmp" "/usr" "/var" "/var/lib" "/var/log" "/var/run" -}}
+{{- if or (has $parent $shared) (hasPrefix (printf "%s/" $parent) (printf "%s/" .root.Values.kubeletDir)) -}}
+{{- fail (printf "%s: the pods would mount %s of the host, the parent of %s, with the files of other programs; use a directory whose parent holds nothing else, such as /var/lib/loopfs/data" $value $parent $dataDir) -}}
+{{- end -}}
+{{- /* helm template reads no cluster, and finds no DaemonSet. */ -}}
+{{- $release := .root.Release.Name -}}
+{{- $namespace := include "loopfs.namespace" .root -}}
+{{- range $daemonSet := (lookup "apps/v1" "DaemonSet" "" "").items -}}
+{{- $metadata := $daemonSet.metadata -}}
+{{- $other := not (or (eq $metadata.namespace $namespace) (eq (dig "annotations" "meta.helm.sh/release-name" "" $metadata) $release)) -}}
+{{- if and $other (eq (dig "labels" "app.kubernetes.io/name" "" $metadata) "loopfs") -}}
+{{- range $container := $daemonSet.spec.template.spec.containers -}}
+{{- if has (printf "--data-dir=%s" $dataDir) ($container.args | default (list)) -}}
+{{- fail (printf "%s: the DaemonSet %s/%s has the data directory %s too; two drivers cannot share a file system, so use one of its own for each" $value $metadata.namespace $metadata.name $dataDir) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -95,7 +135,7 @@ components.
 {{- end -}}
 {{- $affinity := deepCopy ($chosen.affinity | default (dict)) -}}
 {{- if $pool -}}
-{{- $_ := set $daemonSet.metadata "name" (printf "loopfs-%s" $pool) -}}
+{{- $_ := set $daemonSet.metadata "name" (printf "%s-%s" $base.metadata.name $pool) -}}
 {{- range $labels := list $daemonSet.metadata.labels $daemonSet.spec.selector.matchLabels $daemonSet.spec.template.metadata.labels -}}
 {{- $_ := set $labels "app.kubernetes.io/component" $pool -}}
 {{- end -}}
@@ -114,6 +154,7 @@ components.
 {{- include "loopfs.moveDataDir" (dict "pod" $pod "from" $values.dataDir "to" $settings.dataDir) -}}
 {{- end -}}
 {{- include "loopfs.pullSecrets" (dict "root" $.root "pod" $pod) -}}
+{{- include "loopfs.nodeOptions" (dict "values" $values "pod" $pod) -}}
 {{- range $container := $pod.containers -}}
 {{- $image := $values.images.loopfs -}}
 {{- $name := $container.name -}}
@@ -156,12 +197,64 @@ Returns the Deployment of the controller. Context: "root", and "base", the objec
 {{- end -}}
 {{- include "loopfs.pullSecrets" (dict "root" .root "pod" $pod) -}}
 {{- range $container := $pod.containers -}}
+{{- include "loopfs.logLevel" (dict "level" $values.logLevel "container" $container) -}}
+{{- if ne (int $settings.nodeLossAtMostPercent) 20 -}}
+{{- $percent := dict "name" "NODE_LOSS_AT_MOST" "value" (toString (int $settings.nodeLossAtMostPercent)) -}}
+{{- $_ := set $container "env" (append $container.env $percent) -}}
+{{- end -}}
 {{- $_ := set $container "image" (include "loopfs.image" $values.images.loopfs) -}}
 {{- $_ := set $container "imagePullPolicy" $values.images.pullPolicy -}}
 {{- $_ := set $container "resources" $settings.resources -}}
 {{- end }}
 ---
 {{ toYaml $deployment }}
+{{- end -}}
+
+{{/*
+Adds the options of the programs of a node to a pod: audits, collection and the log level, where they differ from the defaults of the
+programs. Containers that are not privileged get the SELinux options.
+
+Context: "values", and "pod", the specification of the pod.
+*/}}
+{{- define "loopfs.nodeOptions" -}}
+{{- $audit := .values.audit -}}
+{{- $collect := .values.collect -}}
+{{- $csi := list -}}
+{{- $provisioner := list -}}
+{{- if ne (int $audit.conditionSeconds) 60 -}}
+{{- $csi = append $csi (printf "--audit-interval=%d" (int $audit.conditionSeconds)) -}}
+{{- end -}}
+{{- if ne (int $audit.seconds) 600 -}}
+{{- $provisioner = append $provisioner (printf "--audit-interval=%d" (int $audit.seconds)) -}}
+{{- end -}}
+{{- if $audit.projects -}}
+{{- $provisioner = append $provisioner "--audit-projects" -}}
+{{- end -}}
+{{- if $audit.repairProjects -}}
+{{- $provisioner = append $provisioner "--repair-projects" -}}
+{{- end -}}
+{{- if $collect.enabled -}}
+{{- $provisioner = concat $provisioner (list "--collect" (printf "--collect-after=%d" (int $collect.afterSeconds)) (printf "--collect-at-most=%d" (int $collect.atMostPercent))) -}}
+{{- end -}}
+{{- $options := dict "csi" $csi "provisioner" $provisioner -}}
+{{- range $container := .pod.containers -}}
+{{- if hasKey $options $container.name -}}
+{{- $_ := set $container "args" (concat $container.args (index $options $container.name)) -}}
+{{- include "loopfs.logLevel" (dict "level" $.values.logLevel "container" $container) -}}
+{{- end -}}
+{{- if and $.values.seLinuxOptions (not $container.securityContext.privileged) -}}
+{{- $_ := set $container.securityContext "seLinuxOptions" $.values.seLinuxOptions -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Sets the log level of a container, if it differs from the default of the programs. Context: "level" and "container".
+*/}}
+{{- define "loopfs.logLevel" -}}
+{{- if ne .level "info" -}}
+{{- $_ := set .container "env" (append .container.env (dict "name" "LOG_LEVEL" "value" .level)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/*

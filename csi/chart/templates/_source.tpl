@@ -5,8 +5,26 @@ These templates add objects to the list "items" of a dictionary, because a templ
 */}}
 
 {{/*
+Returns the prefix of the names of all objects: none for a release with the name loopfs, and RELEASE- for any other.
+*/}}
+{{- define "loopfs.prefix" -}}
+{{- if ne .Release.Name "loopfs" -}}
+{{- printf "%s-" .Release.Name -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Returns the namespace of the driver.
+*/}}
+{{- define "loopfs.namespace" -}}
+{{- .Values.namespace.name | default (printf "%sloopfs-system" (include "loopfs.prefix" .)) -}}
+{{- end -}}
+
+{{/*
 Returns a file of csi/deploy in which the values replace the defaults. The defaults are replaced in two steps, because a value may
-contain the default of another one: a data directory below /var/lib/kubelet, for example.
+contain the default of another one: a data directory below /var/lib/kubelet, for example. Between the two steps, the names of objects
+get their prefix. The Lease of the controller keeps its name, which is part of the program, and so do labels: both are in the namespace
+of the driver.
 
 Context: "root" is the context of the chart, "path" the path below csi/deploy.
 */}}
@@ -18,13 +36,22 @@ Context: "root" is the context of the chart, "path" the path below csi/deploy.
 {{- $values := .root.Values -}}
 {{- $replacements := list
   (list "csi.loopfs.dev" $values.driverName)
-  (list "loopfs-system" $values.namespace.name)
+  (list "loopfs-system" (include "loopfs.namespace" .root))
   (list "/var/lib/loopfs/data" $values.dataDir)
   (list "/var/lib/loopfs" (dir $values.dataDir))
   (list "/var/lib/kubelet" $values.kubeletDir)
 -}}
 {{- range $index, $replacement := $replacements -}}
 {{- $text = replace (first $replacement) (printf "@@%d@@" $index) $text -}}
+{{- end -}}
+{{- with include "loopfs.prefix" .root -}}
+{{- /* Names of objects, and references to them in fields. */ -}}
+{{- $text = regexReplaceAll "(?m)^([ -]*(?:name|policyName|serviceAccountName|value): )loopfs-" $text (printf "${1}%sloopfs-" .) -}}
+{{- $text = regexReplaceAll "(?m)^  name: loopfs$" $text (printf "  name: %sloopfs" .) -}}
+{{- /* Names in lists of RBAC and in expressions of policies. */ -}}
+{{- $names := "(:|\\[\"|(?:subject|roleRef|owner)\\.name == \")loopfs-(\\(|provisioner|controller\\$|objects|claim-labels)" -}}
+{{- $text = regexReplaceAll $names $text (printf "${1}%sloopfs-${2}" .) -}}
+{{- $text = replace "name.startsWith(\"loopfs\")" (printf "name.startsWith(\"%sloopfs\")" .) $text -}}
 {{- end -}}
 {{- range $index, $replacement := $replacements -}}
 {{- $text = replace (printf "@@%d@@" $index) (last $replacement) $text -}}

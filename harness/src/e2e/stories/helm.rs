@@ -12,7 +12,7 @@ use testvm_cluster::objects;
 
 use super::install;
 use crate::e2e::doctor;
-use crate::helm::{Helm, is_kept};
+use crate::helm::{Helm, RELEASE, is_kept};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::{InUse, running};
@@ -41,18 +41,18 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluste
         steps.step("a user creates an object in the namespace of the driver", Note::create(env)).await?;
     let left = async {
         let before = uids(env).await?;
-        helm.install(&kubeconfig, &json!({"namespace": {"create": false}})).await?;
+        helm.install(&kubeconfig, RELEASE, &json!({"namespace": {"create": false}})).await?;
         note.check(env).await?;
         let after = uids(env).await?;
         anyhow::ensure!(before == after, "the pods of the driver were {before:?} and are {after:?}");
-        helm.install(&kubeconfig, &values).await?;
+        helm.install(&kubeconfig, RELEASE, &values).await?;
         note.check(env).await
     };
     steps.step("an upgrade with namespace.create=false keeps the namespace and all in it", left).await?;
     steps.step("the volumes are expanded in use", in_use.expand(env)).await?;
     let uninstalled = async {
         replace_pods(env).await?;
-        helm.uninstall(&kubeconfig).await?;
+        helm.uninstall(&kubeconfig, RELEASE).await?;
         let existing = env.manifests.existing(&env.client).await?;
         let (kept, existing): (Vec<_>, Vec<_>) = existing.into_iter().partition(|object| is_kept(object));
         anyhow::ensure!(existing.is_empty(), "these objects exist: {existing:?}");
@@ -64,7 +64,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluste
     steps.step("the object of the user still exists", note.check(env)).await?;
     steps.step("without the driver, the pods have their volumes", check(env, &in_use)).await?;
     let installed = async {
-        helm.install(&kubeconfig, &values).await?;
+        helm.install(&kubeconfig, RELEASE, &values).await?;
         install::served(env).await
     };
     steps.step("helm install: the pods are ready, and the node offers the driver", installed).await?;
@@ -85,7 +85,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluste
     steps.step("claims are provisioned, and deleted with their volumes", replaced).await?;
     let with_manifests = async {
         replace_pods(env).await?;
-        helm.uninstall(&kubeconfig).await?;
+        helm.uninstall(&kubeconfig, RELEASE).await?;
         note.check(env).await?;
         config_maps(env).delete(Note::NAME, &DeleteParams::default()).await.map_err(api_error)?;
         env.manifests.apply(&env.client).await?;

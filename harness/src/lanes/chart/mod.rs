@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::api::DynamicObject;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testvm::report::Report;
@@ -22,8 +23,10 @@ use testvm_cluster::{
 };
 
 use self::comparison::{Objects, as_kept, as_shared_with_the_controller, differences, objects};
-use self::options::{Accepted, NAMESPACES, accepted, refused, serves_mutating_policies};
-use crate::helm::{Helm, is_kept};
+use self::options::{
+    Accepted, NAMESPACES, accepted, all_components, merged, refused, second_driver, serves_mutating_policies,
+};
+use crate::helm::{Helm, RELEASE, is_kept};
 use crate::test_env::manifests::{self, Manifests};
 
 /// The word that selects this part with `--only`.
@@ -48,6 +51,17 @@ const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
 const TOO_OLD: &str = "1.32";
 /// A release of Kubernetes that the driver supports, and that is too old for the component claim-labels.
 const TOO_OLD_FOR_CLAIM_LABELS: &str = "1.35";
+
+/// The name of the release of a second driver.
+const SECOND: &str = "second";
+/// The names that no release changes: those of the programs, of labels, and of the Lease in the namespace of the driver.
+const CONSTANT_NAMES: [&str; 5] = [
+    "app.kubernetes.io/name\":\"loopfs-controller\"",
+    "\"values\":[\"loopfs\",\"loopfs-controller\"]",
+    "\"resourceNames\":[\"loopfs-controller\"]",
+    "object.metadata.name == \\\"loopfs-controller\\\"",
+    "orValue(\\\"\\\") == \\\"loopfs-provisioner\\\"",
+];
 
 /// The things that all checks use.
 struct Fixture<'a> {
@@ -90,6 +104,7 @@ impl Fixture<'_> {
         let mut components = vec![
             ("node-loss", json!({"components": {"nodeLoss": true}})),
             ("snapshots", json!({"components": {"snapshots": true}})),
+            ("resource-quota", json!({"components": {"resourceQuota": true}})),
             (
                 "monitoring",
                 json!({"monitoring": {"podMonitor": enabled, "prometheusRule": enabled, "networkPolicy": enabled}}),
@@ -109,6 +124,8 @@ impl Fixture<'_> {
         let name =
             "a release is installed, upgraded and uninstalled, and leaves the namespace and the CSIDriver";
         report.run(SUITE, name, self.install_and_uninstall()).await;
+        report.run(SUITE, "two releases have no object in common", self.no_common_object()).await;
+        report.run(SUITE, "two drivers are installed, and one is uninstalled", self.two_drivers()).await;
         report.run(SUITE, "create namespaces and custom resources for the dry runs", self.prepare()).await;
         for accepted in accepted(self.kubernetes) {
             let name = format!("the API server accepts {}", accepted.name);
@@ -126,7 +143,7 @@ impl Fixture<'_> {
     }
 
     async fn rendered(&self, values: &Value) -> Result<Manifests> {
-        self.helm.render(&self.helm.chart, values, self.kubernetes).await
+        self.helm.render(RELEASE, &self.helm.chart, values, self.kubernetes).await
     }
 
     async fn defaults(&self) -> Result<()> {
@@ -167,7 +184,7 @@ impl Fixture<'_> {
         let archive = self.helm.package(directory.path()).await?;
         let values = json!({"components": {"nodeLoss": true, "snapshots": true, "snapshotController": true}});
         let expected = objects(&self.rendered(&values).await?)?;
-        same(&expected, &self.helm.render(&archive, &values, self.kubernetes).await?)
+        same(&expected, &self.helm.render(RELEASE, &archive, &values, self.kubernetes).await?)
     }
 
     /// The second values add and remove objects. Nothing but Helm creates objects here, because no provisioner runs. The third values leave
@@ -197,7 +214,7 @@ impl Fixture<'_> {
             ("upgrade the release to an existing namespace", &third, &before, after.without(&before)),
             ("upgrade the release to its own namespace again", &first, &before, after.without(&before)),
         ] {
-            self.helm.install(&kubeconfig, values).await.context(what)?;
+            self.helm.install(&kubeconfig, RELEASE, values).await.context(what)?;
             let existing = present.existing(client).await?;
             anyhow::ensure!(
                 existing.len() == present.objects().len(),
@@ -213,7 +230,7 @@ impl Fixture<'_> {
             );
             kept = uids;
         }
-        self.helm.uninstall(&kubeconfig).await.context("uninstall the release")?;
+        self.helm.uninstall(&kubeconfig, RELEASE).await.context("uninstall the release")?;
         for rendered in [before, after] {
             let mut existing = rendered.existing(client).await?;
             existing.retain(|object| !is_kept(object));
@@ -225,6 +242,53 @@ impl Fixture<'_> {
             "the release was uninstalled: the namespace or the CSIDriver was replaced"
         );
         Ok(())
+    }
+
+    /// Helm would refuse the second release if it had an object of the first, but not a reference to one, such as the role of a binding.
+    async fn no_common_object(&self) -> Result<()> {
+        let all = all_components(serves_mutating_policies(self.kubernetes));
+        let first = objects(&self.rendered(&all).await?)?;
+        let second = merged(&second_driver(), &all);
+        let second = self.helm.render(SECOND, &self.helm.chart, &second, self.kubernetes).await?;
+        let names = objects(&second)?;
+        let common: Vec<&String> = first.keys().filter(|name| names.contains_key(*name)).collect();
+        anyhow::ensure!(common.is_empty(), "both releases have {common:?}");
+        // The annotations of the alert rules are text for people.
+        let is_text = |object: &&DynamicObject| {
+            object.types.as_ref().is_some_and(|types| types.kind == "PrometheusRule")
+        };
+        let others: Vec<_> = second.objects().iter().filter(|object| !is_text(object)).collect();
+        let text = serde_json::to_string(&others)?;
+        let text = CONSTANT_NAMES.iter().fold(text, |text, constant| text.replace(constant, ""));
+        let references = names_of_the_first(&text);
+        anyhow::ensure!(references.is_empty(), "the second release refers to {references:?}");
+        Ok(())
+    }
+
+    async fn two_drivers(&self) -> Result<()> {
+        let (client, kubeconfig) = (self.control_plane.client(), self.control_plane.kubeconfig());
+        let values = second_driver();
+        let first = self.rendered(&json!({})).await?;
+        let second = self.helm.render(SECOND, &self.helm.chart, &values, self.kubernetes).await?;
+        self.helm.install(&kubeconfig, RELEASE, &json!({})).await.context("install the first driver")?;
+        let shared = merged(&json!({"dataDir": "/var/lib/loopfs/data"}), &values);
+        let refusal = self.helm.install(&kubeconfig, SECOND, &shared).await.err();
+        let refusal = refusal.context("Helm installs two drivers with one data directory")?;
+        let message = format!("{refusal:#}");
+        anyhow::ensure!(message.contains("two drivers cannot share"), "the refusal is {message}");
+        self.helm.install(&kubeconfig, SECOND, &values).await.context("install the second driver")?;
+        for (driver, rendered) in [("first", &first), ("second", &second)] {
+            let existing = rendered.existing(client).await?.len();
+            let expected = rendered.objects().len();
+            anyhow::ensure!(
+                existing == expected,
+                "{existing} of {expected} objects of the {driver} driver exist"
+            );
+        }
+        self.helm.uninstall(&kubeconfig, SECOND).await.context("uninstall the second driver")?;
+        let existing = first.existing(client).await?.len();
+        anyhow::ensure!(existing == first.objects().len(), "{existing} objects of the first driver are left");
+        self.helm.uninstall(&kubeconfig, RELEASE).await.context("uninstall the first driver")
     }
 
     async fn prepare(&self) -> Result<()> {
@@ -267,8 +331,27 @@ impl Fixture<'_> {
     }
 }
 
+/// Returns the names of the first release in a text, which do not follow a prefix or a directory.
+fn names_of_the_first(text: &str) -> Vec<&str> {
+    let is_part = |character: char| character.is_ascii_alphanumeric() || character == '-';
+    let begins = text.match_indices("loopfs-").map(|(begin, _)| begin);
+    let begins = begins.filter(|begin| !text[..*begin].ends_with(|before| is_part(before) || before == '/'));
+    begins.filter_map(|begin| text[begin..].split(|character| !is_part(character)).next()).collect()
+}
+
 fn same(expected: &Objects, found: &Manifests) -> Result<()> {
     let differences = differences(expected, &objects(found)?);
     anyhow::ensure!(differences.is_empty(), "{}", differences.join("\n"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_of_the_first;
+
+    #[test]
+    fn prefixed_names_belong_to_no_other_release() {
+        let text = r#"["/loopfs-csi", "second-loopfs-a", ":loopfs-(b|c)$", "loopfs-d.e"]"#;
+        assert_eq!(names_of_the_first(text), ["loopfs-", "loopfs-d"]);
+    }
 }

@@ -40,6 +40,31 @@ pub(super) fn accepted(kubernetes: KubernetesMinor) -> Vec<Accepted> {
     all
 }
 
+/// Returns the values that enable all components.
+pub(super) fn all_components(claim_labels: bool) -> Value {
+    json!({
+        "components": {
+            "nodeLoss": true, "builtinObjects": true, "snapshots": true, "claimLabels": claim_labels, "resourceQuota": true,
+        },
+        "monitoring": {"podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}, "networkPolicy": {"enabled": true}},
+    })
+}
+
+/// Returns the values of a second driver beside one with the defaults.
+pub(super) fn second_driver() -> Value {
+    json!({
+        "driverName": "second.example.org",
+        "dataDir": "/var/lib/second/data",
+        "storageClasses": {"loopfs": null, "second": {}},
+    })
+}
+
+/// Returns the values of both maps. Those of `values` win.
+pub(super) fn merged(values: &Value, others: &Value) -> Value {
+    let fields = [others, values].into_iter().filter_map(Value::as_object).flatten();
+    Value::Object(fields.map(|(name, value)| (name.clone(), value.clone())).collect())
+}
+
 fn accept(
     name: &'static str,
     values: Value,
@@ -141,6 +166,27 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
             &["[{\"operator\":\"Exists\"}]", "system-node-critical"],
         ),
         accept(
+            "audits, collection, a log level and SELinux options",
+            json!({
+                "audit": {"seconds": 3600, "conditionSeconds": 300, "projects": true, "repairProjects": true},
+                "collect": {"enabled": true, "afterSeconds": 7200, "atMostPercent": 5},
+                "logLevel": "debug",
+                "controller": {"nodeLossAtMostPercent": 50},
+                "seLinuxOptions": {"type": "spc_t"},
+                "components": {"snapshots": true},
+            }),
+            &[
+                "\"--audit-interval=300\"]",
+                "\"--audit-interval=3600\",\"--audit-projects\",\"--repair-projects\",\"--collect\",\"--collect-after=7200\",\
+                 \"--collect-at-most=5\"]",
+                "{\"name\":\"LOG_LEVEL\",\"value\":\"debug\"}",
+                "{\"name\":\"NODE_LOSS_AT_MOST\",\"value\":\"50\"}",
+                "\"seLinuxOptions\":{\"type\":\"spc_t\"}",
+            ],
+            // The container csi is privileged, and has a type of its own.
+            &["\"privileged\":true,\"readOnlyRootFilesystem\":true,\"seLinuxOptions\""],
+        ),
+        accept(
             "one replica of the controller, on other nodes",
             json!({"controller": {
                 "replicas": 1,
@@ -206,6 +252,15 @@ fn components() -> Vec<Accepted> {
             json!({"components": {"snapshots": true, "snapshotController": true}}),
             &["--enable-distributed-snapshotting", "--node-deployment", "\"kind\":\"VolumeSnapshotClass\""],
             &["CustomResourceDefinition"],
+        ),
+        accept(
+            "a quota for pods of the critical priority classes",
+            json!({"components": {"resourceQuota": true}}),
+            &[
+                "\"kind\":\"ResourceQuota\"",
+                "\"values\":[\"system-node-critical\",\"system-cluster-critical\"]",
+            ],
+            &[],
         ),
         accept(
             "a PodMonitor",
@@ -306,6 +361,19 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"dataDir": "loopfs/data"}), "dataDir"),
         (json!({"dataDir": "/data"}), "dataDir"),
         (json!({"dataDir": "/data/../etc"}), "dataDir"),
+        (json!({"dataDir": "/var/loopfs"}), "dataDir: the pods would mount /var of the host"),
+        (json!({"dataDir": "/var/lib/loopfs"}), "dataDir: the pods would mount /var/lib of the host"),
+        (json!({"dataDir": "/etc/loopfs"}), "the pods would mount /etc"),
+        (json!({"dataDir": "/home/loopfs"}), "the pods would mount /home"),
+        (json!({"dataDir": "/opt/loopfs"}), "the pods would mount /opt"),
+        (json!({"dataDir": "/root/loopfs"}), "the pods would mount /root"),
+        (json!({"dataDir": "/usr/loopfs"}), "the pods would mount /usr"),
+        (json!({"dataDir": "/var/lib/kubelet/loopfs"}), "the pods would mount /var/lib/kubelet"),
+        (json!({"dataDir": "/mnt/loopfs", "kubeletDir": "/mnt/kubelet"}), "the pods would mount /mnt"),
+        (
+            json!({"pools": {"fast": {"nodeSelector": {"a": "b"}, "dataDir": "/opt/fast"}}}),
+            "pools.fast.dataDir: the pods would mount /opt",
+        ),
         (json!({"kubeletDir": "/var/lib/my kubelet"}), "kubeletDir"),
         (json!({"images": {"loopfs": {"tag": 1.2}}}), "/images/loopfs/tag"),
         (json!({"images": {"loopfs": {"digest": "sha256:0123"}}}), "/images/loopfs/digest"),
@@ -317,6 +385,10 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"tolerations": [{"operator": "Any"}]}), "/tolerations/0/operator"),
         (json!({"affinity": {"nodes": {}}}), "nodes"),
         (json!({"priorityClassName": ""}), "priorityClassName"),
+        (json!({"seLinuxOptions": {"type": ""}}), "/seLinuxOptions/type"),
+        (json!({"logLevel": "a b"}), "/logLevel"),
+        (json!({"audit": {"seconds": 0}}), "/audit/seconds"),
+        (json!({"collect": {"atMostPercent": 101}}), "/collect/atMostPercent"),
         (json!({"controller": {"replicas": -1}}), "/controller/replicas"),
         (json!({"controller": {"maxUnavailable": 1}}), "maxUnavailable"),
         (json!({"maxUnavailable": 0}), "maxUnavailable"),
