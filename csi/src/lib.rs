@@ -175,15 +175,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     tasks.spawn(Arc::clone(&monitor).keep_open(stop.clone()));
     tasks.spawn(trash_cleanup.run(Arc::clone(&monitor), stop.clone()));
     if let Some(registrar) = registrar {
-        let stop = stop.clone();
-        tasks.spawn(async move {
-            // The scheduler relies on every registered driver, so the driver registers only when its storage is
-            // available.
-            match stop.run_until_cancelled(monitor.wait_until_available()).await {
-                Some(()) => registrar.run(stop).await,
-                None => Ok(()),
-            }
-        });
+        tasks.spawn(register(registrar, monitor, stop.clone()));
     }
     tracing::info!(endpoint = %endpoint.display(), version = env!("CARGO_PKG_VERSION"), "serving");
 
@@ -191,6 +183,19 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
 }
 
 /// Waits for all tasks, for at most [`SHUTDOWN_TIMEOUT`] after the first one has ended. Each task is needed, so the end
+/// Keeps the driver registered until `stop`, on a node that has storage, available or not. No pod depends on a node that never had
+/// storage. A node whose disk is missing may have pods with volumes, and the kubelet ends them only through a registered driver.
+async fn register(
+    registrar: Registrar,
+    monitor: Arc<StorageMonitor>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    match stop.run_until_cancelled(monitor.wait_until_present()).await {
+        Some(()) => registrar.run(stop).await,
+        None => Ok(()),
+    }
+}
+
 /// of the first one stops the others.
 async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
     let Some(first) = tasks.join_next().await else { return Ok(()) };

@@ -149,7 +149,8 @@ fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
     let target = fixture.target("target");
     let node = &fixture.driver;
     assert_refused(node.node_stage_volume(stage("v", &target, block())), Code::FailedPrecondition, &why);
-    assert_refused(node.node_unstage_volume(unstage("v", &target)), Code::FailedPrecondition, &why);
+    // The volume has no device on this node.
+    node.node_unstage_volume(unstage("v", &target)).unwrap();
     assert_refused(
         node.node_publish_volume(publish("v", &target, mount(&[]))),
         Code::FailedPrecondition,
@@ -435,6 +436,23 @@ fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
     assert!(metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
     assert!(metrics.contains("loopfs_csi_ready 1\n"), "{metrics}");
     assert!(!directories.registration_socket().exists());
+    driver.stop();
+}
+
+/// The kubelet ends a pod with a volume only through a registered driver.
+#[test]
+fn a_driver_registers_although_its_disk_is_missing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directories = Directories::create(scratch.path(), &scratch.path().join("data"));
+    fs::write(scratch.path().join("data.filesystem-uuid"), "").unwrap();
+    let driver = Driver::start(&directories);
+    assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &["make it the mount point"]);
+    directories.wait_for_registration_socket();
+    let target = directories.kubelet.join("target");
+    fs::create_dir(&target).unwrap();
+    driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    driver.node_unstage_volume(unstage("v", &directories.kubelet.join("staging"))).unwrap();
+    assert!(!target.exists());
     driver.stop();
 }
 

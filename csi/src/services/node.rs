@@ -70,9 +70,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeUnstageVolume", RpcKind::Mutating, &request.volume_id, async {
             let unstage = self.requests.unstage(&request)?;
-            self.operations
-                .exclusive(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage))
-                .await?;
+            self.operations.unstage(unstage).await?;
             Ok(wire::NodeUnstageVolumeResponse {})
         })
         .await

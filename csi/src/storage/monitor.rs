@@ -11,7 +11,7 @@ use loopfs::FilesystemUuid;
 use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
@@ -22,6 +22,9 @@ use crate::target::PublishRoot;
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
 /// ten seconds after which the probes in the manifest time out.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
+
+const HANG_REMEDY: &str =
+    "look for a hanging disk in the kernel log, and whether the file system is frozen (fsfreeze)";
 
 /// The volume store, and the loop devices to which the images of Block volumes are attached.
 #[derive(Debug)]
@@ -117,8 +120,7 @@ impl StorageMonitor {
 
     pub(crate) fn hang_error_after(&self, waited: Duration) -> Error {
         Error::StorageUnavailable(format!(
-            "a write to the data directory {} has not ended for {waited:.0?}; look for a hanging disk in the kernel \
-             log, and whether the file system is frozen (fsfreeze)",
+            "a write to the data directory {} has not ended for {waited:.0?}; {HANG_REMEDY}",
             self.data_dir.display()
         ))
     }
@@ -173,14 +175,14 @@ impl StorageMonitor {
         let mut since = self.probe_started.subscribe();
         loop {
             let began = *since.borrow_and_update();
-            let timeout = async {
+            let hanging = async {
                 match began {
                     Some(began) => sleep_until(began + WRITE_TIMEOUT).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                () = timeout => return self.hang_error_after(WRITE_TIMEOUT),
+                () = hanging => return self.hang_error_after(WRITE_TIMEOUT),
                 // The sender lives as long as `self`, so this is not an error.
                 changed = since.changed() => drop(changed),
             }
@@ -192,6 +194,27 @@ impl StorageMonitor {
         let mut state = self.state.subscribe();
         // The sender lives as long as `self`.
         drop(state.wait_for(|state| matches!(state, State::Available(_))).await);
+    }
+
+    /// Completes when the storage is available and its disk does not hang.
+    pub(crate) async fn wait_until_usable(&self) {
+        let mut probes = self.probe_started.subscribe();
+        loop {
+            probes.borrow_and_update();
+            self.wait_until_available().await;
+            if self.hang_error().is_none() {
+                return;
+            }
+            // The probe that hangs has to end. The sender lives as long as `self`.
+            drop(probes.changed().await);
+        }
+    }
+
+    /// Completes when this node is known to have storage, whether or not it is available.
+    pub(crate) async fn wait_until_present(&self) {
+        let mut state = self.state.subscribe();
+        let is_present = |state: &State| matches!(state, State::Available(_) | State::Unavailable(_));
+        drop(state.wait_for(is_present).await);
     }
 
     /// Completes when the storage is unavailable.
@@ -210,7 +233,7 @@ impl StorageMonitor {
             if stop.run_until_cancelled(self.wait_until_unavailable()).await.is_none() {
                 return Ok(());
             }
-            match self.open(&mut loops).await {
+            match self.open_or_report_hang(&mut loops).await {
                 Ok(storage) => {
                     tracing::info!(
                         data_dir = %self.data_dir.display(),
@@ -222,23 +245,12 @@ impl StorageMonitor {
                     logged = None;
                     continue;
                 }
-                Err(OpenError { reason, absent })
-                    if logged.as_ref() == Some(&(Arc::clone(&reason), absent)) => {}
-                Err(OpenError { reason, absent }) => {
-                    logged = Some((Arc::clone(&reason), absent));
-                    self.state.send_replace(if absent {
-                        tracing::warn!(
-                            %reason,
-                            "this node has no storage; the driver registers once a file system is mounted at the data directory"
-                        );
-                        State::Absent(reason)
-                    } else {
-                        tracing::error!(
-                            %reason,
-                            "volumes cannot be served; the driver tries again after each change of a mount and at intervals"
-                        );
-                        State::Unavailable(reason)
-                    });
+                Err(error) => {
+                    if logged.as_ref() != Some(&error) {
+                        error.log();
+                        logged = Some(error.clone());
+                    }
+                    self.state.send_replace(error.into());
                 }
             }
             tokio::select! {
@@ -247,6 +259,22 @@ impl StorageMonitor {
                 () = tokio::time::sleep(backoff.next()) => {}
             }
         }
+    }
+
+    /// Opens the storage. While the disk hangs, the storage counts as unavailable: the driver registers, and volumes can be
+    /// unpublished.
+    async fn open_or_report_hang(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
+        let mut opening = std::pin::pin!(self.open(loops));
+        if let Ok(opened) = timeout(WRITE_TIMEOUT, &mut opening).await {
+            return opened;
+        }
+        let reason = format!(
+            "opening the data directory {} has not ended for {WRITE_TIMEOUT:?}; {HANG_REMEDY}",
+            self.data_dir.display()
+        );
+        tracing::error!(%reason, "volumes cannot be served; the driver still waits for the disk");
+        self.state.send_replace(State::Unavailable(reason.into()));
+        opening.await
     }
 
     /// Opens the storage. Keeps the [`LoopControl`] of the previous attempt, because it holds the pool of idle devices.
@@ -282,11 +310,34 @@ impl StorageMonitor {
 }
 
 /// The reason why the storage could not be opened.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct OpenError {
     reason: Arc<str>,
     /// No file system was ever mounted at the data directory.
     absent: bool,
+}
+
+impl OpenError {
+    fn log(&self) {
+        let Self { reason, absent } = self;
+        if *absent {
+            tracing::warn!(
+                %reason,
+                "this node has no storage; the driver registers once a file system is mounted at the data directory"
+            );
+        } else {
+            tracing::error!(
+                %reason,
+                "volumes cannot be served; the driver tries again after each change of a mount and at intervals"
+            );
+        }
+    }
+}
+
+impl From<OpenError> for State {
+    fn from(OpenError { reason, absent }: OpenError) -> Self {
+        if absent { Self::Absent(reason) } else { Self::Unavailable(reason) }
+    }
 }
 
 /// Synchronises the publication records with the mount table. A driver that was killed, or an older version, may have

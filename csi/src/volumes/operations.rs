@@ -13,11 +13,12 @@ use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::publish::{ClearedTarget, Volumes};
+use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
 use crate::blocking;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::object::Object;
-use crate::request::{Publish, TargetPath, Unpublish};
+use crate::request::{Publish, TargetPath, Unpublish, Unstage};
 use crate::storage::StorageMonitor;
 
 /// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
@@ -106,8 +107,25 @@ impl VolumeOperations {
         self.locked(wanted, move |volumes| volumes.publish(&publish)).await
     }
 
+    /// Unstages the volume. Without the disk, a volume that has no device is unstaged already. [`unpublish`](Self::unpublish)
+    /// has started the cleanup of its records then, which waits for the disk.
+    pub(crate) async fn unstage(&self, unstage: Unstage) -> Result<()> {
+        let volume = unstage.volume.clone();
+        let ended = tokio::select! {
+            ended = self.exclusive(&volume, move |volumes| volumes.unstage(&unstage)) => ended,
+            error = self.monitor.wait_until_hanging() => Err(error),
+        };
+        // Also if another call, which waits for the disk, has the volume locked.
+        match (ended, self.monitor.current()) {
+            (Err(_), Err(Error::StorageUnavailable(reason))) => {
+                blocking::run(move || unavailable::require_detached(&volume, &reason)).await
+            }
+            (ended, _) => ended,
+        }
+    }
+
     /// Unpublishes the volume from its target, and then cleans up if the volume is not published anywhere else. If the
-    /// disk hangs, returns before the cleanup, which continues when the disk recovers.
+    /// disk hangs or the storage is unavailable, returns before the cleanup, which continues when the storage is usable.
     pub(crate) async fn unpublish(&self, unpublish: Unpublish) -> Result<()> {
         let work = self.clone();
         // A separate task, because the call may be cancelled between the two steps.
@@ -117,6 +135,9 @@ impl VolumeOperations {
             _ended = cleanup => {}
             error = self.monitor.wait_until_hanging() => {
                 tracing::warn!(%error, "the target is unmounted and removed; the cleanup of its volume continues when the data disk accepts writes again");
+            }
+            () = self.monitor.wait_until_unavailable() => {
+                tracing::warn!("the target is unmounted and removed; the cleanup of its volume continues when the storage is available again");
             }
         }
         Ok(())
@@ -135,15 +156,25 @@ impl VolumeOperations {
         Ok(tokio::spawn(async move { self.clean_up(volume, cleared).await }.in_current_span()))
     }
 
+    /// Cleans up after an unpublish call as soon as the storage is usable. Until then, the volume is not locked.
     async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
-        let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
-        let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
-        let cleaned = self.run(move |volumes| {
-            let _held = (lock, thread);
-            volumes.clean_up(&volume, &cleared)
-        });
-        if let Err(error) = cleaned.await {
-            tracing::warn!(%error, "the target is unmounted and removed, but the cleanup of its volume failed; NodeUnstageVolume repeats the cleanup");
+        loop {
+            self.monitor.wait_until_usable().await;
+            let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
+            let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
+            let volume = volume.clone();
+            let cleaned = self.run(move |volumes| {
+                let _held = (lock, thread);
+                volumes.clean_up(&volume, &cleared)
+            });
+            match cleaned.await {
+                Ok(()) => return,
+                Err(Error::StorageUnavailable(_)) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "the target is unmounted and removed, but the cleanup of its volume failed; NodeUnstageVolume repeats the cleanup");
+                    return;
+                }
+            }
         }
     }
 }

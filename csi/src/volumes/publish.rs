@@ -56,7 +56,13 @@ impl Volumes {
         }
     }
 
+    /// Detaches the devices of a volume that is published nowhere. The error is [`Error::StorageUnavailable`] if the storage is the
+    /// cause.
     pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<()> {
+        self.detach(unstage).map_err(|error| self.storage_error_or(error))
+    }
+
+    fn detach(&self, unstage: &Unstage) -> Result<()> {
         let storage = self.monitor.current()?;
         let volume = match find(&storage, &unstage.volume)? {
             TeardownTarget::Block(volume) => volume,
@@ -133,8 +139,12 @@ impl Volumes {
     /// its devices and removes its publication record. NodeUnstageVolume does the same.
     ///
     /// Does so even if nothing was mounted at the target, because an earlier call may have crashed between the unmount
-    /// and the cleanup.
+    /// and the cleanup. The error is [`Error::StorageUnavailable`] if the storage is the cause.
     pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
+        self.detach_or_sync(id, cleared).map_err(|error| self.storage_error_or(error))
+    }
+
+    fn detach_or_sync(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
         let storage = self.monitor.current()?;
         let volume = match find(&storage, id)? {
             TeardownTarget::Block(volume) => volume,
@@ -156,6 +166,11 @@ impl Volumes {
             Some(_in_use) => Ok(()),
             None => block.detach(),
         }
+    }
+
+    /// Returns the error of the storage if it has failed, because that has probably caused `error`.
+    fn storage_error_or(&self, error: Error) -> Error {
+        self.monitor.verified().err().unwrap_or(error)
     }
 
     /// Records where the volume is published according to the mount table, or that it is not published.
@@ -180,6 +195,7 @@ impl Volumes {
 }
 
 /// A target that was cleared.
+#[derive(Clone, Copy)]
 pub(crate) struct ClearedTarget {
     status: Option<FileStat>,
 }

@@ -51,6 +51,28 @@ pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Resul
     Ok(Some(VolumeStats { capacity: size, used: size, available: Bytes(0), inodes: None, condition }))
 }
 
+/// Returns an error if a loop device may be attached to the image of the volume. Without the disk, the driver cannot compare the
+/// two, and detaches no device.
+pub(super) fn require_detached(volume: &VolumeId, reason: &str) -> Result<()> {
+    const DEVICES: &str = "/sys/dev/block";
+    let failed = |error: std::io::Error| {
+        let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
+        Error::Target { operation: "list", path: DEVICES.into(), errno }
+    };
+    for entry in std::fs::read_dir(DEVICES).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let number = name.to_str().and_then(|name| name.parse::<DeviceNumber>().ok());
+        if let Some(number) = number
+            && volume_of_device(number).as_ref() == Some(volume)
+        {
+            return Err(Error::StorageUnavailable(format!(
+                "{reason}; the block device {number} of volume {volume} can be detached only with the disk"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Reads the limits of a directory with a project quota, and the free part of them, with statfs(2).
 fn directory_stats(path: &Path, reason: String) -> Result<VolumeStats> {
     let failed = |errno: Errno| Error::Target { operation: "statfs", path: path.to_owned(), errno };
@@ -84,7 +106,9 @@ fn volume_of_mount(mount: &mountinfo::Mount) -> Option<VolumeId> {
 /// the path would make the kernel access the data disk.
 fn volume_of_device(device: DeviceNumber) -> Option<VolumeId> {
     let path = std::fs::read_to_string(format!("/sys/dev/block/{device}/loop/backing_file")).ok()?;
-    let path = Path::new(path.trim_end_matches('\n'));
+    let path = path.trim_end_matches('\n');
+    // The kernel's mark of a removed file.
+    let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
     let in_store = path.parent().is_some_and(|parent| parent.ends_with("volumes"));
     path.file_name().filter(|_| in_store).and_then(parse)
 }

@@ -125,15 +125,62 @@ fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(
         let target = fixture.target(volume);
         driver.node_unpublish_volume(unpublish(volume, &target)).unwrap();
         assert!(!target.exists());
+        let unstaged = driver.node_unstage_volume(unstage(volume, &fixture.target("staging")));
+        match *volume {
+            "image" => {
+                assert_refused(unstaged, Code::FailedPrecondition, &["of volume image", "with the disk"])
+            }
+            _directory => drop(unstaged.unwrap()),
+        }
         let elsewhere = driver.node_get_volume_stats(stats(volume, &target));
         assert_refused(elsewhere, Code::NotFound, &["not published"]);
     }
 
     drop(failure);
     driver.wait_until_ready();
+    // Without another call for the volumes, the driver detaches their devices and removes their records.
     for volume in volumes {
-        driver.node_unstage_volume(unstage(volume, &fixture.target("staging"))).unwrap();
-        driver.delete_volume(delete(volume)).unwrap();
+        delete_when_free(&driver, volume);
+    }
+    driver.stop();
+    drop(disk);
+    fixture.finish();
+}
+
+/// Deletes a volume. Waits for the cleanup that unpublish calls have left to the background.
+fn delete_when_free(driver: &Driver, volume: &str) {
+    let start = Instant::now();
+    while let Err(refused) = driver.delete_volume(delete(volume)) {
+        let is_expected = matches!(refused.code(), Code::Aborted | Code::FailedPrecondition);
+        assert!(is_expected && start.elapsed() < TIMEOUT, "{}", refused.message());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The pods of the earlier driver can end.
+#[rstest]
+#[case::frozen(Kind::Frozen)]
+#[case::shut_down(Kind::ShutDown)]
+#[case::unmounted(Kind::Unmounted)]
+fn a_driver_without_its_disk_ends_pods(#[case] kind: Kind) {
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
+    let volumes = publish_volumes(&driver, &fixture, kind);
+    driver.stop();
+    let failure = Failure::begin(kind, &disk);
+
+    let driver = Driver::start(&fixture.directories);
+    fixture.directories.wait_for_registration_socket();
+    for volume in &volumes {
+        driver.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
+        assert!(!fixture.target(volume).exists());
+        if *volume != "image" {
+            driver.node_unstage_volume(unstage(volume, &fixture.target("staging"))).unwrap();
+        }
+    }
+    drop(failure);
+    driver.wait_until_ready();
+    for volume in volumes {
+        delete_when_free(&driver, volume);
     }
     driver.stop();
     drop(disk);

@@ -11,6 +11,8 @@ use csi::proto::csi::node_client::NodeClient;
 use csi::proto::csi::volume_capability::access_mode::Mode;
 use csi::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use csi::proto::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
+use csi::proto::registration::RegistrationStatus;
+use csi::proto::registration::registration_client::RegistrationClient;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -88,6 +90,29 @@ impl Directories {
 
     pub(crate) fn registration_socket(&self) -> PathBuf {
         self.registration.join(format!("{DRIVER}-reg.sock"))
+    }
+
+    /// Waits until the driver offers its registration.
+    #[allow(dead_code, reason = "each test binary uses other parts")]
+    pub(crate) fn wait_for_registration_socket(&self) {
+        let start = Instant::now();
+        while !self.registration_socket().exists() {
+            assert!(start.elapsed() < TIMEOUT, "the driver does not register");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Registers the driver, as the kubelet does.
+    #[allow(dead_code, reason = "each test binary uses other parts")]
+    pub(crate) fn register(&self) {
+        self.wait_for_registration_socket();
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        let address = format!("unix://{}", self.registration_socket().display());
+        let registering = async {
+            let channel = Endpoint::try_from(address).unwrap().connect().await.unwrap();
+            RegistrationClient::new(channel).notify_registration_status(status).await.unwrap();
+        };
+        Runtime::new().unwrap().block_on(registering);
     }
 }
 
@@ -371,6 +396,7 @@ pub(crate) fn publish(
     wire::NodePublishVolumeRequest {
         volume_id: volume.to_owned(),
         target_path: target.to_str().unwrap().to_owned(),
+        staging_target_path: target.with_file_name("staging").to_str().unwrap().to_owned(),
         volume_capability,
         ..wire::NodePublishVolumeRequest::default()
     }

@@ -190,9 +190,11 @@ pub(super) const STORIES: &[Story] = &[
     },
     Story {
         name: driver_restart::NAME,
-        about: "the driver's pods are replaced while volumes are in use",
+        about: "the driver's pods are replaced while volumes are in use, and the driver killed while its disk is missing",
         when: When::All,
-        run: Run::AnyCluster(|s, state| Box::pin(driver_restart::run(s, state.env))),
+        run: Run::AnyCluster(|s, state| {
+            Box::pin(driver_restart::run(s, state.env, state.nodes.variant().kubelet_root))
+        }),
     },
     Story {
         name: user_namespaces::NAME,
