@@ -11,7 +11,7 @@ use super::capability::{AccessType, Capability};
 use super::field::{CapacityRange, Result, parse_volume_id, require_non_empty};
 use super::path::TargetPath;
 use crate::driver::DriverName;
-use crate::error::InvalidRequest;
+use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 use crate::topology::ThisNode;
 
@@ -68,6 +68,10 @@ pub(crate) struct GetStats {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NodeExpand {
     pub(crate) volume: VolumeId,
+    /// `None` if the path is not below the kubelet directory, so no volume can be published there.
+    pub(crate) path: Option<TargetPath>,
+    /// `true` if the path is the staging path, at which the driver keeps nothing.
+    pub(crate) is_staging_path: bool,
     pub(crate) capacity: CapacityRange,
     pub(crate) access_type: Option<AccessType>,
 }
@@ -102,9 +106,18 @@ impl RequestReader {
         Ok(Unstage { volume })
     }
 
-    pub(crate) fn publish(&self, request: wire::NodePublishVolumeRequest) -> Result<Publish> {
+    /// Reads a request to publish a volume. The error is [`Error::Precondition`] if the volume was not staged, as the specification
+    /// requires of a driver with the capability STAGE_UNSTAGE_VOLUME.
+    pub(crate) fn publish(&self, request: wire::NodePublishVolumeRequest) -> Result<Publish, Error> {
         let volume = parse_volume_id(&request.volume_id)?;
         let target = TargetPath::parse("target_path", &request.target_path, &self.kubelet_dir)?;
+        if request.staging_target_path.is_empty() {
+            return Err(Error::Precondition(
+                "staging_target_path: must not be empty; stage the volume first (NodeStageVolume), and name its staging path"
+                    .to_owned(),
+            ));
+        }
+        TargetPath::parse("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
         let capability = Capability::parse(request.volume_capability)?;
         let read_only = request.readonly || capability.read_only;
         let mode = match capability.access_type {
@@ -136,10 +149,13 @@ impl RequestReader {
     pub(crate) fn node_expand(&self, request: wire::NodeExpandVolumeRequest) -> Result<NodeExpand> {
         let volume = parse_volume_id(&request.volume_id)?;
         require_non_empty("volume_path", &request.volume_path)?;
+        let path = TargetPath::parse("volume_path", &request.volume_path, &self.kubelet_dir).ok();
+        let is_staging_path = request.volume_path == request.staging_target_path;
         let capacity = CapacityRange::parse(request.capacity_range)?;
         let access_type =
             request.volume_capability.map(|capability| Capability::parse(Some(capability))).transpose()?;
-        Ok(NodeExpand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
+        let access_type = access_type.map(|capability| capability.access_type);
+        Ok(NodeExpand { volume, path, is_staging_path, capacity, access_type })
     }
 
     /// Reads the volume id of a request that has no other field.

@@ -15,6 +15,7 @@ use crate::proto::csi::volume_capability::{
 use crate::topology::ThisNode;
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
+const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/staging";
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
 
 pub(super) fn reader() -> RequestReader {
@@ -42,6 +43,7 @@ fn publish(capability: wire::VolumeCapability) -> wire::NodePublishVolumeRequest
     wire::NodePublishVolumeRequest {
         volume_id: "pvc-1".to_owned(),
         target_path: TARGET.to_owned(),
+        staging_target_path: STAGING.to_owned(),
         volume_capability: Some(capability),
         ..wire::NodePublishVolumeRequest::default()
     }
@@ -117,6 +119,7 @@ fn unsupported_capabilities_are_refused(#[case] capability: wire::VolumeCapabili
 #[case::long_volume(|request: &mut wire::NodePublishVolumeRequest| request.volume_id = "v".repeat(4096), "volume_id: ")]
 #[case::target(|request: &mut wire::NodePublishVolumeRequest| request.target_path.clear(), "target_path: ")]
 #[case::target_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.target_path = "/etc".to_owned(), "target_path: ")]
+#[case::staging_path_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.staging_target_path = "/etc".to_owned(), "staging_target_path: ")]
 #[case::capability(|request: &mut wire::NodePublishVolumeRequest| request.volume_capability = None, "volume_capability: ")]
 #[case::uuid(|request: &mut wire::NodePublishVolumeRequest| {
     request.volume_context.insert("csi.loopfs.dev/filesystem-uuid".to_owned(), "none".to_owned());
@@ -129,6 +132,17 @@ fn a_publish_request_with_an_invalid_field_is_refused(
     spoil(&mut request);
     let error = reader().publish(request).unwrap_err().to_string();
     assert!(error.starts_with(field), "{error}");
+}
+
+#[test]
+fn a_volume_must_be_staged_first() {
+    let request = wire::NodePublishVolumeRequest {
+        staging_target_path: String::new(),
+        ..publish(block(Mode::SingleNodeWriter))
+    };
+    let error = reader().publish(request).unwrap_err();
+    assert_eq!(error.code(), tonic::Code::FailedPrecondition, "{error}");
+    assert!(error.to_string().starts_with("staging_target_path: "), "{error}");
 }
 
 #[rstest]

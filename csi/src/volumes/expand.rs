@@ -5,9 +5,10 @@ use loopfs::volume_store::{Volume, VolumeId, VolumeKind};
 
 use super::block_device::BlockVolume;
 use super::publish::Volumes;
-use super::volume::require_kind;
+use super::stats::not_published;
+use super::volume::{is_at, require_kind};
 use crate::error::{Error, Result};
-use crate::request::{CapacityRange, NodeExpand};
+use crate::request::{CapacityRange, NodeExpand, TargetPath};
 use crate::storage::Storage;
 
 impl Volumes {
@@ -18,6 +19,9 @@ impl Volumes {
         let volume = storage.store.volume(&expand.volume)?;
         if let Some(access_type) = expand.access_type {
             require_kind(&volume, access_type.kind())?;
+        }
+        if !expand.is_staging_path {
+            self.require_published_at(&volume, &storage, expand.path.as_ref())?;
         }
         let size = match volume.kind() {
             VolumeKind::Filesystem => volume.capacity(),
@@ -34,6 +38,21 @@ impl Volumes {
                 expand.volume
             ))),
             _ => Ok(size),
+        }
+    }
+
+    /// Returns an error unless the volume is published at this path.
+    fn require_published_at(
+        &self,
+        volume: &Volume,
+        storage: &Storage,
+        path: Option<&TargetPath>,
+    ) -> Result<()> {
+        let target = path.map(|path| self.root.locate(path)).transpose()?.flatten();
+        let status = target.map(|target| target.status()).transpose()?.flatten();
+        match status {
+            Some(status) if is_at(volume, &storage.loops, &status)? => Ok(()),
+            _ => Err(not_published(volume.id(), path)),
         }
     }
 

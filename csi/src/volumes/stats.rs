@@ -31,7 +31,7 @@ impl Volumes {
             },
             Err(error) => return Err(error),
         };
-        stats.ok_or_else(|| not_published(request))
+        stats.ok_or_else(|| not_published(&request.volume, request.path.as_ref()))
     }
 }
 
@@ -66,10 +66,11 @@ fn stats_at(target: Option<&Target>, id: &VolumeId, storage: &Storage) -> Result
     stats_including_devices(&volume, &storage.loops).map(Some)
 }
 
-fn not_published(request: &GetStats) -> Error {
-    let path = request.path.as_ref().map_or_else(
+/// Returns the error that a volume is not at the path of a request, which is `None` if it is not below the kubelet directory.
+pub(super) fn not_published(volume: &VolumeId, path: Option<&TargetPath>) -> Error {
+    let path = path.map_or_else(
         || "the requested path, which is not below the kubelet directory".to_owned(),
         TargetPath::to_string,
     );
-    Error::NotPublished(format!("volume {} is not published at {path}", request.volume))
+    Error::NotPublished(format!("volume {volume} is not published at {path}"))
 }

@@ -8,6 +8,7 @@ use loopfs::volume_store::{
     AbnormalReason, Condition, OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeStats,
 };
 use loopfs::{Bytes, ErrorKind, FilesystemUuid};
+use nix::sys::stat::FileStat;
 
 use super::block_device::BlockVolume;
 use super::directory::Directory;
@@ -80,6 +81,14 @@ pub(super) fn stats_including_devices(volume: &Volume, loops: &LoopControl) -> R
         stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, problem);
     }
     Ok(stats)
+}
+
+/// Returns `true` if a path with this status is the directory or a device of the volume.
+pub(super) fn is_at(volume: &Volume, loops: &LoopControl, status: &FileStat) -> Result<bool> {
+    match volume.kind() {
+        VolumeKind::Filesystem => Ok(Directory::open(volume)?.matches(status)),
+        VolumeKind::Block => Ok(BlockVolume::open(volume, loops)?.device_of(status)?.is_some()),
+    }
 }
 
 /// Returns a mount point among `mounts` at which the volume is published.

@@ -201,8 +201,13 @@ fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
     for target in [&first, &second] {
         fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
     }
-    let unpublished = fixture.node().node_expand_volume(expand("v", &first, four, 0)).unwrap();
-    assert_eq!(unpublished.capacity_bytes, four);
+    let unpublished = fixture.node().node_expand_volume(expand("v", &first, four, 0));
+    assert_refused(unpublished, Code::NotFound, &["volume v is not published at", "first"]);
+    let staged = wire::NodeExpandVolumeRequest {
+        staging_target_path: first.to_str().unwrap().to_owned(),
+        ..expand("v", &first, four, 0)
+    };
+    assert_eq!(fixture.node().node_expand_volume(staged).unwrap().capacity_bytes, four);
     fixture.finish();
 }
 

@@ -16,12 +16,16 @@ pub(crate) fn lock_image(fixture: &Fixture, volume: &str) -> Flock<OwnedFd> {
     Flock::lock(image, FlockArg::LockExclusive).unwrap()
 }
 
-/// Waits until a call is in progress for the volume. The expansion of a volume without a device is not blocked by the
-/// lock on the image, and is refused while another call has the volume locked. (The expansion locks the volume for a
+/// Waits until a call is in progress for the volume. The expansion of a volume that is not published is not blocked by the
+/// lock on the image, and gets ABORTED while another call has the volume locked. (The expansion locks the volume for a
 /// moment itself, so the other call may have to be repeated.)
 pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
     let start = Instant::now();
-    while node.node_expand_volume(expand(volume, target, 0, 0)).is_ok() {
+    let is_busy = || {
+        let refused = node.node_expand_volume(expand(volume, target, 0, 0)).err();
+        refused.is_some_and(|status| status.code() == Code::Aborted)
+    };
+    while !is_busy() {
         assert!(start.elapsed() < TIMEOUT, "nothing is in progress");
         std::thread::sleep(Duration::from_millis(20));
     }
