@@ -35,7 +35,14 @@ const SPREAD: f64 = 0.25;
 #[derive(Debug)]
 pub(crate) struct Backoff<K, C> {
     delays: Delays,
-    failures: Mutex<HashMap<K, Failure<C>>>,
+    failures: Mutex<Failures<K, C>>,
+}
+
+#[derive(Debug)]
+struct Failures<K, C> {
+    by_object: HashMap<K, Failure<C>>,
+    /// When objects that are not retried any more are next removed. `None` before the first failure.
+    purge_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -53,7 +60,20 @@ impl<K, C> Default for Backoff<K, C> {
 
 impl<K, C> Backoff<K, C> {
     pub(crate) fn new(delays: Delays) -> Self {
-        Backoff { delays, failures: Mutex::default() }
+        Backoff { delays, failures: Mutex::new(Failures { by_object: HashMap::new(), purge_at: None }) }
+    }
+}
+
+impl<K, C> Failures<K, C> {
+    /// Removes objects that are not retried any more. An object that is retried fails again well before `longest` has passed since
+    /// its retry was due. The removal looks at all objects, so it happens once in that time, and not with each failure: if the
+    /// objects of a whole cluster fail at once, that would be a number of steps that grows with the square of theirs.
+    fn purge_if_due(&mut self, longest: Duration, now: Instant) {
+        if self.purge_at.is_some_and(|due| now < due) {
+            return;
+        }
+        self.purge_at = Some(now + longest);
+        self.by_object.retain(|_, failure| now < failure.retry_at + longest);
     }
 }
 
@@ -61,40 +81,39 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     /// Returns the remaining wait, or `None` if an attempt is allowed now.
     pub(crate) fn remaining(&self, key: &K, retry_key: &C, now: Instant) -> Option<Duration> {
         let failures = self.lock();
-        let failure = failures.get(key).filter(|failure| failure.retry_key == *retry_key)?;
+        let failure = failures.by_object.get(key).filter(|failure| failure.retry_key == *retry_key)?;
         let remaining = failure.retry_at.saturating_duration_since(now);
         (!remaining.is_zero()).then_some(remaining)
     }
 
     /// Returns `true` if the object has failed and not succeeded since, with whatever retry key.
     pub(crate) fn has_failed(&self, key: &K) -> bool {
-        self.lock().contains_key(key)
+        self.lock().by_object.contains_key(key)
     }
 
     /// Records a failed attempt. Returns the wait before the next, which is different for each object from the second one on: an outage
     /// lets objects of all nodes fail at once, and they must not be retried at once.
     pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
         let mut failures = self.lock();
-        // Removes objects that are not retried any more. An object that is retried fails again well before this time.
-        failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
-        let earlier = failures.get(&key).filter(|failure| failure.retry_key == retry_key);
+        failures.purge_if_due(self.delays.longest, now);
+        let earlier = failures.by_object.get(&key).filter(|failure| failure.retry_key == retry_key);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
         let wait = match self.delays.after(attempts) {
             wait if attempts > 1 => wait + wait.mul_f64(share_of(&key)),
             wait => wait,
         };
-        failures.insert(key, Failure { retry_key, attempts, retry_at: now + wait });
+        failures.by_object.insert(key, Failure { retry_key, attempts, retry_at: now + wait });
         wait
     }
 
     /// Removes an object that succeeded or was deleted.
     pub(crate) fn clear(&self, key: &K) {
-        self.lock().remove(key);
+        self.lock().by_object.remove(key);
     }
 
     /// Returns the number of objects that have failed and not succeeded since.
     pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().by_object.len()
     }
 
     /// Returns all objects that have failed and not succeeded since.
@@ -102,16 +121,16 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     where
         K: Clone,
     {
-        self.lock().keys().cloned().collect()
+        self.lock().by_object.keys().cloned().collect()
     }
 
     /// Keeps only the objects that `wanted` selects.
     pub(crate) fn retain(&self, wanted: impl Fn(&K) -> bool) {
-        self.lock().retain(|key, _| wanted(key));
+        self.lock().by_object.retain(|key, _| wanted(key));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, Failure<C>>> {
-        // Every critical section leaves the map whole, so a panicked holder does no harm.
+    fn lock(&self) -> MutexGuard<'_, Failures<K, C>> {
+        // Every critical section leaves the value whole, so a panicked holder does no harm.
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -193,8 +212,18 @@ mod tests {
         backoff.failed("rescheduled", 0, start);
         backoff.failed("claim", 0, start + FAILURE.longest);
         assert_eq!(backoff.keys().len(), 2);
-        backoff.failed("claim", 0, start + FAILURE.longest + FAILURE.first);
+        backoff.failed("claim", 0, start + 2 * FAILURE.longest);
         assert_eq!(backoff.keys(), ["claim"]);
+    }
+
+    #[test]
+    fn a_failure_does_not_examine_the_others() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        for claim in 0..1000 {
+            backoff.failed(claim, (), start + Duration::from_millis(claim));
+            assert_eq!(backoff.lock().purge_at, Some(start + FAILURE.longest), "only the first one did");
+        }
     }
 
     #[test]
