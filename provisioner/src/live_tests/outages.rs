@@ -181,26 +181,28 @@ async fn own_writes_count_while_the_watch_of_persistent_volumes_is_silent() {
 }
 
 #[tokio::test]
-async fn readiness_fails_while_the_token_is_expired_and_claims_are_served_afterwards() {
+async fn an_expired_token_is_reported_and_claims_wait() {
     let cluster = Cluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let provisioner = api_server.usual_provisioner(&cluster).await;
-    let responds = async |status: &str| {
-        eventually(&format!("readiness is {status}"), || async {
-            provisioner.page("/readyz").await.starts_with(&format!("HTTP/1.1 {status}")).then_some(())
+    let reports_refusal = async |refused: bool| {
+        eventually(&format!("a refused token is reported: {refused}"), || async {
+            let page = provisioner.page("/readyz").await;
+            let is_reported = page.contains("the API server does not answer") && page.contains("401");
+            (page.starts_with("HTTP/1.1 200") && is_reported == refused).then_some(())
         })
         .await;
     };
-    responds("200").await;
+    reports_refusal(false).await;
     api_server.set(|_call| Some(Fault::ExpiredToken));
     let expired = api_server.now();
     cluster.claim("data", json!({})).await;
-    responds("503").await;
+    reports_refusal(true).await;
     let creates = |call: &Call, _: Option<Fault>| call.is("create", "persistentvolumes");
     api_server.until(expired, 1, "the provisioner tries", creates).await;
     api_server.heal();
     cluster.expect_one_of_each("data").await;
-    responds("200").await;
+    reports_refusal(false).await;
     cluster.delete_claim_and_wait("data").await;
     cluster.finish([provisioner]).await;
 }

@@ -108,16 +108,19 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         Ok(())
     }
 
-    /// Succeeds if a claim would get its volume now, and on a node without storage, which gets no claims. Sends no request, because
-    /// the kubelet of each node asks every few seconds.
+    /// Succeeds on a node whose caches were filled once and whose store serves, and on a node without storage, which gets no claims.
+    /// The latest response of the API server does not count: an API server that is overloaded would make the pods of all nodes
+    /// not Ready at once, and no node can repair it.
     async fn readiness(&self) -> Result<(), String> {
-        self.check_caches_and_store().await?;
-        let outcome = self.traffic.latest().unwrap_or(Ok(()));
-        outcome.map_err(|reason| format!("the API server does not answer: {reason}"))
+        self.check_caches_and_store().await
     }
 
     fn notice(&self) -> Option<String> {
-        policies::notice(*self.ctx.policies.borrow())
+        let unanswered = self.traffic.latest().and_then(Result::err);
+        let unanswered = unanswered.map(|reason| format!("the API server does not answer: {reason}"));
+        let notices: Vec<_> =
+            unanswered.into_iter().chain(policies::notice(*self.ctx.policies.borrow())).collect();
+        (!notices.is_empty()).then(|| notices.join("\n"))
     }
 }
 
@@ -232,17 +235,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_needs_the_store_and_the_api_server_and_sends_no_request() {
+    async fn readiness_needs_no_answer_of_the_api_server() {
         let (test_context, endpoints) = test_context(Caches::default());
         let reachable =
             async || scraped(&endpoints).await.contains("\nloopfs_provisioner_api_server_reachable 1\n");
         assert_eq!(endpoints.readiness().await, Ok(()), "the caches are synced");
-        endpoints.traffic.record(Err("list nodes: 503 Service Unavailable".to_owned()));
-        let reason = endpoints.readiness().await.unwrap_err();
-        assert_eq!(reason, "the API server does not answer: list nodes: 503 Service Unavailable");
+        assert_eq!(endpoints.notice(), None);
+        endpoints.traffic.record(Err("list nodes: 429 Too Many Requests".to_owned()));
+        assert_eq!(endpoints.readiness().await, Ok(()), "the caches were filled, and the store serves");
+        let notice = endpoints.notice().unwrap();
+        assert_eq!(notice, "the API server does not answer: list nodes: 429 Too Many Requests");
         assert!(!reachable().await);
         endpoints.traffic.record(Ok(()));
-        assert_eq!(endpoints.readiness().await, Ok(()));
+        assert_eq!(endpoints.notice(), None);
         assert!(reachable().await);
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let reason = endpoints.readiness().await.unwrap_err();
