@@ -16,8 +16,8 @@ pub struct Args {
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: DriverName,
 
-    /// Name of this node, as in its Node object
-    #[arg(long, env = "NODE_NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    /// Name of this node, as in its Node object, or its host name: the driver converts it to lower case, as the kubelet does
+    #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub node_name: String,
 
     /// Mount point of the XFS file system that holds the volumes
@@ -108,6 +108,13 @@ impl LogArgs {
     }
 }
 
+/// Parses the name of a node. A Node object has no upper case letters, and the kubelet names its own after the host name, which
+/// may have them.
+fn node_name(text: &str) -> Result<String, String> {
+    let name = text.trim().to_lowercase();
+    if name.is_empty() { Err("must not be empty".to_owned()) } else { Ok(name) }
+}
+
 /// Parses an absolute path, as the value of an option.
 ///
 /// # Errors
@@ -155,6 +162,13 @@ mod tests {
     #[case::empty("", None)]
     fn endpoint_is_an_absolute_unix_path(#[case] text: &str, #[case] path: Option<&str>) {
         assert_eq!(socket_path(text).ok(), path.map(PathBuf::from));
+    }
+
+    #[rstest]
+    #[case::host_name("Node-1.Example\n", Some("node-1.example"))]
+    #[case::empty(" ", None)]
+    fn a_node_is_named_as_by_its_kubelet(#[case] given: &str, #[case] expected: Option<&str>) {
+        assert_eq!(node_name(given).ok().as_deref(), expected);
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub struct CommonArgs {
     /// Name of the CSI driver, which storage classes name as their provisioner
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: String,
-    /// Name of the Node object of this machine
-    #[arg(long, env = "NODE_NAME")]
+    /// Name of the Node object of this machine, or its host name, which is converted to lower case, as the kubelet does
+    #[arg(long, env = "NODE_NAME", value_parser = lower_case)]
     pub node_name: String,
     /// kubeconfig file for the API server; without it, the pod's service account is used
     #[arg(long, env = "KUBECONFIG")]
@@ -142,6 +142,12 @@ pub struct AuditArgs {
     pub repair_projects: bool,
 }
 
+/// Parses the name of a node. A Node object has no upper case letters, and the kubelet names its own after the host name, which may have
+/// them. `Identity::new` checks the rest.
+fn lower_case(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.trim().to_lowercase())
+}
+
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -158,6 +164,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_node_is_named_as_by_its_kubelet() {
+        let arguments =
+            ["p", "node", "--driver-name", "a.b", "--node-name", "Node-1.Example", "--data-dir", "/d"];
+        let Role::Node(NodeArgs { common, .. }) = Args::parse_from(arguments).role else {
+            panic!("the role")
+        };
+        assert_eq!(common.node_name, "node-1.example");
     }
 
     #[test]
