@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 use tonic::transport::Endpoint;
 
 use crate::audit::Audit;
@@ -17,6 +18,10 @@ use crate::storage::{Probe, Readiness, StorageMonitor};
 /// The maximum time of a call to the driver's own gRPC server.
 const SELF_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The kubelet registers a driver within a second after it has found the socket.
+const NOT_REGISTERED: &str = "the kubelet has not registered the driver; check that --registration-dir is plugins_registry below the \
+                              --root-dir of the kubelet, and read the log of the kubelet";
+
 /// The content of the endpoints.
 #[derive(Debug)]
 pub(crate) struct HealthEndpoints {
@@ -26,6 +31,8 @@ pub(crate) struct HealthEndpoints {
     pub(crate) calls: Calls,
     /// The driver's own socket.
     pub(crate) endpoint: PathBuf,
+    /// `true` once the kubelet has registered the driver. `None` if the driver does not register.
+    pub(crate) registered: Option<watch::Receiver<bool>>,
 }
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
@@ -55,10 +62,15 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
         }
     }
 
-    /// Returns an error unless the storage is ready or this node never had storage. No pod depends on the driver on such a node,
-    /// and it must not delay the rollout to the nodes that have storage.
+    /// Returns an error unless the storage is ready and the kubelet has registered the driver, or this node never had storage. No pod
+    /// depends on the driver on such a node, and it must not delay the rollout to the nodes that have storage.
     async fn readiness(&self) -> Result<(), String> {
         match self.probe.health().await {
+            Ok(Readiness::Ready)
+                if self.registered.as_ref().is_some_and(|registered| !*registered.borrow()) =>
+            {
+                Err(NOT_REGISTERED.to_owned())
+            }
             Ok(Readiness::Ready | Readiness::Absent(_)) => Ok(()),
             Ok(Readiness::Starting) => Err("the storage is being opened".to_owned()),
             Err(error) => Err(error.to_string()),

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -145,10 +146,9 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         driver_name,
         directory,
         csi_socket,
+        registered: watch::Sender::new(false),
     });
-    if let Some(registrar) = &registrar {
-        registrar.remove_stale_socket()?;
-    }
+    registrar.as_ref().map(Registrar::remove_stale_socket).transpose()?;
 
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
@@ -165,6 +165,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             audit,
             calls,
             endpoint: endpoint.clone(),
+            registered: registrar.as_ref().map(|registrar| registrar.registered.subscribe()),
         };
         let stop = stop.clone();
         tasks.spawn(async move {
@@ -182,7 +183,6 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     finish(tasks, &stop).await
 }
 
-/// Waits for all tasks, for at most [`SHUTDOWN_TIMEOUT`] after the first one has ended. Each task is needed, so the end
 /// Keeps the driver registered until `stop`, on a node that has storage, available or not. No pod depends on a node that never had
 /// storage. A node whose disk is missing may have pods with volumes, and the kubelet ends them only through a registered driver.
 async fn register(
@@ -196,6 +196,7 @@ async fn register(
     }
 }
 
+/// Waits for all tasks, for at most [`SHUTDOWN_TIMEOUT`] after the first one has ended. Each task is needed, so the end
 /// of the first one stops the others.
 async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
     let Some(first) = tasks.join_next().await else { return Ok(()) };

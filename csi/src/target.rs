@@ -56,19 +56,26 @@ impl PublishRoot {
         Ok(())
     }
 
-    /// Opens the directories [`PUBLISHED_BELOW`]. In place of each that does not exist yet, it opens this directory, in which it
+    /// Opens the directories [`PUBLISHED_BELOW`], none of which may be a symbolic link: [`locate`](Self::locate) would refuse each volume.
+    /// In place of each that does not exist yet, it opens this directory, in which it
     /// will be created.
     fn published_below(&self) -> Result<Vec<OwnedFd>> {
         let open_directory = |name: &str| {
-            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            match openat(&self.directory, name, flags, Mode::empty()) {
-                Err(Errno::ENOENT) => openat(&self.directory, ".", flags, Mode::empty()),
+            let path = self.path.join(name);
+            let how = OpenHow::new()
+                .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+                .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+            match openat2(&self.directory, name, how) {
+                Err(Errno::ENOENT) => openat2(&self.directory, ".", how),
                 opened => opened,
             }
-            .map_err(|errno| Error::Target {
-                operation: "open",
-                path: self.path.join(name),
-                errno,
+            .map_err(|errno| match errno {
+                Errno::ELOOP => Error::Precondition(format!(
+                    "{} is a symbolic link, and the driver follows none below the kubelet's directory; replace it by a directory, and \
+                     mount the target of the link there (mount --bind), or move the whole directory of the kubelet (--root-dir)",
+                    path.display()
+                )),
+                errno => Error::Target { operation: "open", path, errno },
             })
         };
         PUBLISHED_BELOW.into_iter().map(open_directory).collect()
@@ -315,6 +322,14 @@ mod tests {
         assert!(target.ensure_file().is_err() && target.ensure_directory().is_err());
         target.remove().unwrap();
         assert!(!scratch.path("target").is_symlink() && outside.path().join("file").exists());
+    }
+
+    #[test]
+    fn a_linked_directory_of_the_kubelet_is_refused() {
+        let (scratch, outside) = (scratch(), tempfile::tempdir().unwrap());
+        symlink(outside.path(), scratch.path("pods")).unwrap();
+        let error = scratch.root.require_propagation().unwrap_err().to_string();
+        assert!(error.contains("/pods is a symbolic link") && error.contains("mount --bind"), "{error}");
     }
 
     #[test]

@@ -42,7 +42,13 @@ impl TargetPath {
         }
         let relative = match path.strip_prefix(kubelet_dir) {
             Ok(relative) if relative.file_name().is_some() => relative,
-            _ => return invalid(format!("must be below {} (--kubelet-dir)", kubelet_dir.display())),
+            _ => {
+                return invalid(format!(
+                    "must be below {0} (--kubelet-dir); if {text} is below the --root-dir of the kubelet, give that to the driver \
+                     instead of {0}",
+                    kubelet_dir.display()
+                ));
+            }
         };
         if relative.components().any(|component| component.as_os_str().len() > MAX_COMPONENT_LEN) {
             return invalid(format!(

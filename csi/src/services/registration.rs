@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
@@ -31,6 +31,8 @@ pub(crate) struct Registrar {
     pub(crate) directory: PathBuf,
     /// The path of the CSI socket in the kubelet's mount namespace.
     pub(crate) csi_socket: PathBuf,
+    /// `true` once the kubelet has registered the driver.
+    pub(crate) registered: watch::Sender<bool>,
 }
 
 /// The reason why a registration socket is no longer served.
@@ -150,6 +152,7 @@ impl Registration for Service {
         } else {
             tracing::error!(?error, "the kubelet could not register the driver");
         }
+        self.registrar.registered.send_replace(plugin_registered);
         // The receiver is dropped after the socket was removed. The kubelet's notification through the next socket then
         // counts.
         self.outcomes.send(plugin_registered).ok();

@@ -31,6 +31,7 @@ fn the_driver_serves_its_socket_and_its_pages(#[case] rights: Rights) {
     driver.client.wait_until_ready();
     let info = driver.client.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
     assert_eq!(info.name, DRIVER);
+    machine.directories.register();
     for path in ["/healthz", "/readyz"] {
         let (status, body) = machine.page(path);
         assert_eq!(status, 200, "{path}: {body}");

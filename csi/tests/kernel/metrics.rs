@@ -47,6 +47,13 @@ fn metrics_match_the_node_and_the_readme() {
     fixture.node().node_publish_volume(publish("c", &directory, mount(&[]))).unwrap();
     let absent = fixture.node().node_publish_volume(publish("absent", &fixture.target("absent"), block()));
     assert_refused(absent, Code::NotFound, &[]);
+    let (status, reason) = http::get(address, "/readyz");
+    assert!(
+        status == 503 && reason.contains("the kubelet has not registered the driver"),
+        "{status} {reason}"
+    );
+    fixture.directories.register();
+    http::wait_for_status(address, "/readyz", 200);
     // The metrics have the verdict of the latest check.
     assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
 

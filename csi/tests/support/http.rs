@@ -2,12 +2,27 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use super::TIMEOUT;
 
 /// Returns the status and the body of a response.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     request(address, &format!("GET {path} HTTP/1.1\r\nHost: driver\r\n\r\n"))
+}
+
+/// Waits until the response has this status: a verdict is up to two seconds old.
+#[allow(dead_code, reason = "each test binary uses other parts")]
+pub(crate) fn wait_for_status(address: SocketAddr, path: &str, expected: u16) {
+    let start = Instant::now();
+    loop {
+        let (status, body) = get(address, path);
+        if status == expected {
+            return;
+        }
+        assert!(start.elapsed() < TIMEOUT, "{path} still returns {status}: {body}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {

@@ -131,6 +131,10 @@ pub(super) struct DataFilesystemFacts {
 #[derive(Clone, Debug)]
 pub(super) struct Kubelet {
     pub(super) path: PathBuf,
+    /// The path without symbolic links. `None` if the directory cannot be found.
+    pub(super) resolved: Option<PathBuf>,
+    /// The directories of kubelets, without symbolic links, below which pods of this node have volumes.
+    pub(super) in_use: Vec<PathBuf>,
     /// The directories in which the driver mounts volumes.
     pub(super) mounted: Vec<KubeletDirectory>,
     /// `true` if the directory exists in which drivers register. `None` if the process may not look for it.
@@ -141,6 +145,7 @@ pub(super) struct Kubelet {
 #[derive(Clone, Debug)]
 pub(super) struct KubeletDirectory {
     pub(super) path: PathBuf,
+    pub(super) is_link: bool,
     pub(super) mount: Result<KubeletMount, Error>,
 }
 
@@ -219,6 +224,7 @@ pub(super) mod tests {
     pub(in crate::preflight) fn kubelet() -> Kubelet {
         let mounted = ["pods", "plugins"].map(|name| KubeletDirectory {
             path: format!("/var/lib/kubelet/{name}").into(),
+            is_link: false,
             mount: Ok(KubeletMount {
                 mount_point: "/".into(),
                 isolation: None,
@@ -226,6 +232,13 @@ pub(super) mod tests {
                 read_only: false,
             }),
         });
-        Kubelet { path: "/var/lib/kubelet".into(), mounted: mounted.into(), registry: Some(true) }
+        let path = PathBuf::from("/var/lib/kubelet");
+        Kubelet {
+            resolved: Some(path.clone()),
+            in_use: vec![path.clone()],
+            path,
+            mounted: mounted.into(),
+            registry: Some(true),
+        }
     }
 }

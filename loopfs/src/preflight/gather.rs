@@ -2,6 +2,7 @@
 //! because the kernel would load it. Facts about the process are those of the thread, which can be in other namespaces than the
 //! main thread.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -260,14 +261,35 @@ fn data_filesystem(path: &Path, mounts: &[Mount]) -> Option<DataFilesystemFacts>
 fn kubelet(path: &Path, mounts: &[Mount]) -> Kubelet {
     let mounted = MOUNTED.map(|name| {
         let path = path.join(name);
-        KubeletDirectory { mount: kubelet_mount(&path, mounts), path }
+        let is_link = fs::symlink_metadata(&path).is_ok_and(|status| status.is_symlink());
+        KubeletDirectory { mount: kubelet_mount(&path, mounts), is_link, path }
     });
+    let in_use: BTreeSet<_> = mounts.iter().filter_map(|mount| kubelet_of(&mount.mount_point)).collect();
     let registry = match fs::metadata(path.join("plugins_registry")) {
         Ok(status) => Some(status.is_dir()),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
         Err(_) => Some(false),
     };
-    Kubelet { path: path.to_owned(), mounted: mounted.into(), registry }
+    Kubelet {
+        path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+        resolved: path.canonicalize().ok(),
+        in_use: in_use.into_iter().map(Path::to_owned).collect(),
+        mounted: mounted.into(),
+        registry,
+    }
+}
+
+/// Returns the directory of the kubelet that has mounted a volume of a pod here: `KUBELET/pods/UID/volumes/kubernetes.io~NAME/VOLUME`. A
+/// token, which nearly each pod has, is such a volume.
+fn kubelet_of(mount_point: &Path) -> Option<&Path> {
+    let is_named = |path: &Path, name: &str| path.file_name().is_some_and(|found| found == name);
+    let is_plugin = |path: &&Path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("kubernetes.io~"))
+    };
+    let volumes =
+        mount_point.ancestors().find(is_plugin)?.parent().filter(|path| is_named(path, "volumes"))?;
+    volumes.parent()?.parent().filter(|path| is_named(path, "pods"))?.parent()
 }
 
 fn kubelet_mount(path: &Path, mounts: &[Mount]) -> Result<KubeletMount> {
@@ -333,6 +355,33 @@ mod tests {
         fs::write(directory.path().join("modules.dep"), modules).unwrap();
         fs::write(directory.path().join("modules.builtin"), builtin).unwrap();
         assert_eq!(installed(directory.path(), "loop"), expected);
+    }
+
+    #[rstest]
+    #[case::token("/k/pods/1/volumes/kubernetes.io~projected/token", Some("/k"))]
+    #[case::volume("/var/lib/k/pods/1/volumes/kubernetes.io~csi/pvc-1/mount", Some("/var/lib/k"))]
+    #[case::sub_path("/k/pods/1/volume-subpaths/kubernetes.io~csi/c/0", None)]
+    #[case::directory_of_a_kubelet("/k/pods", None)]
+    #[case::short("volumes/kubernetes.io~csi", None)]
+    fn a_mounted_volume_shows_the_kubelet_directory(
+        #[case] mount_point: &str,
+        #[case] kubelet: Option<&str>,
+    ) {
+        assert_eq!(kubelet_of(Path::new(mount_point)), kubelet.map(Path::new));
+    }
+
+    #[test]
+    fn links_of_the_kubelet_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        fs::create_dir_all(root.join("real/plugins")).unwrap();
+        fs::create_dir(root.join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(root.join("elsewhere"), root.join("real/pods")).unwrap();
+        std::os::unix::fs::symlink(root.join("real"), root.join("link")).unwrap();
+        let found = kubelet(&root.join("link"), &[]);
+        assert_eq!(found.resolved, Some(root.join("real")));
+        let links: Vec<_> = found.mounted.iter().map(|directory| directory.is_link).collect();
+        assert_eq!(links, [true, false]);
     }
 
     #[test]

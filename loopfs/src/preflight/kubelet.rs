@@ -8,6 +8,7 @@ use crate::error::ErrorKind;
 use crate::mount::Isolation;
 use crate::shell::quoted;
 
+const DIRECTORY: &str = "kubelet-dir";
 const PROPAGATION: &str = "propagation";
 const SOCKETS: &str = "csi-sockets";
 
@@ -20,18 +21,57 @@ const MAX_DRIVER_NAME: usize = 63;
 
 pub(super) fn judge(kubelet: Option<&Kubelet>) -> Vec<Check> {
     match kubelet {
-        Some(kubelet) => vec![propagation(kubelet), sockets(kubelet)],
-        None => [PROPAGATION, SOCKETS]
+        Some(kubelet) => vec![directory(kubelet), propagation(kubelet), sockets(kubelet)],
+        None => [DIRECTORY, PROPAGATION, SOCKETS]
             .map(|id| Check::not_checked(id, "no directory of a kubelet was given (--kubelet-dir)"))
             .into(),
     }
+}
+
+/// Judges whether the kubelet uses this directory under this path. It passes paths below its `--root-dir` to the driver, which accepts only
+/// paths below its own `--kubelet-dir`, and follows no symbolic link there.
+fn directory(kubelet: &Kubelet) -> Check {
+    let path = kubelet.path.display();
+    let Some(resolved) = &kubelet.resolved else {
+        return Check::not_checked(DIRECTORY, format!("{path} cannot be found"));
+    };
+    if let Some(link) = kubelet.mounted.iter().find(|directory| directory.is_link) {
+        return Check::missing(
+            DIRECTORY,
+            format!("{} is a symbolic link, which the driver does not follow", link.path.display()),
+            format!(
+                "replace it by a directory, and mount the target of the link there (`mount --bind`), or move all of {path} with the \
+                 --root-dir of the kubelet"
+            ),
+        );
+    }
+    if let Some(used) = kubelet.in_use.first()
+        && !kubelet.in_use.contains(resolved)
+    {
+        return Check::missing(
+            DIRECTORY,
+            format!(
+                "the pods of this node have their volumes below {}, and not below {path}",
+                used.display()
+            ),
+            format!("give the driver the directory of the kubelet: `--kubelet-dir {}`", quoted(used)),
+        );
+    }
+    if *resolved != kubelet.path {
+        return Check::warning(
+            DIRECTORY,
+            format!("{path} leads through a symbolic link to {}", resolved.display()),
+            "give the driver the one of the two paths that the kubelet has as --root-dir; it refuses the other at the first pod",
+        );
+    }
+    Check::ok(DIRECTORY, format!("no pod has volumes outside of {path}, which is no symbolic link"))
 }
 
 /// Judges whether the containers of pods see the volumes that the driver mounts in the kubelet's directories.
 fn propagation(kubelet: &Kubelet) -> Check {
     let mut found = Vec::new();
     let mut not_shared = None;
-    for KubeletDirectory { path, mount } in &kubelet.mounted {
+    for KubeletDirectory { path, mount, .. } in &kubelet.mounted {
         let shown = path.display();
         match mount {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -151,6 +191,14 @@ mod tests {
     }
 
     #[rstest]
+    #[case::absent_directory(DIRECTORY, |k: &mut Kubelet| k.resolved = None, Status::NotChecked, "")]
+    #[case::linked_pods(DIRECTORY, |k: &mut Kubelet| k.mounted[0].is_link = true, Status::Missing, "mount --bind")]
+    #[case::other_kubelet(DIRECTORY, |k: &mut Kubelet| k.in_use = vec!["/var/lib/k0s/kubelet".into()], Status::Missing, "`--kubelet-dir /var/lib/k0s/kubelet`")]
+    #[case::two_kubelets(DIRECTORY, |k: &mut Kubelet| k.in_use.insert(0, "/other".into()), Status::Ok, "")]
+    #[case::no_pods(DIRECTORY, |k: &mut Kubelet| k.in_use.clear(), Status::Ok, "")]
+    #[case::linked_directory(DIRECTORY, |k: &mut Kubelet| {
+        (k.resolved, k.in_use) = (Some("/data/kubelet".into()), vec!["/data/kubelet".into()]);
+    }, Status::Warning, "--root-dir")]
     #[case::private(PROPAGATION, |k: &mut Kubelet| {
         (mount(k).shared, mount(k).isolation) = (false, Some(Isolation::Private));
     }, Status::Missing, "mount --make-rshared /")]

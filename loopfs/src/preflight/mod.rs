@@ -21,7 +21,7 @@ use facts::Facts;
 pub use check::{Check, Status};
 
 /// The ids of the checks, in the order in which [`check()`] returns them.
-pub const IDS: [&str; 22] = [
+pub const IDS: [&str; 23] = [
     "kernel",
     "xfs",
     "xfs-quota",
@@ -42,6 +42,7 @@ pub const IDS: [&str; 22] = [
     "data-dir-quota",
     "data-dir-features",
     "data-dir-space",
+    "kubelet-dir",
     "propagation",
     "csi-sockets",
 ];

@@ -43,6 +43,7 @@ impl Running {
             driver_name: "csi.loopfs.dev".parse().unwrap(),
             directory: directory.path().to_owned(),
             csi_socket: "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock".into(),
+            registered: watch::Sender::new(false),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(registrar.run(stop.clone()));
@@ -170,6 +171,7 @@ async fn a_stale_socket_of_an_earlier_process_is_replaced() {
         driver_name: "a.b".parse().unwrap(),
         directory: directory.path().to_owned(),
         csi_socket: "/s".into(),
+        registered: watch::Sender::new(false),
     };
     registrar.remove_stale_socket().unwrap();
     assert!(!path.exists());
