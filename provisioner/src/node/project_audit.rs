@@ -16,6 +16,10 @@ use tokio::time::timeout;
 
 use crate::{api::events::Reason, error::Error, node::context::Context, store::volumes::StorageError};
 
+/// After a search of all volumes, evidence causes the next one only after this many times its duration. A tenant causes evidence at will,
+/// because a volume that is filled is evidence, and again after it was not full. A twentieth of the time is what it can take.
+const REST: u32 = 19;
+
 /// When to search, and what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
@@ -34,6 +38,8 @@ struct History {
     /// Project ids for which all volumes were searched. Most full volumes are full of their own files, and an open file
     /// that was deleted is found in no tree.
     searched: BTreeSet<ProjectId>,
+    /// Until then, evidence causes no search of all volumes.
+    rests_until: Option<Instant>,
 }
 
 /// Which volumes to search.
@@ -45,18 +51,22 @@ enum Scope {
 }
 
 /// Decides which volumes to search, and what to remember for the next round.
-fn plan(evidence: ForeignEvidence, history: &History, all: bool) -> (Scope, History) {
+fn plan(evidence: ForeignEvidence, history: &History, all: bool, now: Instant) -> (Scope, History) {
     let ForeignEvidence { undrained, full, recorded } = evidence;
     let stuck = undrained.intersection(&history.undrained).copied();
     let suspected: BTreeSet<_> = stuck.chain(full).collect();
+    let rests = history.rests_until.is_some_and(|end| now < end);
     let scope = match () {
-        () if all || !suspected.is_subset(&history.searched) => Scope::All,
+        () if all || !rests && !suspected.is_subset(&history.searched) => Scope::All,
         () if recorded.is_empty() => Scope::Nothing,
         () => Scope::Only(recorded),
     };
     // A project id that is no longer suspected is searched for again if it becomes suspected again.
-    let searched = suspected;
-    (scope, History { undrained, searched })
+    let searched = match scope {
+        Scope::All => suspected,
+        Scope::Nothing | Scope::Only(_) => suspected.intersection(&history.searched).copied().collect(),
+    };
+    (scope, History { undrained, searched, rests_until: history.rests_until })
 }
 
 /// Searches at intervals, until shutdown.
@@ -85,8 +95,13 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
 
 async fn round(ctx: &Context, settings: Settings, history: &History) -> Result<History, Error> {
     let evidence = ctx.storage.run(|volumes| volumes.foreign_evidence()).await?;
-    let (scope, history) = plan(evidence, history, settings.all);
+    let began = Instant::now();
+    let (scope, mut history) = plan(evidence, history, settings.all, began);
+    let searches_all = scope == Scope::All;
     let found = search(ctx, scope).await?;
+    if searches_all {
+        history.rests_until = Some(Instant::now() + began.elapsed() * REST);
+    }
     report(&found, ctx);
     if settings.repair && !found.is_empty() {
         repair(&found, ctx).await?;
@@ -219,17 +234,42 @@ mod tests {
     ) {
         let (undrained_now, full) = (projects(undrained), projects(full));
         let evidence = ForeignEvidence { undrained: undrained_now, full, recorded: volumes(recorded) };
-        let history = History { undrained: projects(before), searched: projects(searched) };
+        let history =
+            History { undrained: projects(before), searched: projects(searched), rests_until: None };
+        let now = Instant::now();
         assert_eq!(
-            plan(evidence.clone(), &history, true).0,
+            plan(evidence.clone(), &history, true, now).0,
             Scope::All,
             "--audit-projects searches all volumes"
         );
-        let (scope, next) = plan(evidence.clone(), &history, false);
+        let (scope, next) = plan(evidence.clone(), &history, false, now);
         assert_eq!(scope, expected);
         // The same evidence causes at most one more search.
-        let (_, next) = plan(evidence.clone(), &next, false);
-        assert_ne!(plan(evidence, &next, false).0, Scope::All);
+        let (_, next) = plan(evidence.clone(), &next, false, now);
+        assert_ne!(plan(evidence, &next, false, now).0, Scope::All);
+    }
+
+    #[test]
+    fn volumes_that_become_full_again_wait() {
+        let full = || ForeignEvidence { full: projects(&[9]), ..ForeignEvidence::default() };
+        let now = Instant::now();
+        let end = now + Duration::from_secs(60);
+        // The volume was searched, and was not full in the last round.
+        let history = History { rests_until: Some(end), ..History::default() };
+        let (scope, history) = plan(full(), &history, false, now);
+        assert_eq!(scope, Scope::Nothing);
+        assert_eq!(plan(full(), &history, true, now).0, Scope::All, "an administrator requests it");
+        let (scope, history) = plan(full(), &history, false, end);
+        assert_eq!(scope, Scope::All, "the evidence is not lost");
+        assert_eq!(plan(full(), &history, false, end).0, Scope::Nothing);
+    }
+
+    #[tokio::test]
+    async fn the_next_search_waits_for_a_rest() {
+        let (test_context, settings) = found();
+        let history = round(&test_context.ctx, settings, &History::default()).await.unwrap();
+        assert!(history.rests_until.is_some());
+        test_context.finish().await;
     }
 
     /// Returns a context whose store finds files of a volume without a PersistentVolume in a volume that has one.
