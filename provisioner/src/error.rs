@@ -96,7 +96,7 @@ impl Error {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Error::Refused(_) => "Refused",
-            Error::Storage(StorageError::Unavailable(_)) => "StorageUnavailable",
+            Error::Storage(StorageError::Untried | StorageError::Unavailable(_)) => "StorageUnavailable",
             Error::Storage(StorageError::Panicked) => "Panicked",
             Error::Storage(StorageError::Volume(error)) => match error.kind {
                 ErrorKind::NoSpace => "NoSpace",

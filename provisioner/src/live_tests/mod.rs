@@ -580,7 +580,16 @@ async fn a_store_that_opens_late_serves_the_waiting_claims() {
     let text = cluster.event("patient", "ProvisioningFailed").await;
     assert!(text.contains("nothing is mounted there; mount it"), "{text}");
     cluster.volumes.state().broken = None;
-    cluster.bound("patient").await;
+    // The scheduler could have selected another node. It selects this one again.
+    let select = Patch::Merge(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}}));
+    eventually("the claim is bound", || async {
+        let claim = cluster.claims().get("patient").await.ok()?;
+        if ownership::selected_node(&claim).is_none() {
+            cluster.claims().patch("patient", &PatchParams::default(), &select).await.ok()?;
+        }
+        (claim.status?.phase.as_deref() == Some("Bound")).then_some(())
+    })
+    .await;
     cluster.delete_claim("patient").await;
     until_empty(&cluster.volumes).await;
     cluster.finish([provisioner]).await;

@@ -151,7 +151,7 @@ async fn publish(
     let space = match ctx.storage.run(|volumes| volumes.space()).await {
         Ok(space) => space,
         // No volume can be created here until an administrator has repaired the storage.
-        Err(StorageError::Unavailable(_)) => Space::default(),
+        Err(StorageError::Untried | StorageError::Unavailable(_)) => Space::default(),
         Err(error) => return Err(error.into()),
     };
     let classes: Vec<_> = ctx

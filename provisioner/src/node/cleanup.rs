@@ -37,7 +37,7 @@ pub(crate) async fn empty_trash(ctx: &Context) {
                 ctx.retry_generation.bump();
             }
             // An event on the node reports it already.
-            Err(StorageError::Unavailable(_)) => {}
+            Err(StorageError::Untried | StorageError::Unavailable(_)) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not empty the trash; the next attempt is in {TRASH_INTERVAL:?} at the latest")
             }
@@ -54,7 +54,7 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
         let all_done = match custody::take_once(&mut known_filesystem, ctx).await {
             Ok(()) => process_records(ctx).await,
             // An event on the node reports it already.
-            Err(Error::Storage(StorageError::Unavailable(_))) => true,
+            Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => true,
             Err(error) => {
                 tracing::warn!(%error, "could not record whose volumes this disk has; the cleanup retries");
                 false

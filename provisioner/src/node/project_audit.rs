@@ -79,7 +79,7 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
         match round(&ctx, settings, &history).await {
             Ok(next) => history = next,
             // An event on the node reports it already.
-            Err(Error::Storage(StorageError::Unavailable(_))) => {}
+            Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not search for files that are charged to another volume; the next audit retries");
             }

@@ -21,8 +21,9 @@ use crate::{
 
 /// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
 ///
-/// For a class with the volumeBindingMode Immediate, this node was the only one that the class allowed. The controller selects again if
-/// the class or the labels of the node have changed. The scheduler would do so without this patch, because it checks them for each pod.
+/// If the class or the labels of the node have changed so that the class does not allow this node any more, neither the scheduler nor the
+/// controller selects another node while this one is selected. For a class with the volumeBindingMode Immediate, this node was the only
+/// one that the class allowed, so without such a change the controller would select it again.
 pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -32,8 +33,8 @@ pub(crate) fn plan(
     let is_immediate = class.is_some_and(is_immediate);
     let elsewhere = match failure {
         Error::Storage(StorageError::Volume(error)) => !is_immediate && error.kind == ErrorKind::NoSpace,
-        Error::SourceElsewhere { .. } => !is_immediate,
-        Error::Refused(Refusal::Topology { .. }) => is_immediate,
+        Error::Storage(StorageError::Unavailable(_)) | Error::SourceElsewhere { .. } => !is_immediate,
+        Error::Refused(Refusal::Topology { .. }) => true,
         _ => false,
     };
     let chosen =
@@ -75,7 +76,9 @@ mod tests {
     #[case::full(json!({}), refused(ErrorKind::NoSpace), true)]
     #[case::to_be_copied_elsewhere(json!({}), Error::SourceElsewhere { source_object: "claim \"a\"".to_owned(), node: "node-b".to_owned() }, true)]
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
-    #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), false)]
+    #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), true)]
+    #[case::not_opened_yet(json!({}), StorageError::Untried.into(), false)]
+    #[case::not_allowed_any_more(json!({}), not_allowed(), true)]
     #[case::in_progress(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]
     #[case::no_node_selected(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
     #[case::rescheduled(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
@@ -97,15 +100,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case::immediate("Immediate", not_allowed(), true)]
-    #[case::immediate_and_full("Immediate", refused(ErrorKind::NoSpace), false)]
-    #[case::of_the_scheduler("WaitForFirstConsumer", not_allowed(), false)]
-    fn a_claim_of_an_immediate_class_loses_only_a_node_that_the_class_does_not_allow_any_more(
-        #[case] mode: &str,
-        #[case] failure: Error,
-        #[case] expected: bool,
-    ) {
-        let class = fixtures::class(json!({"volumeBindingMode": mode}));
+    #[case::not_allowed_any_more(not_allowed(), true)]
+    #[case::full(refused(ErrorKind::NoSpace), false)]
+    #[case::not_mounted(StorageError::Unavailable("mount it".to_owned()).into(), false)]
+    fn claims_of_immediate_classes_lose_only_forbidden_nodes(#[case] failure: Error, #[case] expected: bool) {
+        let class = fixtures::class(json!({"volumeBindingMode": "Immediate"}));
         let patch = plan(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity());
         assert_eq!(patch.is_some(), expected);
     }

@@ -60,8 +60,8 @@ pub(crate) enum Refusal {
     #[error("spec.volumeAttributesClassName is {0:?}; volume attributes classes are not supported")]
     AttributesClass(String),
     #[error(
-        "storage class {class:?}: its allowedTopologies do not allow node {node:?}, which was selected for the claim; change \
-         the allowedTopologies or the labels of the node, or remove the claim's annotation volume.kubernetes.io/selected-node"
+        "storage class {class:?}: its allowedTopologies do not allow node {node:?}, which was selected for the claim; if the volume \
+         has to be there, change the allowedTopologies or the labels of the node"
     )]
     Topology { class: String, node: String },
     #[error(

@@ -47,7 +47,7 @@ impl State {
         match self {
             State::Open(volumes) => Ok(Arc::clone(volumes)),
             State::Unavailable(why) | State::Absent(why) => Err(StorageError::Unavailable(why.clone())),
-            State::Untried => Err(StorageError::Unavailable("it has not been opened yet".to_owned())),
+            State::Untried => Err(StorageError::Untried),
         }
     }
 }

@@ -91,7 +91,10 @@ impl VolumeError {
 /// The error of an operation on volumes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StorageError {
-    /// The store is not open.
+    /// No attempt to open the store has completed since the process started.
+    #[error("the storage of this node has not been opened yet; the provisioner retries")]
+    Untried,
+    /// The store cannot be opened.
     #[error("the storage of this node is not usable now: {0}")]
     Unavailable(String),
     /// The store returned an error.

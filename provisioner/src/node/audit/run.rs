@@ -111,7 +111,7 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
                 ctx.audit.set(Some(findings));
             }
             // An event on the node reports it already.
-            Err(Error::Storage(StorageError::Unavailable(_))) => ctx.audit.set(None),
+            Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => ctx.audit.set(None),
             Err(error) => {
                 tracing::warn!(%error, "the audit of the volumes failed; the next audit retries");
                 ctx.audit.set(None);

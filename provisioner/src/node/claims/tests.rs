@@ -49,6 +49,15 @@ fn expect_creation() -> ExpectedRequest {
         .respond(fixtures::volume(json!({"status": {"phase": "Pending"}})))
 }
 
+/// Returns the expected request that returns the claim to the scheduler.
+fn expect_rescheduling() -> ExpectedRequest {
+    let patch = json!({"metadata": {
+        "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
+    }});
+    expect(Method::PATCH, CLAIM, patch)
+        .respond(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})))
+}
+
 async fn reconcile_claim(test_context: &TestContext, claim: PersistentVolumeClaim) -> Action {
     reconcile(Arc::new(claim), Arc::clone(&test_context.ctx)).await
 }
@@ -224,13 +233,8 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
         larger
     });
     let creation = creation.respond(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
-    let rescheduled = json!({"metadata": {
-        "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
-    }});
-    let rescheduling = expect(Method::PATCH, CLAIM, rescheduled)
-        .respond(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
-    let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![rescheduling, creation]);
+    let requests = vec![expect_rescheduling(), creation];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, large()).await, Action::await_change());
     assert!(test_context.volumes.state().volumes.is_empty());
     // The scheduler selects this node again. A watch event of the claim does not end the back-off, but free space does.
@@ -254,8 +258,8 @@ async fn a_refused_claim_leaves_no_volume_and_no_intent() {
 
 #[tokio::test]
 async fn no_volume_is_created_on_a_store_that_became_unavailable() {
-    let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![expect_creation()]);
+    let requests = vec![expect_rescheduling(), expect_rescheduling(), expect_creation()];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert!(test_context.volumes.state().volumes.is_empty());
