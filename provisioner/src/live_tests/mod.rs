@@ -69,6 +69,7 @@ mod growth;
 mod node_loss;
 mod nodes;
 mod outages;
+mod populators;
 mod serving;
 mod snapshots;
 mod stolen_token;

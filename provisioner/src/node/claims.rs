@@ -27,6 +27,7 @@ use crate::{
     },
     objects::{
         claim_status::{self, ResizeStatus},
+        data_source::{DataSourceRef, parse_reference},
         ownership,
     },
 };
@@ -70,7 +71,8 @@ pub(crate) async fn run(
 
 /// Returns `true` if the claim waits for a volume that is a copy.
 fn is_to_be_copied(claim: &PersistentVolumeClaim) -> bool {
-    ownership::bound_volume(claim).is_none() && matches!(data_source::parse_reference(claim), Ok(Some(_)))
+    ownership::bound_volume(claim).is_none()
+        && matches!(parse_reference(claim), Ok(Some(DataSourceRef::Copied(_))))
 }
 
 /// Handles a change of the cache. Returns the claim to reconcile, if any.
@@ -209,9 +211,21 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
     }
     let placement = placement::of(claim, class.as_deref(), ctx).await?;
     // Only the node that provisions reads the data source.
-    let data_source = match placement {
-        placement::Placement::Here if existing.is_none() => data_source::find(claim, ctx).await?,
+    let reference = match placement {
+        placement::Placement::Here if existing.is_none() => parse_reference(claim)?,
         _ => None,
+    };
+    let data_source = match reference {
+        None => None,
+        Some(DataSourceRef::Copied(source)) => Some(data_source::find(source, claim, ctx).await?),
+        Some(DataSourceRef::Populated { kind, name }) => {
+            let note = format!(
+                "the volume is left to the volume populator of the claim's data source, {kind} {name:?}; the claim gets the volume that \
+                 the populator binds to it, and waits while no populator of this kind runs"
+            );
+            ctx.cluster.events.publish(claim, Reason::Provisioning, note);
+            return Ok(Progress::Pending);
+        }
     };
     match provision::plan(
         claim,

@@ -2,6 +2,7 @@
 
 pub(crate) mod claim_labels;
 pub(crate) mod claim_status;
+pub(crate) mod data_source;
 pub(crate) mod identity;
 pub(crate) mod loss_policy;
 pub(crate) mod ownership;

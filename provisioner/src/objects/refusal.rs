@@ -34,8 +34,8 @@ pub(crate) enum Refusal {
     #[error("spec.resources.requests.storage: {0}")]
     Size(#[from] QuantityError),
     #[error(
-        "the claim's data source {0} is not supported, so no volume was created; use a PersistentVolumeClaim or a \
-         VolumeSnapshot in the same namespace"
+        "the claim's data source {0} is not in the namespace of the claim, or dataSource and dataSourceRef differ, so no volume was \
+         created; name a PersistentVolumeClaim or a VolumeSnapshot of the same namespace"
     )]
     DataSource(String),
     #[error("the claim's data source, {source_object}, {why}")]

@@ -22,13 +22,13 @@ use crate::{
     },
     loss::decision::{Decision, NodeLossState, decide},
     node::{
-        data_source, delete,
+        delete,
         placement::Placement,
         provision,
         resize::{self, Outcome},
     },
     objects::{
-        claim_status, ownership, quantity,
+        claim_status, data_source, ownership, quantity,
         topology::{self, Candidate},
     },
     testing::fixtures,

@@ -246,6 +246,20 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
     assert_eq!(test_context.finish().await, expected);
 }
 
+fn of_a_populator() -> PersistentVolumeClaim {
+    let source = json!({"apiGroup": "x.dev", "kind": "Backup", "name": "b"});
+    fixtures::claim(json!({"spec": {"dataSourceRef": source}}))
+}
+
+#[tokio::test]
+async fn a_claim_is_left_to_its_populator() {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    assert_eq!(reconcile_claim(&test_context, of_a_populator()).await, Action::await_change());
+    assert!(test_context.volumes.state().volumes.is_empty());
+    assert_eq!(test_context.ctx.claims.retries_waiting(), 0);
+    assert_eq!(test_context.finish().await, ["Provisioning"]);
+}
+
 #[tokio::test]
 async fn a_refused_claim_leaves_no_volume_and_no_intent() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
@@ -337,6 +351,37 @@ fn only_claims_that_wait_for_a_copy_use_the_copy_queue(
 
 fn requesting(size: &str) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}))
+}
+
+/// The populator's claim, after which the volume is named, was deleted.
+#[tokio::test]
+async fn a_volume_from_a_populator_is_expanded() {
+    let named = |claim: Value| {
+        let mut whole = json!({"spec": {
+            "volumeName": "pvc-populator", "dataSourceRef": {"apiGroup": "x.dev", "kind": "Backup", "name": "b"},
+            "resources": {"requests": {"storage": "4Mi"}},
+        }});
+        fixtures::merge_keeping_nulls(&mut whole, claim);
+        fixtures::bound_claim(whole)
+    };
+    let volume = fixtures::volume(
+        json!({"metadata": {"name": "pvc-populator"}, "spec": {"csi": {"volumeHandle": "pvc-populator"}}}),
+    );
+    let (begin, begun) = expect_begin(named(json!({})), "4Mi");
+    let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
+    let record =
+        resize::record(&begun, &volume, &resize::Outcome::Expanded(Bytes(4 << 20)), Timestamp::UNIX_EPOCH);
+    let requests = vec![
+        begin,
+        expect(Method::PATCH, "/api/v1/persistentvolumes/pvc-populator", record.volume).respond(&volume),
+        expect(Method::PATCH, STATUS, record.claim).respond(&begun),
+    ];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![volume]), requests);
+    let id = VolumeId::parse("pvc-populator").unwrap();
+    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    assert_eq!(reconcile_claim(&test_context, named(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.capacity("pvc-populator"), Some(Bytes(4 << 20)));
+    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
 
 fn context_with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {

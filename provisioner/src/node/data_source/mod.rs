@@ -5,7 +5,4 @@ mod find;
 pub(crate) mod snapshot;
 mod source;
 
-pub(crate) use self::{
-    find::find,
-    source::{DataSource, parse_reference},
-};
+pub(crate) use self::{find::find, source::DataSource};

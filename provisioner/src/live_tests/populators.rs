@@ -1,0 +1,32 @@
+//! Tests of claims whose data source belongs to a volume populator. The tests do what the populator would do.
+
+use super::*;
+
+#[tokio::test]
+async fn a_volume_is_handed_over_by_its_populator() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
+    cluster.claim("data", json!({"spec": {"dataSourceRef": source}})).await;
+    cluster.event_that("data", "Provisioning", "Backup \"monday\"").await;
+
+    cluster.claim("of-the-populator", json!({})).await;
+    let volume = cluster.bound("of-the-populator").await;
+    let claim = cluster.claims().get("data").await.unwrap();
+    let handed_over = json!({"spec": {"claimRef": {
+        "namespace": cluster.namespace, "name": "data", "uid": claim.uid(), "resourceVersion": claim.resource_version(),
+    }}});
+    let patch = Patch::Strategic(handed_over);
+    cluster.objects().patch(&volume.name_any(), &PatchParams::default(), &patch).await.unwrap();
+    assert_eq!(cluster.bound("data").await.name_any(), volume.name_any());
+    cluster.delete_claim("of-the-populator").await;
+    cluster.wait_until_deleted(&cluster.claims(), "of-the-populator").await;
+
+    cluster.request_size("data", "2Mi").await;
+    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(2 * MIB)));
+    cluster.delete_claim("data").await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish([provisioner]).await;
+}
