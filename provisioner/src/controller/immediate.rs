@@ -30,7 +30,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::registered_nodes::RegisteredNodes;
+use super::{pending_claims::PendingClaims, registered_nodes::RegisteredNodes};
 use crate::{
     api::{
         backoff::Backoff,
@@ -40,48 +40,46 @@ use crate::{
         signals::SyncSignal,
     },
     error::Error,
-    objects::{identity::is_label_value, ownership, refusal::Refusal, topology::is_immediate},
+    objects::{
+        data_source::is_populated, identity::is_label_value, ownership, refusal::Refusal,
+        topology::is_immediate,
+    },
 };
 
 /// Wait after a change, because many claims are often created together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
 /// Selects nodes until shutdown. Sets `performs` once it has read the claims, classes and nodes.
-pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, performs: &watch::Sender<bool>) {
-    let (claims, claim_cache) = reflector::store();
+pub(crate) async fn run(
+    cluster: &Cluster,
+    nodes: &RegisteredNodes,
+    claims: &PendingClaims,
+    performs: &watch::Sender<bool>,
+) {
     let (classes, class_cache) = reflector::store();
-    let (claims_synced, classes_synced) = (SyncSignal::default(), SyncSignal::default());
-    let changed = Notify::new();
-    let identity = cluster.identity.clone();
-    let waits = move |claim: &PersistentVolumeClaim| {
-        ownership::is_claim_to_provision(claim, &identity) && ownership::selected_node(claim).is_none()
-    };
-    let all_claims = Api::all(cluster.client.clone());
-    let watching_claims =
-        queue::watch(all_claims, watcher::Config::default(), claim_cache, waits).for_each(|change| {
-            note(&change, &claims_synced, &changed);
-            std::future::ready(())
-        });
+    let (classes_synced, class_changed) = (SyncSignal::default(), Notify::new());
     let driver = cluster.identity.driver().to_owned();
     let is_ours = move |class: &StorageClass| class.provisioner == driver;
     let all_classes = Api::all(cluster.client.clone());
     let watching_classes = queue::watch(all_classes, watcher::Config::default(), class_cache, is_ours)
         .for_each(|change| {
-            note(&change, &classes_synced, &changed);
+            if matches!(change, CacheChange::Listed) {
+                classes_synced.set();
+            }
+            class_changed.notify_one();
             std::future::ready(())
         });
     let selecting = async {
-        for synced in [&claims_synced, &classes_synced, &nodes.synced] {
-            synced.wait().await;
-        }
+        tokio::join!(claims.synced.wait(), classes_synced.wait(), nodes.synced.wait());
         performs.send_replace(true);
         let selector = Selector { cluster, nodes, claims, classes, backoff: Backoff::default() };
-        let mut node_changes = nodes.changes();
+        let (mut node_changes, mut claim_changes) = (nodes.changes(), claims.changes());
         loop {
             let next = selector.reconcile(Instant::now()).await;
             let change = async {
                 tokio::select! {
-                    () = changed.notified() => {}
+                    () = class_changed.notified() => {}
+                    _ = claim_changes.changed() => {}
                     _ = node_changes.changed() => {}
                 }
             };
@@ -92,14 +90,7 @@ pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, performs: &w
             tokio::time::sleep(DEBOUNCE).await;
         }
     };
-    tokio::join!(watching_claims, watching_classes, selecting);
-}
-
-fn note<K>(change: &CacheChange<K>, synced: &SyncSignal, changed: &Notify) {
-    if matches!(change, CacheChange::Listed) {
-        synced.set();
-    }
-    changed.notify_one();
+    tokio::join!(watching_classes, selecting);
 }
 
 /// The values on which the outcome of an attempt depends: the UID of the claim, the version of the class, and a hash of the nodes.
@@ -108,8 +99,7 @@ type RetryKey = (Option<String>, Option<String>, u64);
 struct Selector<'a> {
     cluster: &'a Cluster,
     nodes: &'a RegisteredNodes,
-    /// The claims that wait for this driver without a selected node.
-    claims: Store<PersistentVolumeClaim>,
+    claims: &'a PendingClaims,
     /// The classes of this driver.
     classes: Store<StorageClass>,
     backoff: Backoff<ObjectRef<PersistentVolumeClaim>, RetryKey>,
@@ -123,7 +113,11 @@ impl Selector<'_> {
         // Many claims of one class are often created together.
         let mut allowed_by_class = BTreeMap::new();
         let nodes_hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(&registered);
-        for claim in self.claims.state() {
+        for claim in self.claims.cache.state() {
+            // The populator's own claim needs a node, and its volume becomes that of this one.
+            if ownership::selected_node(&claim).is_some() || is_populated(&claim) {
+                continue;
+            }
             let Some(class) = self.immediate_class_of(&claim) else { continue };
             let key = ObjectRef::from_obj(&*claim);
             let retry_key = (claim.uid(), class.resource_version(), nodes_hash);
@@ -275,12 +269,22 @@ mod tests {
         nodes: &[&str],
         requests: Vec<ExpectedRequest>,
     ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
+        reconciled(unplaced(), times, class, nodes, requests).await
+    }
+
+    async fn reconciled(
+        claim: PersistentVolumeClaim,
+        times: &[Duration],
+        class: Value,
+        nodes: &[&str],
+        requests: Vec<ExpectedRequest>,
+    ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
         let selector = Selector {
             cluster: &ctx.cluster,
             nodes: &RegisteredNodes::of(nodes),
-            claims: cache(vec![unplaced()]).0,
+            claims: &PendingClaims::of(vec![claim]),
             classes: cache(vec![fixtures::class(class)]).0,
             backoff: Backoff::default(),
         };
@@ -372,6 +376,19 @@ mod tests {
         let parameters = parameters("zone in (west)", &candidates);
         assert_eq!(parameters.field_selector.as_deref(), expected);
         assert_eq!(parameters.label_selector.as_deref(), Some("zone in (west)"));
+    }
+
+    #[rstest]
+    #[case::has_a_node(json!({}))]
+    #[case::is_left_to_a_populator(json!({
+        "metadata": {"annotations": {ownership::SELECTED_NODE: null}},
+        "spec": {"dataSourceRef": {"apiGroup": "x.dev", "kind": "Backup", "name": "b"}},
+    }))]
+    #[tokio::test]
+    async fn no_node_is_selected_for_a_claim_that(#[case] claim: Value) {
+        let (claim, class) = (fixtures::claim(claim), immediate(Value::Null));
+        let ended = reconciled(claim, &[Duration::ZERO], class, &["node-a"], vec![]).await;
+        assert_eq!(ended, (vec![None], vec![]));
     }
 
     /// Another replica or the scheduler was faster.

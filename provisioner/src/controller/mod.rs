@@ -9,6 +9,8 @@ mod immediate;
 pub(crate) mod lease;
 mod lost_snapshots;
 pub(crate) mod node_loss;
+mod pending_claims;
 pub(crate) mod process;
 mod registered_nodes;
 pub(crate) mod unready_nodes;
+mod wrong_selections;

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     builtin, claim_labels, health_endpoints::HealthEndpoints, immediate, lease, lost_snapshots, node_loss,
-    registered_nodes::RegisteredNodes, unready_nodes,
+    pending_claims::PendingClaims, registered_nodes::RegisteredNodes, unready_nodes, wrong_selections,
 };
 use crate::{
     api::{
@@ -116,7 +116,8 @@ async fn perform_while_leading(
 }
 
 async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
-    let (nodes, cache) = RegisteredNodes::new();
+    let (nodes, node_cache) = RegisteredNodes::new();
+    let (claims, claim_cache) = PendingClaims::new();
     let keeping_objects = async {
         match &duties.builtin {
             Some(source) => builtin::run(cluster.clone(), source.clone()).await,
@@ -142,8 +143,10 @@ async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
         }
     };
     tokio::join!(
-        nodes.watch(cluster, cache),
-        immediate::run(cluster, &nodes, &progress.performs),
+        nodes.watch(cluster, node_cache),
+        claims.watch(cluster, claim_cache),
+        immediate::run(cluster, &nodes, &claims, &progress.performs),
+        wrong_selections::run(cluster, &nodes, &claims),
         unready_nodes::run(cluster, &nodes, duties.unready_nodes, &progress.unready_volumes),
         keeping_objects,
         labelling_claims,

@@ -73,6 +73,7 @@ mod populators;
 mod serving;
 mod snapshots;
 mod stolen_token;
+mod wrong_selections;
 
 const MIB: u64 = 1 << 20;
 

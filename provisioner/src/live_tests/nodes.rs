@@ -44,7 +44,7 @@ impl Cluster {
         self.claim(name, change).await
     }
 
-    async fn select(&self, claim: &str, node: &str) {
+    pub(super) async fn select(&self, claim: &str, node: &str) {
         let patch = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
         self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }

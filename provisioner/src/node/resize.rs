@@ -29,7 +29,10 @@ use crate::{
     error::Error,
     node::context::Context,
     objects::{
-        claim_status::{Earlier, ResizeCondition, ResizeStatus, STORAGE, StatusPatch, recorded, requested},
+        claim_status::{
+            Earlier, ResizeCondition, ResizeStatus, STORAGE, StatusPatch, recorded, requested,
+            requested_expansion,
+        },
         identity::Identity,
         ownership, quantity,
     },
@@ -58,12 +61,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
     if !bound || !ownership::is_our_volume(volume, identity) || !ownership::is_volume_of(volume, claim) {
         return Plan::UpToDate;
     }
-    // A bound claim's request was validated when it was bound; a malformed one requests nothing that could be provided.
-    let Ok(Some(target)) = requested(claim) else { return Plan::UpToDate };
-    let has = recorded(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default();
-    if target <= has {
-        return Plan::UpToDate;
-    }
+    let Some(target) = requested_expansion(claim) else { return Plan::UpToDate };
     let node_has_its_turn = match (kind(volume), ResizeStatus::of(claim)) {
         (VolumeKind::Block, Some(ResizeStatus::NodeInProgress)) => true,
         // The kubelet has not started, so a further increase of the request does not wait for it.

@@ -146,6 +146,14 @@ pub(crate) fn requested(claim: &PersistentVolumeClaim) -> Result<Option<Bytes>, 
     requests.and_then(|requests| requests.get(STORAGE)).map(quantity::parse).transpose()
 }
 
+/// Returns the size that a bound claim requests, if that is more than it has. The request was validated when the claim was bound; a
+/// malformed one requests nothing that could be provided.
+pub(crate) fn requested_expansion(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
+    let has = recorded(capacity).unwrap_or_default();
+    requested(claim).ok().flatten().filter(|target| *target > has)
+}
+
 /// Returns a recorded size. A malformed one counts as absent.
 pub(crate) fn recorded(resources: Option<&std::collections::BTreeMap<String, Quantity>>) -> Option<Bytes> {
     quantity::parse(resources?.get(STORAGE)?).ok()

@@ -29,6 +29,14 @@ pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Id
         && provisioner(claim) == Some(identity.driver())
 }
 
+/// Returns `true` if the claim has a volume of this driver and still names the node that was selected for it.
+pub(crate) fn is_claim_with_selection(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
+    claim.metadata.deletion_timestamp.is_none()
+        && bound_volume(claim).is_some()
+        && provisioner(claim) == Some(identity.driver())
+        && selected_node(claim).is_some()
+}
+
 /// Returns the node that was selected for the claim, normally by the scheduler.
 pub(crate) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, SELECTED_NODE)
@@ -114,8 +122,12 @@ pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bo
 
 /// Returns the node of a PersistentVolume of this driver that is on another node.
 pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
-    let node = node_label(volume, identity).filter(|node| *node != identity.node())?;
-    csi(volume, identity).map(|_ours| node)
+    node_of(volume, identity).filter(|node| *node != identity.node())
+}
+
+/// Returns the node of a PersistentVolume of this driver.
+pub(crate) fn node_of<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
+    csi(volume, identity).and_then(|_ours| node_label(volume, identity))
 }
 
 /// Returns `true` if the PersistentVolume is one of this driver on a node and can be on no other node.

@@ -26,7 +26,7 @@ const OWN_NODE: &str = "own node was selected";
 const OWN_DRIVER: &str = "claims of its own driver";
 const WAITING: &str = "claims that wait for a volume";
 const ONLY_REMOVE: &str = "only the annotation of the selected node of a claim, and only remove it";
-const ONLY_ADD: &str = "only add the annotation of the selected node";
+const ONLY_SELECT: &str = "only add or remove the annotation of the selected node";
 const ONLY_SELECTED: &str = "label a claim only with the selected node";
 const ALL_ELSE: &str = "may not change the spec, labels, finalizers and owners";
 const RESIZE_FIELDS: &str = "that a resize needs";
@@ -78,12 +78,9 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
     let select = json!({"metadata": {"annotations": {SELECTED_NODE: there}}});
     attempts.allow("select a node for a claim", patches("waiting-unplaced", &select));
     attempts.refuse_unbound(SELECTION, "select a node", patches("waiting-unplaced", &select).remove(0));
-    for (words, claim) in [
-        (OWN_DRIVER, "waiting-other-unplaced"),
-        (OWN_DRIVER, "without-class"),
-        (WAITING, "bound-unplaced"),
-        (ONLY_ADD, "waiting-own"),
-    ] {
+    for (words, claim) in
+        [(OWN_DRIVER, "waiting-other-unplaced"), (OWN_DRIVER, "without-class"), (WAITING, "bound-unplaced")]
+    {
         let title = format!("select a node for the claim {claim}");
         attempts.expect(refused(words), &title, patches(claim, &select));
     }
@@ -93,13 +90,37 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
         "select a node in place of the scheduler",
         patches("returned", &select),
     );
-    let reschedule = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
-    attempts.expect(
-        refused(ONLY_ADD),
-        "return a claim to the scheduler",
-        patches("waiting-own", &reschedule),
-    );
-    change_more(scene, "waiting-unplaced", &there, (SELECTION, ONLY_ADD), attempts);
+    change_more(scene, "waiting-unplaced", &there, (SELECTION, ONLY_SELECT), attempts);
+}
+
+/// Adds the requests of the controller that remove the selected node of a claim.
+pub(super) fn unselect(scene: &Scene, attempts: &mut Attempts) {
+    let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
+    let refused = |words| Expected::Refused(SELECTION, words);
+    let unselect = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    // The token can remove any node, because a policy sees neither the Nodes nor the volume. docs/src/security.md documents that.
+    for claim in ["waiting-own", "waiting-theirs", "bound-own"] {
+        attempts.allow(&format!("remove the node of the claim {claim}"), patches(claim, &unselect));
+    }
+    attempts.refuse_unbound(SELECTION, "remove a node", patches("waiting-own", &unselect).remove(0));
+    for (words, claim) in
+        [(OWN_DRIVER, "waiting-other"), (OWN_DRIVER, "bound-other"), (WAITING, "bound-theirs")]
+    {
+        let title = format!("remove the node of the claim {claim}");
+        attempts.expect(refused(words), &title, patches(claim, &unselect));
+    }
+    let select = json!({"metadata": {"annotations": {SELECTED_NODE: scene.here}}});
+    let title = "send a claim to another node";
+    attempts.expect(refused(ONLY_SELECT), title, patches("waiting-theirs", &select));
+    change_more(scene, "waiting-own", &Value::Null, (SELECTION, ONLY_SELECT), attempts);
+    // A bound claim keeps all else too.
+    let mut labelled = unselect.clone();
+    fixtures::merge_keeping_nulls(&mut labelled, json!({"metadata": {"labels": {"a": "b"}}}));
+    attempts.expect(refused(ALL_ELSE), "remove the node and label", patches("bound-own", &labelled));
+    let mut expanding = unselect;
+    let expand = json!({"spec": {"resources": {"requests": {"storage": "3Mi"}}}});
+    fixtures::merge_keeping_nulls(&mut expanding, expand);
+    attempts.expect(refused(ALL_ELSE), "remove the node and expand", patches("bound-own", &expanding));
 }
 
 /// Adds the requests of the controller that change the label of a claim's node.
@@ -127,7 +148,7 @@ pub(super) fn label(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts)
     // The API server sets the label of the first two to the selected node, whatever the request says. docs/src/security.md documents the
     // limit of the others: only the volumes of these claims name the node.
     for (words, claim, node) in [
-        (ONLY_ADD, "waiting-own", scene.here),
+        (ONLY_SELECT, "waiting-own", scene.here),
         (WAITING, "bound-theirs", scene.there),
         (WAITING, "bound-unplaced", scene.here),
         (OWN_DRIVER, "by-hand", scene.here),

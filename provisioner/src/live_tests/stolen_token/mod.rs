@@ -193,6 +193,7 @@ fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> V
         }
         Account::Controller => {
             claims::select(scene, &mut attempts);
+            claims::unselect(scene, &mut attempts);
             claims::label(scene, attacker, &mut attempts);
             lease::hold(scene, &mut attempts);
             builtin.iter().for_each(|builtin| builtin.attempts(scene, &mut attempts));

@@ -1,0 +1,75 @@
+//! The claims that wait for this driver: for a volume, or for an expansion on the node that was selected for them.
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{
+    Api,
+    runtime::{
+        reflector::{self, ObjectRef, Store, store::Writer},
+        watcher,
+    },
+};
+use tokio::sync::watch;
+
+use crate::{
+    api::{
+        cluster::Cluster,
+        queue::{self, CacheChange},
+        signals::SyncSignal,
+    },
+    objects::{claim_status, ownership},
+};
+
+/// A cache of the claims, which several duties share: the API server sends each change of a claim once.
+pub(crate) struct PendingClaims {
+    pub(crate) cache: Store<PersistentVolumeClaim>,
+    pub(crate) synced: SyncSignal,
+    changes: watch::Sender<()>,
+}
+
+impl PendingClaims {
+    /// Returns an empty cache, and what [`Self::watch`] needs to fill it.
+    pub(crate) fn new() -> (Self, Writer<PersistentVolumeClaim>) {
+        let (cache, writer) = reflector::store();
+        let claims = PendingClaims { cache, synced: SyncSignal::default(), changes: watch::Sender::new(()) };
+        (claims, writer)
+    }
+
+    /// Watches the claims until shutdown.
+    pub(crate) async fn watch(&self, cluster: &Cluster, cache: Writer<PersistentVolumeClaim>) {
+        let identity = cluster.identity.clone();
+        let waits = move |claim: &PersistentVolumeClaim| {
+            ownership::is_claim_to_provision(claim, &identity)
+                || (ownership::is_claim_with_selection(claim, &identity)
+                    && claim_status::requested_expansion(claim).is_some())
+        };
+        let all = Api::all(cluster.client.clone());
+        let changes = queue::watch(all, watcher::Config::default(), cache, waits);
+        changes
+            .for_each(|change| {
+                if matches!(change, CacheChange::Listed) {
+                    self.synced.set();
+                }
+                self.changes.send_replace(());
+                std::future::ready(())
+            })
+            .await;
+    }
+
+    /// Returns `true` if the claim still waits.
+    pub(crate) fn contains(&self, claim: &ObjectRef<PersistentVolumeClaim>) -> bool {
+        self.cache.get(claim).is_some()
+    }
+
+    /// Returns a receiver that learns of each change of a claim.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// Returns a cache that has received its first list.
+    #[cfg(test)]
+    pub(crate) fn of(claims: Vec<PersistentVolumeClaim>) -> Self {
+        let (empty, _unused) = PendingClaims::new();
+        PendingClaims { cache: crate::testing::mock_api_server::cache(claims).0, ..empty }
+    }
+}

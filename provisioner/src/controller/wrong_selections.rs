@@ -1,0 +1,293 @@
+//! Removes the selected node from a claim that this node keeps waiting.
+//!
+//! While a claim names a node, the scheduler selects no other one for it, and no other node serves it. Two such claims would wait for
+//! ever: one that waits for a volume on a node that was deleted, and one that waits for an expansion on another node than that of its
+//! volume, whose disk was moved. Without the annotation, the scheduler or the controller selects again, and the node of the
+//! volume expands it.
+//!
+//! The node of a claim that waits for its volume may provision in the meantime. Then the claim has a volume there, and nothing is lost.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+    runtime::reflector::ObjectRef,
+};
+use tokio::time::{sleep, timeout};
+
+use super::{pending_claims::PendingClaims, registered_nodes::RegisteredNodes};
+use crate::{
+    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
+    error::Error,
+    loss::is_node_deleted,
+    objects::ownership,
+};
+
+/// Wait after a change. Most expansions are complete by then, and their claims need no check.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// The interval of the check without a change. A node counts as registered for a while after its driver ended, and no event tells when
+/// that time is over.
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Checks the selected nodes until shutdown.
+pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, claims: &PendingClaims) {
+    tokio::join!(nodes.synced.wait(), claims.synced.wait());
+    let check = WrongSelections { cluster, nodes, claims, backoff: Backoff::default() };
+    let (mut node_changes, mut claim_changes) = (nodes.changes(), claims.changes());
+    loop {
+        let next = check.check(Instant::now()).await.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
+        let change = async {
+            tokio::select! {
+                _ = node_changes.changed() => {}
+                _ = claim_changes.changed() => {}
+            }
+        };
+        drop(timeout(next, change).await);
+        sleep(DEBOUNCE).await;
+    }
+}
+
+struct WrongSelections<'a> {
+    cluster: &'a Cluster,
+    nodes: &'a RegisteredNodes,
+    claims: &'a PendingClaims,
+    /// The claims that were checked, with their UIDs. A change of a claim does not shorten the wait: its owner can change it, and the
+    /// node that it names, as often as they like.
+    backoff: Backoff<ObjectRef<PersistentVolumeClaim>, Option<String>>,
+}
+
+impl WrongSelections<'_> {
+    /// Checks all claims that are not in back-off. Returns the time after which a claim has to be checked again.
+    async fn check(&self, now: Instant) -> Option<Duration> {
+        self.backoff.retain(|claim| self.claims.contains(claim));
+        let registered = self.nodes.names(now);
+        let (mut deleted, mut next) = (BTreeMap::new(), None);
+        for claim in self.claims.cache.state() {
+            let Some(node) = ownership::selected_node(&claim) else { continue };
+            let volume = ownership::bound_volume(&claim);
+            if volume.is_none() && registered.contains(node) {
+                continue;
+            }
+            let key = ObjectRef::from_obj(&*claim);
+            let wait = match self.backoff.remaining(&key, &claim.uid(), now) {
+                Some(remaining) => remaining,
+                None => {
+                    let checked = match volume {
+                        None => self.check_waiting(&claim, node, &mut deleted).await,
+                        Some(volume) => self.check_bound(&claim, node, volume).await,
+                    };
+                    if let Err(error) = checked
+                        && !error.is_conflict()
+                    {
+                        tracing::warn!(claim = %key, %error, "could not check the selected node of a claim; the check is retried");
+                    }
+                    self.backoff.failed(key, claim.uid(), now)
+                }
+            };
+            next = next.into_iter().chain([wait]).min();
+        }
+        next
+    }
+
+    /// Checks a claim that waits for a volume. `deleted` has the nodes that were read in this pass, and whether they were deleted.
+    async fn check_waiting(
+        &self,
+        claim: &PersistentVolumeClaim,
+        node: &str,
+        deleted: &mut BTreeMap<String, bool>,
+    ) -> Result<(), Error> {
+        let is_deleted = match deleted.get(node) {
+            Some(known) => *known,
+            None => {
+                let read = is_node_deleted(self.cluster, node).await?;
+                *deleted.entry(node.to_owned()).or_insert(read)
+            }
+        };
+        if !is_deleted {
+            return Ok(());
+        }
+        self.remove_selection(claim).await?;
+        let note = format!(
+            "node {node:?}, which was selected for the claim, was deleted from the cluster; the controller removed the selected node \
+             from the claim, so that another one can be selected"
+        );
+        self.cluster.events.publish(claim, Reason::ProvisioningFailed, note);
+        Ok(())
+    }
+
+    /// Checks a bound claim that waits for an expansion.
+    async fn check_bound(
+        &self,
+        claim: &PersistentVolumeClaim,
+        selected: &str,
+        volume: &str,
+    ) -> Result<(), Error> {
+        let read = absence::get_opt(&self.cluster.volume_api(), volume).await;
+        let read = read.map_err(|error| Error::api("read PersistentVolume", volume, error))?;
+        let identity = &self.cluster.identity;
+        let Some(object) = read.filter(|object| ownership::is_volume_of(object, claim)) else {
+            return Ok(());
+        };
+        let Some(node) = ownership::node_of(&object, identity).filter(|node| *node != selected) else {
+            return Ok(());
+        };
+        self.remove_selection(claim).await?;
+        let note = format!(
+            "PersistentVolume {volume} of the claim is on node {node:?}, and {selected:?} was selected for the claim; the controller \
+             removed the selected node, so that node {node:?} expands the volume"
+        );
+        self.cluster.events.publish(claim, Reason::Resizing, note);
+        Ok(())
+    }
+
+    async fn remove_selection(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
+        let patch = Patch::Merge(ownership::selection_patch(claim, None));
+        let (name, api) = (claim.name_any(), self.cluster.claim_api(&claim.namespace().unwrap_or_default()));
+        let patched = api.patch(&name, &PatchParams::default(), &patch).await;
+        patched.map(drop).map_err(|error| Error::api("remove the selected node of claim", name, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::Method;
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    };
+
+    const NODE: &str = "/api/v1/nodes/node-b";
+    const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+
+    fn on_node_b(change: Value) -> PersistentVolumeClaim {
+        let mut whole = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}});
+        fixtures::merge_keeping_nulls(&mut whole, change);
+        fixtures::claim(whole)
+    }
+
+    fn expanding() -> PersistentVolumeClaim {
+        fixtures::bound_claim(json!({
+            "metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}},
+            "spec": {"resources": {"requests": {"storage": "2Mi"}}},
+        }))
+    }
+
+    fn node_deleted() -> ExpectedRequest {
+        expect(Method::GET, NODE, None).refuse(404, "NotFound")
+    }
+
+    fn reads(volume: PersistentVolume) -> ExpectedRequest {
+        expect(Method::GET, VOLUME, None).respond(volume)
+    }
+
+    fn removes_selection() -> ExpectedRequest {
+        let patch = json!({"metadata": {
+            "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {ownership::SELECTED_NODE: null},
+        }});
+        expect(Method::PATCH, CLAIM, patch)
+    }
+
+    /// Checks at each of these times after the start, with the driver on node-a. Returns the reasons of the events.
+    async fn checked_at(
+        seconds: &[u64],
+        claims: Vec<PersistentVolumeClaim>,
+        requests: Vec<ExpectedRequest>,
+    ) -> Vec<&'static str> {
+        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
+        let test_context = TestContext::new(store, Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let (nodes, claims) = (RegisteredNodes::of(&["node-a"]), PendingClaims::of(claims));
+        let check = WrongSelections {
+            cluster: &ctx.cluster,
+            nodes: &nodes,
+            claims: &claims,
+            backoff: Backoff::default(),
+        };
+        let start = Instant::now();
+        for time in seconds {
+            check.check(start + Duration::from_secs(*time)).await;
+        }
+        drop(check);
+        drop(ctx);
+        test_context.finish().await
+    }
+
+    #[tokio::test]
+    async fn a_waiting_claim_loses_a_deleted_node() {
+        let claim = || vec![on_node_b(json!({}))];
+        let requests = vec![node_deleted(), removes_selection()];
+        assert_eq!(checked_at(&[0], claim(), requests).await, ["ProvisioningFailed"]);
+    }
+
+    #[rstest]
+    #[case::it_exists(|node: ExpectedRequest| node.respond(fixtures::metadata_only(json!({"name": "node-b"}))))]
+    #[case::a_proxy_responds(|node: ExpectedRequest| node.refuse_by_proxy(404))]
+    #[case::the_api_server_fails(|node: ExpectedRequest| node.refuse(500, "InternalError"))]
+    #[tokio::test]
+    async fn a_claim_keeps_its_node_if(#[case] respond: fn(ExpectedRequest) -> ExpectedRequest) {
+        let requests = vec![respond(expect(Method::GET, NODE, None))];
+        // The second check is in back-off.
+        assert_eq!(checked_at(&[0, 0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_node_is_read_once_for_all_claims() {
+        let other = on_node_b(json!({"metadata": {"name": "other"}}));
+        let exists = fixtures::metadata_only(json!({"name": "node-b"}));
+        let requests = vec![expect(Method::GET, NODE, None).respond(exists)];
+        assert_eq!(checked_at(&[0], vec![on_node_b(json!({})), other], requests).await, [""; 0]);
+    }
+
+    #[rstest]
+    #[case::registered(fixtures::claim(json!({})))]
+    #[case::none_selected(on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: null}}})))]
+    #[case::an_empty_name(on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: ""}}})))]
+    #[tokio::test]
+    async fn nothing_is_read_for_a_claim(#[case] claim: PersistentVolumeClaim) {
+        assert_eq!(checked_at(&[0], vec![claim], vec![]).await, [""; 0]);
+    }
+
+    /// Its owner selects a node that does not exist, again and again.
+    #[tokio::test]
+    async fn changes_do_not_shorten_the_back_off() {
+        let requests = vec![node_deleted(), removes_selection(), node_deleted(), removes_selection()];
+        assert_eq!(checked_at(&[0, 0, 2, 2], vec![on_node_b(json!({}))], requests).await.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_changed_is_no_failure() {
+        let requests = vec![node_deleted(), removes_selection().refuse(409, "Conflict")];
+        assert_eq!(checked_at(&[0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
+    }
+
+    /// The disk was moved to node-a, and an administrator created the PersistentVolume again.
+    #[tokio::test]
+    async fn an_expanding_claim_loses_another_node() {
+        let requests = vec![reads(fixtures::volume(json!({}))), removes_selection()];
+        assert_eq!(checked_at(&[0], vec![expanding()], requests).await, ["Resizing"]);
+    }
+
+    #[rstest]
+    #[case::the_volume_is_there(fixtures::volume_on("node-b", json!({})))]
+    #[case::the_volume_has_no_label(fixtures::volume(json!({"metadata": {"labels": null}})))]
+    #[case::the_volume_is_of_another_driver(fixtures::volume(json!({"spec": {"csi": {"driver": "csi.other.dev"}}})))]
+    #[case::the_volume_is_of_another_claim(fixtures::volume(json!({"spec": {"claimRef": {"uid": "another"}}})))]
+    #[tokio::test]
+    async fn an_expanding_claim_keeps_its_node_if(#[case] volume: PersistentVolume) {
+        assert_eq!(checked_at(&[0], vec![expanding()], vec![reads(volume)]).await, [""; 0]);
+    }
+}

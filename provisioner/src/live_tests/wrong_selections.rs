@@ -1,0 +1,40 @@
+//! Tests of claims that name a node which cannot serve them.
+
+use super::{controllers::ONLY_PLACEMENT, *};
+use crate::objects::ownership::{SELECTED_NODE, selected_node};
+
+const THERE: &str = "node-b";
+
+fn selecting(node: &str) -> Value {
+    json!({"metadata": {"annotations": {SELECTED_NODE: node}}})
+}
+
+#[tokio::test]
+async fn a_claim_of_a_deleted_node_is_provisioned_elsewhere() {
+    let cluster = Cluster::connect().await;
+    let running = [cluster.provisioner().await, cluster.controller(ONLY_PLACEMENT).await];
+    cluster.claim("data", selecting("node-that-was-deleted")).await;
+    cluster.event_that("data", "ProvisioningFailed", "was deleted from the cluster").await;
+    until(&cluster.claims(), "data", |claim| selected_node(claim).is_none()).await;
+    // The scheduler selects again.
+    cluster.select("data", HERE).await;
+    cluster.bound("data").await;
+    cluster.delete_claim("data").await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish(running).await;
+}
+
+/// The disk was moved here from another node, and an administrator created the PersistentVolume again.
+#[tokio::test]
+async fn a_claim_with_a_moved_volume_is_expanded() {
+    let cluster = Cluster::connect().await;
+    let running = [cluster.provisioner().await, cluster.controller(ONLY_PLACEMENT).await];
+    cluster.claim("data", json!({})).await;
+    cluster.bound("data").await;
+    cluster.select("data", THERE).await;
+    cluster.request_size("data", "2Mi").await;
+    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
+    cluster.delete_claim("data").await;
+    until_empty(&cluster.volumes).await;
+    cluster.finish(running).await;
+}
