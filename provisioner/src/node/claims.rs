@@ -156,7 +156,8 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
                 match reschedule::apply(&claim, &patch, &ctx).await {
                     Ok(()) => {
                         let note = format!(
-                            "{error}; the provisioner removed the selected node from the claim, so that another one can be selected"
+                            "{error}; the provisioner removed the selected node from the claim, so that another one can be selected{}",
+                            reschedule::siblings_on_this_node(&claim, &error, &ctx)
                         );
                         ctx.cluster.events.publish(&*claim, reason, note);
                         return Action::await_change();

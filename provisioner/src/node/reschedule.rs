@@ -13,6 +13,7 @@ use loopfs::ErrorKind;
 use serde_json::Value;
 
 use crate::{
+    api::events::some_names,
     error::Error,
     node::context::Context,
     objects::{identity::Identity, ownership, refusal::Refusal, topology::is_immediate},
@@ -40,6 +41,37 @@ pub(crate) fn plan(
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
     (elsewhere && chosen).then(|| ownership::selection_patch(claim, None))
+}
+
+/// Returns how to go on if the pod of a claim that did not fit can run on no other node, as the end of the event about the claim. A claim
+/// does not name its pod, but a pod uses claims of its own namespace, and mostly claims that were created at the same time.
+pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Error, ctx: &Context) -> String {
+    if !matches!(failure, Error::Storage(StorageError::Volume(error)) if error.kind == ErrorKind::NoSpace) {
+        return String::new();
+    }
+    let is_here = |other: &PersistentVolumeClaim| {
+        ownership::selected_node(other) == Some(ctx.cluster.identity.node())
+            || ownership::bound_volume(other).is_some_and(|volume| ctx.volume(volume).is_some())
+    };
+    let distance = |other: &PersistentVolumeClaim| {
+        let [one, other] = [claim, other].map(|claim| claim.metadata.creation_timestamp.as_ref());
+        one.zip(other).map_or(u64::MAX, |(one, other)| one.0.as_second().abs_diff(other.0.as_second()))
+    };
+    let siblings = ctx.claims.cache.state().into_iter().filter(|other| {
+        other.metadata.namespace == claim.metadata.namespace
+            && other.metadata.uid != claim.metadata.uid
+            && is_here(other)
+    });
+    let mut siblings: Vec<_> = siblings.map(|other| (distance(&other), other.name_any())).collect();
+    if siblings.is_empty() {
+        return String::new();
+    }
+    siblings.sort();
+    let names = some_names(siblings.iter().map(|(_, name)| format!("{name:?}")));
+    format!(
+        "; if its pod also uses a claim of this node ({names}), the pod can run on no other: free space on the node, request less, or, to \
+         give up the data of that claim, delete it and the pod"
+    )
 }
 
 /// Reschedules the claim.

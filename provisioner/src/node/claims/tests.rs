@@ -260,6 +260,25 @@ async fn a_claim_is_left_to_its_populator() {
     assert_eq!(test_context.finish().await, ["Provisioning"]);
 }
 
+/// Each of the two claims of a pod fits on the node alone. The scheduler selects no other node, because the first one is bound.
+#[rstest]
+#[case::of_this_namespace("shop", true)]
+#[case::of_another_namespace("bank", false)]
+#[tokio::test]
+async fn the_event_names_the_claims_that_pin_the_pod(#[case] namespace: &str, #[case] expected: bool) {
+    let first =
+        fixtures::bound_claim(json!({"metadata": {"name": "logs", "uid": "first", "namespace": namespace}}));
+    let caches = Caches { claims: vec![first], ..caches(vec![]) };
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![expect_rescheduling()]);
+    let second = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
+    reconcile_claim(&test_context, second).await;
+    let events = test_context.events().await;
+    let event = events.last().unwrap();
+    assert_eq!(event.reason().as_str(), "ProvisioningFailed");
+    let note = event.note();
+    assert_eq!(note.contains("(\"logs\"), the pod can run on no other: free space"), expected, "{note}");
+}
+
 #[tokio::test]
 async fn a_refused_claim_leaves_no_volume_and_no_intent() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
