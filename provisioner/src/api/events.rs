@@ -6,7 +6,7 @@
 //! aggregates by reason alone and would keep the first text after the facts have changed.)
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     fmt,
     sync::Arc,
     time::Duration,
@@ -27,7 +27,10 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{api::event_counter::EventCounter, objects::identity::Identity};
+use crate::{
+    api::{event_counter::EventCounter, hash::fnv1a},
+    objects::identity::Identity,
+};
 
 /// The reason of an event. Users search for these words; the sidecars of other drivers use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,6 +130,14 @@ pub(crate) struct EventRequest {
 }
 
 impl EventRequest {
+    /// Returns the request with the note as the API server accepts it. Tenants choose some of the names in the note, and thousands of
+    /// requests can wait.
+    fn new(regarding: ObjectReference, reason: Reason, mut note: String, at: Timestamp) -> Self {
+        note.truncate(truncated(&note, NOTE_MAX).len());
+        note.shrink_to_fit();
+        EventRequest { regarding, reason, note, at }
+    }
+
     #[cfg(test)]
     pub(crate) fn reason(&self) -> Reason {
         self.reason
@@ -193,7 +204,7 @@ impl Events {
     /// Queues an event about an object that the caller has a reference to.
     pub(crate) fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
         self.counter.count(reason.type_(), reason.as_str());
-        let request = EventRequest { regarding, reason, note, at: Timestamp::now() };
+        let request = EventRequest::new(regarding, reason, note, Timestamp::now());
         if let Err(error) = self.queue.try_send(request) {
             tracing::warn!(%error, "an event is dropped, because the queue is full or closed");
         }
@@ -349,7 +360,7 @@ fn new_event(request: &EventRequest, identity: &Identity, serial: u64) -> Event 
         type_: Some(type_.to_owned()),
         reason: Some(reason.to_owned()),
         action: Some(action.to_owned()),
-        note: Some(truncated(&request.note, NOTE_MAX).to_owned()),
+        note: Some(request.note.clone()),
         regarding: Some(request.regarding.clone()),
         reporting_controller: Some(identity.driver().to_owned()),
         reporting_instance: Some(truncated(identity.node(), REPORTER_MAX).to_owned()),
@@ -357,7 +368,8 @@ fn new_event(request: &EventRequest, identity: &Identity, serial: u64) -> Event 
     }
 }
 
-fn truncated(text: &str, limit: usize) -> &str {
+/// Returns the beginning of a text, of at most this many bytes.
+pub(crate) fn truncated(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -369,7 +381,8 @@ fn truncated(text: &str, limit: usize) -> &str {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     subject: Subject,
-    note: String,
+    /// A hash of the note. The notes themselves would take megabytes.
+    note: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -383,7 +396,10 @@ struct Subject {
 impl Key {
     fn of(request: &EventRequest) -> Self {
         let ObjectReference { uid, name, namespace, .. } = request.regarding.clone();
-        Key { subject: Subject { uid, name, namespace, reason: request.reason }, note: request.note.clone() }
+        Key {
+            subject: Subject { uid, name, namespace, reason: request.reason },
+            note: fnv1a(&[&request.note]),
+        }
     }
 }
 
@@ -400,12 +416,28 @@ const TEXTS_PER_SUBJECT: usize = 10;
 /// Interval at which subjects without recent requests are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
+/// Largest number of subjects whose series are known, as in the clients of other controllers. A tenant can create any number of claims
+/// that get an event. The subject without requests for the longest time is forgotten first, and its next request is a new event.
+const SUBJECTS_MAX: usize = 4096;
+
 /// The series of events in progress. It decides which requests are written.
 #[derive(Debug, Default)]
 struct Aggregator {
-    /// By subject, and then by text.
-    subjects: HashMap<Subject, HashMap<String, Series>>,
+    subjects: HashMap<Subject, Texts>,
+    /// The subjects in the order of their last requests.
+    by_last_request: BTreeMap<u64, Subject>,
+    /// The number of requests so far.
+    requests: u64,
     swept: Option<Instant>,
+}
+
+/// The series about one subject.
+#[derive(Debug, Default)]
+struct Texts {
+    /// The number of the last request.
+    last_request: u64,
+    /// By the hash of the note.
+    series: HashMap<u64, Series>,
 }
 
 #[derive(Debug)]
@@ -427,7 +459,7 @@ impl Aggregator {
     /// Counts a request. Returns the write to make, or `None` if there is none.
     fn observe(&mut self, key: &Key, now: Instant) -> Option<Write> {
         self.sweep(now);
-        let texts = self.subjects.entry(key.subject.clone()).or_default();
+        let texts = self.requested(&key.subject);
         texts.retain(|_, series| !series.is_over(now));
         if let Some(series) = texts.get_mut(&key.note) {
             series.seen = now;
@@ -441,19 +473,36 @@ impl Aggregator {
         if texts.len() >= TEXTS_PER_SUBJECT {
             return None;
         }
-        texts.insert(key.note.clone(), Series { name: String::new(), count: 1, seen: now, written: now });
+        texts.insert(key.note, Series { name: String::new(), count: 1, seen: now, written: now });
         Some(Write::First)
     }
 
+    /// Returns the series about a subject for which there is a request, and forgets another subject if there are too many.
+    fn requested(&mut self, subject: &Subject) -> &mut HashMap<u64, Series> {
+        self.requests += 1;
+        if let Some(known) = self.subjects.get(subject) {
+            self.by_last_request.remove(&known.last_request);
+        } else if self.subjects.len() >= SUBJECTS_MAX
+            && let Some((_, oldest)) = self.by_last_request.pop_first()
+        {
+            self.subjects.remove(&oldest);
+        }
+        self.by_last_request.insert(self.requests, subject.clone());
+        let texts = self.subjects.entry(subject.clone()).or_default();
+        texts.last_request = self.requests;
+        &mut texts.series
+    }
+
     fn created(&mut self, key: &Key, name: String) {
-        if let Some(series) = self.subjects.get_mut(&key.subject).and_then(|texts| texts.get_mut(&key.note)) {
+        let texts = self.subjects.get_mut(&key.subject);
+        if let Some(series) = texts.and_then(|texts| texts.series.get_mut(&key.note)) {
             series.name = name;
         }
     }
 
     fn forget(&mut self, key: &Key) {
         if let Some(texts) = self.subjects.get_mut(&key.subject) {
-            texts.remove(&key.note);
+            texts.series.remove(&key.note);
         }
     }
 
@@ -463,7 +512,8 @@ impl Aggregator {
             return;
         }
         self.swept = Some(now);
-        self.subjects.retain(|_, texts| texts.values().any(|series| !series.is_over(now)));
+        self.subjects.retain(|_, texts| texts.series.values().any(|series| !series.is_over(now)));
+        self.by_last_request.retain(|_, subject| self.subjects.contains_key(subject));
     }
 }
 

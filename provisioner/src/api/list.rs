@@ -2,7 +2,10 @@
 
 use kube::{Api, api::ListParams};
 
-use crate::api::{pruned::Pruned, queue::Object};
+use crate::api::{
+    pruned::{Prune, Pruned},
+    queue::Object,
+};
 
 /// Number of objects in each response.
 const PAGE_SIZE: u32 = 500;
@@ -11,7 +14,7 @@ const PAGE_SIZE: u32 = 500;
 ///
 /// # Errors
 /// When the request of a page fails.
-pub(crate) async fn selected<K: Object>(
+pub(crate) async fn selected<K: Object + Prune>(
     api: &Api<Pruned<K>>,
     parameters: ListParams,
     wanted: impl Fn(&K) -> bool,

@@ -1,13 +1,22 @@
-//! Pruned objects: objects without `metadata.managedFields`.
+//! Pruned objects: objects without `metadata.managedFields`, and claims without what this process does not read.
 //!
 //! The managed fields record which writer set which field. They are half of the bytes of a PersistentVolume and take more than
 //! half of the time to parse, because each writer has a tree of maps. This process does not need them, so the deserializer skips
 //! them. The parsed object is behind a pointer: a PersistentVolume takes about 3,500 bytes, and each of the dozen streams
 //! through which a watch event passes would copy it.
+//!
+//! A tenant fills a claim with up to a megabyte of annotations, labels or names, and the caches of all nodes may hold that claim. So only
+//! the fields of a claim that this process reads are kept, at no more than the length that a valid value has.
 
 use std::{borrow::Cow, fmt, ops::Deref};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::{
+        core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
+        storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+};
 use kube::Resource;
 use serde::{
     Serialize, Serializer,
@@ -15,6 +24,18 @@ use serde::{
         Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor,
     },
 };
+
+use crate::{
+    api::events::truncated,
+    objects::{
+        claim_status::{NODE_EXPANSION_NOT_REQUIRED, STORAGE},
+        ownership::{SELECTED_NODE, STORAGE_PROVISIONER, STORAGE_PROVISIONER_BETA, provisioner},
+    },
+};
+
+/// The annotations of a claim that this process reads.
+const CLAIM_ANNOTATIONS: [&str; 4] =
+    [SELECTED_NODE, STORAGE_PROVISIONER, STORAGE_PROVISIONER_BETA, NODE_EXPANSION_NOT_REQUIRED];
 
 /// The path of the managed fields in every object.
 const MANAGED_FIELDS: &[&str] = &["metadata", "managedFields"];
@@ -43,9 +64,85 @@ impl<K> Deref for Pruned<K> {
     }
 }
 
-impl<'de, K: Deserialize<'de>> Deserialize<'de> for Pruned<K> {
+impl<'de, K: Deserialize<'de> + Prune> Deserialize<'de> for Pruned<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        K::deserialize(SkipEntry { path: MANAGED_FIELDS, inner: deserializer }).map(Self::from)
+        let mut object = K::deserialize(SkipEntry { path: MANAGED_FIELDS, inner: deserializer })?;
+        object.prune();
+        Ok(object.into())
+    }
+}
+
+/// A type of object that is kept pruned.
+pub(crate) trait Prune {
+    /// Removes what this process does not read. Only administrators write most types, and those are kept as they are.
+    fn prune(&mut self) {}
+}
+
+impl Prune for ConfigMap {}
+impl Prune for CSINode {}
+impl Prune for CSIStorageCapacity {}
+impl Prune for Node {}
+impl Prune for PersistentVolume {}
+impl Prune for StorageClass {}
+
+/// The longest name that is kept, in bytes: one more than a valid name has, so that no name becomes that of another object.
+const NAME_KEPT: usize = 254;
+/// The largest number of labels that are kept, more than a cluster has drivers like this one.
+const LABELS_KEPT: usize = 8;
+
+impl Prune for PersistentVolumeClaim {
+    fn prune(&mut self) {
+        let node_label = provisioner(self).map(|driver| format!("{driver}/node"));
+        let metadata = &mut self.metadata;
+        metadata.owner_references = None;
+        metadata.generate_name = None;
+        // Only whether there is one matters.
+        metadata.finalizers.iter_mut().for_each(|finalizers| finalizers.truncate(1));
+        if let Some(annotations) = &mut metadata.annotations {
+            annotations.retain(|name, _| CLAIM_ANNOTATIONS.contains(&name.as_str()));
+            annotations.values_mut().for_each(shorten);
+        }
+        if let Some(labels) = &mut metadata.labels {
+            // The label with the node has the name of the driver, which a claim that was bound by hand does not name.
+            labels.retain(|name, _| match &node_label {
+                Some(known) => name == known,
+                None => name.ends_with("/node"),
+            });
+            while labels.len() > LABELS_KEPT && labels.pop_last().is_some() {}
+        }
+        if let Some(spec) = &mut self.spec {
+            prune_spec(spec);
+        }
+    }
+}
+
+fn prune_spec(spec: &mut PersistentVolumeClaimSpec) {
+    // A claim with a selector is refused, whatever it selects.
+    spec.selector.iter_mut().for_each(|selector| *selector = LabelSelector::default());
+    if let Some(modes) = &mut spec.access_modes {
+        modes.sort();
+        modes.dedup();
+        modes.shrink_to_fit();
+    }
+    if let Some(resources) = &mut spec.resources {
+        resources.limits = None;
+        resources.requests.iter_mut().for_each(|requests| requests.retain(|name, _| name == STORAGE));
+    }
+    let source = spec
+        .data_source
+        .iter_mut()
+        .flat_map(|source| [Some(&mut source.kind), Some(&mut source.name), source.api_group.as_mut(), None]);
+    let source_ref = spec.data_source_ref.iter_mut().flat_map(|source| {
+        let (group, namespace) = (source.api_group.as_mut(), source.namespace.as_mut());
+        [Some(&mut source.kind), Some(&mut source.name), group, namespace]
+    });
+    source.chain(source_ref).flatten().for_each(shorten);
+    spec.volume_name.iter_mut().for_each(shorten);
+}
+
+fn shorten(text: &mut String) {
+    if text.len() > NAME_KEPT {
+        *text = truncated(text, NAME_KEPT).to_owned();
     }
 }
 
@@ -231,10 +328,57 @@ mod tests {
     #[test]
     fn an_entry_of_that_name_at_another_path_is_kept() {
         let labels = json!({"managedFields": "mine", "metadata": "too"});
-        let claim = fixtures::claim(json!({"metadata": {"labels": labels, "annotations": labels}}));
+        let volume = fixtures::volume(json!({"metadata": {"labels": labels, "annotations": labels}}));
+        let text = serde_json::to_string(&volume).unwrap();
+        let read: Pruned<PersistentVolume> = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+
+    #[test]
+    fn a_usual_claim_is_kept_whole() {
+        let claim = fixtures::bound_claim(json!({
+            "metadata": {"labels": {"csi.loopfs.dev/node": "node-a"}, "annotations": {NODE_EXPANSION_NOT_REQUIRED: "true"}},
+            "spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}},
+        }));
         let text = serde_json::to_string(&claim).unwrap();
         let read: Pruned<PersistentVolumeClaim> = serde_json::from_str(&text).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+
+    /// Each is within the limits of the API server.
+    #[rstest]
+    #[case::annotations(json!({"metadata": {"annotations": {"a": "x".repeat(250 << 10)}}}))]
+    #[case::a_long_node(json!({"metadata": {"annotations": {SELECTED_NODE: "x".repeat(250 << 10)}}}))]
+    #[case::labels(json!({"metadata": {"labels": numbered(20_000, |number| (format!("a{number}/node"), json!("b")))}}))]
+    #[case::owners(json!({"metadata": {"ownerReferences": vec![json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}); 10_000]}}))]
+    #[case::finalizers(json!({"metadata": {"finalizers": vec!["example.com/keep"; 20_000]}}))]
+    #[case::a_selector(json!({"spec": {"selector": {"matchLabels": numbered(20_000, |number| (format!("a{number}"), json!("b")))}}}))]
+    #[case::access_modes(json!({"spec": {"accessModes": vec!["ReadWriteOnce"; 20_000]}}))]
+    #[case::a_source(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "x".repeat(1 << 20)}}}))]
+    #[case::a_foreign_source(json!({"spec": {"dataSourceRef": {"apiGroup": "x.dev", "kind": "x".repeat(1 << 20), "name": "b"}}}))]
+    #[case::a_volume(json!({"spec": {"volumeName": "x".repeat(1 << 20)}}))]
+    fn a_large_claim_takes_little_memory(#[case] change: Value) {
+        let claim = serde_json::to_string(&fixtures::claim(change)).unwrap();
+        assert!(claim.len() > 200 << 10);
+        let read: Pruned<PersistentVolumeClaim> = serde_json::from_str(&claim).unwrap();
+        let kept = serde_json::to_string(&read).unwrap();
+        assert!(kept.len() < 2 << 10, "{kept}");
+    }
+
+    /// If a claim could hide its label, the nodes would watch all claims of the cluster.
+    #[test]
+    fn other_labels_do_not_hide_the_node() {
+        let mut labels = numbered(100, |number| (format!("a{number}/node"), json!("b")));
+        labels["csi.loopfs.dev/node"] = json!("node-a");
+        let claim = fixtures::claim(json!({"metadata": {"labels": labels}}));
+        let read: Pruned<PersistentVolumeClaim> =
+            serde_json::from_value(serde_json::to_value(claim).unwrap()).unwrap();
+        let kept = serde_json::to_value(&read.metadata.labels).unwrap();
+        assert_eq!(kept, json!({"csi.loopfs.dev/node": "node-a"}));
+    }
+
+    fn numbered(count: usize, entry: impl Fn(usize) -> (String, Value)) -> Value {
+        (0..count).map(entry).collect::<serde_json::Map<_, _>>().into()
     }
 
     #[rstest]

@@ -18,7 +18,12 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::{backoff::Backoff, pruned::Pruned, queue_metrics::QueueDepth, signals::RetryGeneration};
+use crate::api::{
+    backoff::Backoff,
+    pruned::{Prune, Pruned},
+    queue_metrics::QueueDepth,
+    signals::RetryGeneration,
+};
 
 /// A type of Kubernetes object.
 pub(crate) trait Object:
@@ -150,7 +155,7 @@ pub(crate) enum CacheChange<K> {
 ///
 /// An object that is not of interest any more leaves the cache as if it were deleted. An object that never was of interest is
 /// not stored, so memory does not grow with the objects of other nodes.
-pub(crate) fn watch<K: Object>(
+pub(crate) fn watch<K: Object + Prune>(
     api: Api<Pruned<K>>,
     config: watcher::Config,
     cache: Writer<K>,
@@ -164,7 +169,7 @@ where
 
 /// As [`watch`], but whenever the value of `selection` changes, another watch with the options of the new value begins with a list of
 /// its own. The first one begins once there is a value.
-pub(crate) fn watch_selection<K: Object, S: Copy + PartialEq + Send + Sync + 'static>(
+pub(crate) fn watch_selection<K: Object + Prune, S: Copy + PartialEq + Send + Sync + 'static>(
     api: Api<Pruned<K>>,
     selection: watch::Receiver<Option<S>>,
     config: impl Fn(S) -> watcher::Config + Send + 'static,

@@ -26,7 +26,14 @@ use kube::{
 
 use super::decision::{Decision, NodeLossState, begins_deletion, decide, will_delete};
 use crate::{
-    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, pruned::Pruned, queue},
+    api::{
+        absence,
+        backoff::Backoff,
+        cluster::Cluster,
+        events::Reason,
+        pruned::{Prune, Pruned},
+        queue,
+    },
     error::Error,
     objects::{identity::Identity, loss_policy::Policy, ownership, pv},
 };
@@ -321,7 +328,7 @@ pub(crate) async fn is_node_deleted(cluster: &Cluster, name: &str) -> Result<boo
 }
 
 /// Deletes an object, unless it changed since the decision. A newer object of the same name has another UID.
-async fn delete<K: queue::Object>(
+async fn delete<K: queue::Object + Prune>(
     api: &Api<Pruned<K>>,
     operation: &'static str,
     object: &K,

@@ -13,10 +13,10 @@ use loopfs::volume_store::VolumeId;
 use crate::objects::{identity::Identity, pv, refusal::Refusal};
 
 /// The annotation that kube-controller-manager sets on a claim which waits for an external provisioner: the provisioner's name.
-const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+pub(crate) const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
 /// The name of the same annotation in older versions of kube-controller-manager.
-const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+pub(crate) const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
 /// The annotation with the node that provisions. The scheduler sets it on a claim of a WaitForFirstConsumer class, to the node of its first
 /// pod, and the controller on a claim of an Immediate class.

@@ -9,12 +9,12 @@ use crate::testing::fixtures;
 
 fn request(note: &str) -> EventRequest {
     let claim: PersistentVolumeClaim = fixtures::claim(json!({}));
-    EventRequest {
-        regarding: claim.object_ref(&()),
-        reason: Reason::ProvisioningFailed,
-        note: note.to_owned(),
-        at: Timestamp::UNIX_EPOCH,
-    }
+    EventRequest::new(
+        claim.object_ref(&()),
+        Reason::ProvisioningFailed,
+        note.to_owned(),
+        Timestamp::UNIX_EPOCH,
+    )
 }
 
 #[test]
@@ -178,6 +178,29 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
     let mut elsewhere = request("one more");
     elsewhere.regarding.name = Some("other".to_owned());
     assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Some(Write::First));
+}
+
+/// A tenant creates claims without end.
+#[test]
+fn the_oldest_of_many_subjects_is_forgotten() {
+    let mut aggregator = Aggregator::default();
+    let start = Instant::now();
+    let about = |number: usize| {
+        let mut request = request("no space");
+        request.regarding.name = Some(format!("claim-{number}"));
+        Key::of(&request)
+    };
+    for number in 0..SUBJECTS_MAX {
+        assert_eq!(aggregator.observe(&about(number), start), Some(Write::First));
+    }
+    assert_eq!(aggregator.observe(&about(0), start), None);
+    assert_eq!(aggregator.observe(&about(SUBJECTS_MAX), start), Some(Write::First));
+    assert_eq!(aggregator.observe(&about(0), start), None, "it was requested again, and is kept");
+    assert_eq!(aggregator.observe(&about(1), start), Some(Write::First));
+    let known = (aggregator.subjects.len(), aggregator.by_last_request.len());
+    assert_eq!(known, (SUBJECTS_MAX, SUBJECTS_MAX));
+    aggregator.sweep(start + SERIES_END);
+    assert_eq!((aggregator.subjects.len(), aggregator.by_last_request.len()), (0, 0));
 }
 
 #[test]
