@@ -164,7 +164,11 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
     });
     let claim_labels = claim_labels(Some(&namespace), &common);
     let unready_nodes = controller::unready_nodes::Timing::DEFAULT;
-    let node_loss = controller::node_loss::Settings { mode: common.node_loss, at_most_percent };
+    let node_loss = controller::node_loss::Settings {
+        mode: common.node_loss,
+        at_most_percent,
+        list_interval: controller::node_loss::LIST_INTERVAL,
+    };
     let duties = Duties { builtin, claim_labels, node_loss, unready_nodes };
     let candidate = Candidate { namespace, holder };
     let parts = controller::process::Parts { client, identity, candidate, duties, monitoring };

@@ -1,5 +1,6 @@
 //! Lists objects in pages, so that the unwanted ones of a large cluster are never in memory together.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, api::ListParams};
 
 use crate::api::{
@@ -27,6 +28,27 @@ pub(crate) async fn selected<K: Object + Prune>(
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
             None => return Ok(selected),
+        }
+    }
+}
+
+/// Returns what `part` takes from the metadata of the listed objects.
+///
+/// # Errors
+/// When the request of a page fails.
+pub(crate) async fn of_metadata<K: Object, T, C: Default + Extend<T>>(
+    api: &Api<K>,
+    parameters: ListParams,
+    part: impl Fn(ObjectMeta) -> Option<T>,
+) -> kube::Result<C> {
+    let mut parameters = parameters.limit(PAGE_SIZE);
+    let mut parts = C::default();
+    loop {
+        let page = api.list_metadata(&parameters).await?;
+        parts.extend(page.items.into_iter().filter_map(|object| part(object.metadata)));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(parts),
         }
     }
 }

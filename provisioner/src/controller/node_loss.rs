@@ -23,6 +23,7 @@ use crate::{
     api::{
         cluster::Cluster,
         events::{Reason, some_names},
+        list,
     },
     error::Error,
     loss::{
@@ -45,7 +46,13 @@ pub(crate) struct Settings {
     /// If more than one node, and a larger share of the nodes with volumes, is deleted at once, nothing is deleted. It is then more likely
     /// that Node objects were deleted by mistake while their machines run.
     pub(crate) at_most_percent: u8,
+    /// The shortest interval between two lists of the PersistentVolumes. A change of a CSINode leads to a check, and changes of many nodes
+    /// follow each other, for example in an upgrade of the driver.
+    pub(crate) list_interval: Duration,
 }
+
+/// The interval in a cluster.
+pub(crate) const LIST_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Checks for deleted nodes until shutdown. Sends the number of volumes on deleted nodes.
 pub(crate) async fn run(
@@ -86,6 +93,15 @@ struct Pass {
     next: Option<Duration>,
 }
 
+/// The deleted nodes that a check finds.
+struct Found {
+    /// The number of nodes with volumes.
+    named: usize,
+    lost: BTreeMap<LostStorage, Lost>,
+    /// The time until the nodes with volumes are listed again, if this check did not list them.
+    relisted_after: Option<Duration>,
+}
+
 impl Witness for &Cluster {
     async fn is_lost(&self, place: &LostStorage, _volume: &PersistentVolume) -> Result<bool, Error> {
         match place {
@@ -99,7 +115,9 @@ impl Witness for &Cluster {
 struct NodeLossController<'a> {
     cluster: &'a Cluster,
     nodes: &'a RegisteredNodes,
-    at_most_percent: u8,
+    settings: Settings,
+    /// The nodes with volumes, and when they were listed.
+    named: Option<(Instant, BTreeSet<String>)>,
     /// When this process first saw that each node is missing.
     missing_since: BTreeMap<String, Instant>,
     losses: LossReconciler<'a, &'a Cluster>,
@@ -107,9 +125,8 @@ struct NodeLossController<'a> {
 
 impl<'a> NodeLossController<'a> {
     fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, settings: Settings) -> Self {
-        let Settings { mode, at_most_percent } = settings;
-        let losses = LossReconciler::new(cluster, cluster, mode);
-        NodeLossController { cluster, nodes, at_most_percent, missing_since: BTreeMap::new(), losses }
+        let losses = LossReconciler::new(cluster, cluster, settings.mode);
+        NodeLossController { cluster, nodes, settings, named: None, missing_since: BTreeMap::new(), losses }
     }
 
     /// Checks once.
@@ -118,12 +135,8 @@ impl<'a> NodeLossController<'a> {
     /// When the nodes or the PersistentVolumes cannot be read from the API server. A node may then come back without being seen, so all
     /// grace times start again.
     async fn reconcile(&mut self, now: Instant) -> Result<Pass, Error> {
-        let named = self.named_nodes().await;
-        let found = match named {
-            Ok(named) => self.deleted_nodes(&named, now).await.map(|lost| (named.len(), lost)),
-            Err(error) => Err(error),
-        };
-        let (named, lost) = found.inspect_err(|_error| self.losses.interrupted())?;
+        let found = self.find_lost(now).await;
+        let Found { named, lost, relisted_after } = found.inspect_err(|_error| self.losses.interrupted())?;
         let volumes = lost.values().map(|lost| lost.volumes.len()).sum();
         let next = if self.is_doubtful(&lost, named, now) {
             self.losses.interrupted();
@@ -131,17 +144,31 @@ impl<'a> NodeLossController<'a> {
         } else {
             self.losses.reconcile(lost, now).await
         };
-        Ok(Pass { volumes, next })
+        // A node that has a volume only since the last list can be deleted too.
+        Ok(Pass { volumes, next: next.into_iter().chain(relisted_after).min() })
+    }
+
+    /// Lists the nodes with volumes, unless it has done so within the interval, and finds those that were deleted.
+    async fn find_lost(&mut self, now: Instant) -> Result<Found, Error> {
+        let interval = self.settings.list_interval;
+        let known = self.named.take().filter(|(listed, _)| now < *listed + interval);
+        let relisted_after = known.as_ref().map(|(listed, _)| *listed + interval - now);
+        let (listed, named) = match known {
+            Some(known) => known,
+            None => (now, self.named_nodes().await?),
+        };
+        let lost = self.deleted_nodes(&named, now).await;
+        let (_, named) = self.named.insert((listed, named));
+        Ok(Found { named: named.len(), lost: lost?, relisted_after })
     }
 
     /// Returns the nodes that PersistentVolumes of this driver are labelled with.
     async fn named_nodes(&self) -> Result<BTreeSet<String>, Error> {
         let label = self.cluster.identity.node_label();
-        // From the API server's cache: a Node is read again before it counts as deleted.
-        let labelled = ListParams::default().labels(&label).match_any();
-        let volumes = self.cluster.volume_api().list_metadata(&labelled).await;
-        let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        Ok(volumes.items.into_iter().filter_map(|volume| volume.metadata.labels?.remove(&label)).collect())
+        let labelled = ListParams::default().labels(&label);
+        let volumes = self.cluster.volume_api();
+        let named = list::of_metadata(&volumes, labelled, |volume| volume.labels?.remove(&label)).await;
+        named.map_err(|error| Error::api("list", "the PersistentVolumes", error))
     }
 
     /// Returns those of the nodes that were deleted, with their volumes.
@@ -155,6 +182,10 @@ impl<'a> NodeLossController<'a> {
         for name in named.difference(&known) {
             if is_node_deleted(self.cluster, name).await? {
                 let volumes = self.volumes_of(name).await?;
+                if volumes.is_empty() {
+                    // They were deleted after the list.
+                    continue;
+                }
                 let seen = self.nodes.last_seen(name);
                 lost.insert(LostStorage::Node(name.clone()), Lost { volumes, seen });
             }
@@ -182,7 +213,7 @@ impl<'a> NodeLossController<'a> {
         }
         self.missing_since = missing_since;
         let nodes = named - lost.len() + recent.len();
-        if recent.len() <= 1 || recent.len() * 100 <= nodes * usize::from(self.at_most_percent) {
+        if recent.len() <= 1 || recent.len() * 100 <= nodes * usize::from(self.settings.at_most_percent) {
             return false;
         }
         let note = format!(
@@ -190,7 +221,7 @@ impl<'a> NodeLossController<'a> {
              their volumes is deleted: {}; check whether their machines run, and restart the kubelets that do, which registers \
              their nodes again; if the machines are gone, start the controller with a larger percentage",
             recent.len(),
-            self.at_most_percent,
+            self.settings.at_most_percent,
             some_names(recent.iter().map(|name| format!("{name:?}"))),
         );
         self.cluster.events.publish_on_node(Reason::NodeLost, note);
@@ -199,9 +230,9 @@ impl<'a> NodeLossController<'a> {
 
     async fn volumes_of(&self, node: &str) -> Result<Vec<Arc<PersistentVolume>>, Error> {
         let labelled = ListParams::default().labels(&self.cluster.identity.node_selector(node));
-        let volumes = self.cluster.volume_api().list(&labelled).await;
+        let volumes = list::selected(&self.cluster.volume_api(), labelled, |_volume| true).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        Ok(volumes.into_iter().map(|volume| Arc::new(volume.into_inner())).collect())
+        Ok(volumes.into_iter().map(Arc::new).collect())
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) const ONLY_PLACEMENT: Duties = Duties {
 
 /// Returns the settings of a controller that checks for deleted nodes.
 pub(super) const fn checking(mode: NodeLoss) -> Settings {
-    Settings { mode, at_most_percent: 20 }
+    Settings { mode, at_most_percent: 20, list_interval: Duration::ZERO }
 }
 
 /// Returns the kubeconfig of a replica, and the node in its token.

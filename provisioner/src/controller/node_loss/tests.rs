@@ -120,7 +120,7 @@ async fn reconciled_at(
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode, at_most_percent: 20 };
+    let settings = Settings { mode, at_most_percent: 20, list_interval: Duration::ZERO };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     let mut results = Vec::new();
@@ -289,7 +289,7 @@ async fn an_announcement_names_the_end_of_the_grace_time() {
     let test_context = test_context(lost(&volume(json!({}))));
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20 };
+    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
     let began = Timestamp::now();
     NodeLossController::new(&ctx.cluster, &nodes, settings).reconcile(Instant::now()).await.unwrap();
     let ended = Timestamp::now();
@@ -310,7 +310,7 @@ async fn another_leader_waits_for_the_full_grace_time() {
     let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20 };
+    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
     let start = Instant::now();
     for now in [start, start + GRACE] {
         let mut leader = NodeLossController::new(&ctx.cluster, &nodes, settings);
@@ -327,7 +327,7 @@ async fn a_sighting_restarts_the_grace_time() {
     let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20 };
+    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     assert_eq!(controller.reconcile(start).await.unwrap().next, Some(GRACE));
@@ -411,4 +411,54 @@ async fn a_node_that_was_lost_long_before_is_not_missing_at_once() {
     assert_eq!(waits(results), [Some(Duration::from_secs(1800)), None, Some(GRACE)]);
     // Nothing is deleted at first, then the volume of the second node is announced, and that of the first one is kept.
     assert_eq!(reasons, ["NodeLost"; 3]);
+}
+
+/// Each change of a CSINode leads to a check.
+#[tokio::test]
+async fn volumes_are_listed_once_in_an_interval() {
+    let volume = volume(json!({}));
+    let requests = [present(&volume), vec![node_exists()], vec![node_exists()], present(&volume)];
+    let test_context = test_context(requests.into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
+    let nodes = RegisteredNodes::of(&["node-a"]);
+    let settings =
+        Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::from_secs(60) };
+    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
+    let start = Instant::now();
+    let mut waits = Vec::new();
+    for seconds in [0, 20, 59, 60] {
+        waits.push(controller.reconcile(start + Duration::from_secs(seconds)).await.unwrap().next);
+    }
+    drop(controller);
+    drop(ctx);
+    assert_eq!(waits, [None, Some(Duration::from_secs(40)), Some(Duration::from_secs(1)), None]);
+    test_context.finish().await;
+}
+
+#[tokio::test]
+async fn volumes_are_listed_in_pages() {
+    let volume = volume(json!({}));
+    let mut page = metadata(std::slice::from_ref(&volume));
+    page["metadata"] = json!({"continue": "next"});
+    let first = expect(Method::GET, VOLUMES, None).respond(page);
+    let requests = [vec![first], present(&volume)];
+    let (results, _) = reconciled_at(&[Duration::ZERO], NodeLoss::Enforce, requests).await;
+    assert_eq!(waits(results), [None]);
+}
+
+/// The volumes were deleted between the two lists.
+#[tokio::test]
+async fn deleted_nodes_without_volumes_are_not_missing() {
+    let volumes = ["node-b", "node-c"].map(|node| fixtures::volume_on(node, deleting_claim()));
+    let none = || expect(Method::GET, VOLUMES, None).respond(list(&[]));
+    let requests = vec![
+        expect(Method::GET, VOLUMES, None).respond(metadata(&volumes)),
+        node_deleted(),
+        none(),
+        expect(Method::GET, "/api/v1/nodes/node-c", None).refuse(404, "NotFound"),
+        none(),
+    ];
+    let (results, reasons) = reconciled_at(&[Duration::ZERO], NodeLoss::Enforce, [requests]).await;
+    assert!(matches!(results[..], [Ok(Pass { volumes: 0, next: None })]), "{results:?}");
+    assert_eq!(reasons, [""; 0]);
 }
