@@ -60,7 +60,7 @@ impl Configuration {
 
 /// open(2) and `LOOP_CONFIGURE`.
 pub fn attach(index: u32, configuration: &Configuration) -> Result<OwnedFd> {
-    let device = loop_dev::open_device(index, true)?;
+    let device = loop_dev::open_existing(index, true)?;
     loop_dev::configure(&device, &configuration.0)?;
     Ok(device)
 }

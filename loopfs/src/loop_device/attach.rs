@@ -10,7 +10,7 @@ use nix::sys::stat::fstat;
 use super::binding::{Access, Binding};
 use super::detach::{Detach, PendingDetach, request_detach};
 use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, check_node, node_name, read_status};
-use super::discard::{self, Outcome};
+use super::discard::{self, Discard, Outcome};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
@@ -37,7 +37,7 @@ pub(super) fn attach(
     let mut retries = Retries::new(options.deadline);
     loop {
         let (index, control_lock) = match options.index {
-            IndexPolicy::Pool => (pool.acquire(control)?, None),
+            IndexPolicy::Pool => (pool.acquire(control, options.discard)?, None),
             IndexPolicy::Any => {
                 let lock = lock_control(retries.left())?;
                 (loop_dev::get_free(control).context("find", "a free loop device")?, Some(lock))
@@ -59,9 +59,10 @@ pub(super) fn attach(
             // On a file system without locks each search queries every device.
             Ok(()) | Err(_) => {}
         }
-        let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
+        let opened = loop_dev::open_existing(index, options.access == Access::ReadWrite);
         // Otherwise the file would be bound to another device until its status is read.
         if let Ok(fd) = &opened
+            && loop_dev::device_number(fd) != Ok(pool.number_of(index))
             && let Err(error) = check_node(fd, index)
         {
             retries.stale_nodes += 1;
@@ -82,6 +83,7 @@ pub(super) fn attach(
                     .and_then(|binding| Ok((binding, discard::set(&fd, index, options.discard)?)));
                 let error = match checked {
                     Ok((binding, Outcome::Done)) => {
+                        pool.record_discard(index, options.discard);
                         if options.lifetime == Lifetime::AutoClear {
                             pool.release_on_close(index);
                         }
@@ -94,6 +96,7 @@ pub(super) fn attach(
                         detach_for_retry(fd, config.info.lo_flags, binding, retries.left(), reason)?;
                         index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                         if loop_dev::remove(control, index).is_err() {
+                            pool.record_discard(index, Discard::Disabled);
                             pool.release_on_close(index);
                         }
                         continue;
@@ -258,7 +261,7 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
     let mut config = abi::config(backing.as_raw_fd(), block_size);
     config.info.lo_offset = options.range.offset;
     config.info.lo_sizelimit = options.range.size_limit.map_or(0, |limit| limit.get());
-    config.info.lo_file_name[..options.label.len()].copy_from_slice(options.label.as_bytes());
+    config.info.lo_file_name = options.file_name();
     for (wanted, flag) in [
         (options.access == Access::ReadOnly, abi::READ_ONLY),
         (options.direct_io != DirectIo::Off, abi::DIRECT_IO),

@@ -42,6 +42,21 @@ pub(super) const BEYOND_ALL_INDICES: u32 = 1 << 20;
 /// one inherited it or received it from the other, must not use it concurrently.
 ///
 /// Read-only devices of other programs are not excluded: there may be one beside each device of this library.
+///
+/// # Devices that untrusted programs can open
+/// A process that can open a device can unbind it (`LOOP_CLR_FD`), and bind it to a file of its own; neither needs a capability. If it
+/// has the device open for writing, it can change its offset, size limit, label and block size, switch direct I/O off, and make the kernel
+/// scan its content for partitions. A container keeps the node of a device for as long as it runs. If the index of the device is
+/// bound to another file by then, the container has access to that file.
+///
+/// A program that makes a device available to such processes therefore holds a [`LoopDevice`] of it for as long as they may run:
+/// the kernel does not unbind a device that is open, it only detaches it at the last close. After a restart, it opens the devices again
+/// ([`LoopDevice::open_device_number`]) before it attaches any file. It detaches a device only when none of these processes is left.
+/// The pool of this [`LoopControl`] uses no index whose node is mounted in the mount namespace of the calling thread, so a
+/// node that a container was given should stay mounted for as long as the container runs.
+/// [`restore`](LoopDevice::restore) finds and repairs what such a process has changed.
+///
+/// [`IndexPolicy`](super::IndexPolicy)`::Any` and `Exact`, and other programs such as losetup(8), use any index that is bound to no file.
 #[derive(Debug)]
 pub struct LoopControl {
     shared: Arc<Shared>,
@@ -65,8 +80,8 @@ struct Shared {
 }
 
 impl LoopControl {
-    /// Opens `/dev/loop-control` and adds the idle devices of earlier processes to the pool. If the loop module is not loaded,
-    /// the kernel loads it. If `/dev` is a copy, in which the kernel creates no nodes, the library creates the missing ones: this
+    /// Opens `/dev/loop-control`. The first attachment looks for the idle devices of earlier processes. If the loop module is not
+    /// loaded, the kernel loads it. If `/dev` is a copy, in which the kernel creates no nodes, the library creates the missing ones: this
     /// one, and `/dev/loopN` when it opens a device.
     ///
     /// # Errors
@@ -88,7 +103,7 @@ impl LoopControl {
     }
 
     fn new(control: OwnedFd, options: PoolOptions) -> Result<Self> {
-        let pool = Pool::recover(options)?;
+        let pool = Pool::new(options)?;
         Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
     }
 

@@ -38,6 +38,8 @@ pub struct Status {
     pub direct_io: bool,
     /// Whether the kernel unbinds the device at its last close.
     pub auto_clear: bool,
+    /// Whether the kernel has been told to scan the content of the device for partitions.
+    pub partition_scan: bool,
     /// What [`AttachOptions::label`](super::AttachOptions::label) set, or the path that another program gave.
     pub label: String,
 }
@@ -318,6 +320,7 @@ pub(super) fn read_status(fd: impl AsFd, index: u32) -> Result<Status> {
         block_size: loop_dev::logical_block_size(&fd).context(failed, node_name(index))?,
         direct_io: info.lo_flags & abi::DIRECT_IO != 0,
         auto_clear: info.lo_flags & abi::AUTOCLEAR != 0,
+        partition_scan: info.lo_flags & abi::PARTITION_SCAN != 0,
         label: String::from_utf8_lossy(label).into_owned(),
     })
 }

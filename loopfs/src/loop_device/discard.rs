@@ -110,7 +110,7 @@ pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outc
 
 /// Returns the current handling of discards by an open device. Queries the device itself, which takes a tenth of the time of
 /// sysfs. If the device is open for reading only, reads sysfs.
-fn current(device: impl AsFd, index: u32) -> Result<Discard> {
+pub(super) fn current(device: impl AsFd, index: u32) -> Result<Discard> {
     let enabled = match loop_dev::takes_discards(device) {
         Some(enabled) => enabled,
         None => {

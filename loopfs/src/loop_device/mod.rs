@@ -19,6 +19,7 @@ mod options;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
+mod restore;
 pub mod unmanaged;
 
 pub use attachments::Attachments;

@@ -471,7 +471,7 @@ fn an_index_whose_discards_stay_disabled_is_recreated_once_no_process_has_it_ope
             assert_eq!(control.detach_all(disabled.as_fd()).unwrap(), Detach::Detached);
             // As udev does, but for longer than the deadline.
             let user = crate::sys::loop_dev::open_device(index, false).unwrap();
-            let hurried = options().deadline(Duration::ZERO);
+            let hurried = options().index(IndexPolicy::Exact(index)).deadline(Duration::ZERO);
             assert_eq!(control.attach(enabled.as_fd(), &hurried).unwrap_err().kind(), ErrorKind::Busy);
             assert_eq!(
                 control.ensure_attached(enabled.as_fd(), &hurried).unwrap().index(),

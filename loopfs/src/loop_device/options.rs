@@ -143,6 +143,13 @@ impl AttachOptions {
         self
     }
 
+    /// Returns the label as the kernel takes it.
+    pub(super) fn file_name(&self) -> [u8; 64] {
+        let mut name = [0; 64];
+        name[..self.label.len()].copy_from_slice(self.label.as_bytes());
+        name
+    }
+
     /// Returns how a bound device differs from these options, or `None` if it meets them.
     pub(super) fn mismatch(&self, status: &Status) -> Option<String> {
         if status.binding.access != self.access {

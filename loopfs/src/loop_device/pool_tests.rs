@@ -11,6 +11,7 @@ use rstest::rstest;
 use super::control::LoopControl;
 use super::detach::Detach;
 use super::device::LoopDevice;
+use super::discard::Discard;
 use super::model_tests::{image, old_and_new, options};
 use super::options::{AttachOptions, Lifetime};
 use super::pool::PoolOptions;
@@ -152,6 +153,97 @@ fn an_attachment_looks_at_few_of_the_devices_that_are_closing() {
             let opened = with(|model| model.calls["open"]) - before;
             assert!(opened <= 12, "{opened} devices were opened");
             drop(held);
+        },
+    );
+}
+
+#[test]
+fn a_device_without_discards_is_not_reused_with_discards() {
+    for earlier_process in [false, true] {
+        old_and_new(
+            |model| model.keeps_discards_disabled = true,
+            || {
+                let (mut control, image) = (small_pool(), image());
+                let (thin, thick) = (options(), options().discard(Discard::Disabled));
+                let attached = |control: &LoopControl, options: &AttachOptions| {
+                    let device = control.attach(image.as_fd(), options).unwrap();
+                    let index = device.index();
+                    control.detach(device).unwrap();
+                    index
+                };
+                assert_eq!(attached(&control, &thick), 10);
+                if earlier_process {
+                    control = small_pool();
+                }
+                assert_eq!(attached(&control, &thin), 11);
+                assert_eq!(attached(&control, &thick), 10);
+                assert_eq!(attached(&control, &thin), 11);
+                with(|model| assert_eq!(model.calls.get("remove"), None));
+                // All three are idle, and none suits.
+                (0..2).for_each(|_| drop(control.remove_idle(0)));
+                let all =
+                    [image.try_clone().unwrap(), super::model_tests::image(), super::model_tests::image()];
+                for device in attach_all(&control, &all, &thick) {
+                    control.detach(device).unwrap();
+                }
+                attached(&control, &thin);
+            },
+        );
+    }
+}
+
+#[test]
+fn an_index_with_a_mounted_node_is_not_used() {
+    old_and_new(
+        |model| {
+            // One exists and is idle, one is closing, and one was removed.
+            model.mounted = [10, 12].into();
+            model.bind_foreign(10);
+            model.unbind_all([10]);
+        },
+        || {
+            let (control, images) = (small_pool(), [image(), image()]);
+            assert_eq!(control.attach(images[0].as_fd(), &options()).unwrap().index(), 11);
+            let full = control.attach(images[1].as_fd(), &options()).unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+            // The next process scans the range again.
+            with(|model| model.mounted.clear());
+            let next = small_pool().attach(images[1].as_fd(), &options());
+            assert!(next.is_ok_and(|device| [10, 12].contains(&device.index())));
+        },
+    );
+}
+
+#[test]
+fn a_device_that_this_process_detached_is_used_while_mounted() {
+    old_and_new(
+        |model| model.mounted = [10].into(),
+        || {
+            let image = image();
+            with(|model| model.bind_file(10, image.try_clone().unwrap(), 0));
+            let control = small_pool();
+            let device = LoopDevice::open_index(10).unwrap();
+            control.detach(device).unwrap();
+            assert_eq!(control.attach(image.as_fd(), &options()).unwrap().index(), 10);
+        },
+    );
+}
+
+#[test]
+fn the_pool_opens_no_device_that_it_does_not_bind() {
+    old_and_new(
+        |model| (10..13).for_each(|index| model.bind_foreign(index)),
+        || {
+            let control = small_pool();
+            let before = with(|model| model.calls.get("open").copied().unwrap_or_default());
+            // Asking the file costs none: it has no writer.
+            let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+            std::fs::write(&file, [0; 4096]).unwrap();
+            let reader = File::open(&file).unwrap();
+            let full = control.attach(reader.as_fd(), &options()).unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+            assert_eq!(control.idle(), 0);
+            assert_eq!(with(|model| model.calls.get("open").copied().unwrap_or_default()), before);
         },
     );
 }

@@ -2,6 +2,7 @@
 //!
 //! Unit tests replace this module with `loop_model.rs`, a model of the driver with the same functions.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use ioctl_sys::ioctl;
@@ -14,7 +15,8 @@ use nix::unistd::{mkdtemp, unlink};
 use rustix::fs::ioctl_blksszget;
 
 use super::devtmpfs::is_devtmpfs;
-use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
+use super::kernel_version;
+use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64, mounted_indices};
 use super::result::{Result, errno};
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
@@ -112,6 +114,16 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     }
 }
 
+/// Opens `/dev/loopN` of a device that exists, as far as the caller knows. Does not look for it in sysfs first, unlike
+/// [`open_device`]. If it was removed in the meantime and its node was not, the kernel creates it again.
+pub(crate) fn open_existing(index: u32, writable: bool) -> Result<OwnedFd> {
+    let access = OFlag::O_NONBLOCK | if writable { OFlag::O_RDWR } else { OFlag::O_RDONLY };
+    match open_node(format!("/dev/loop{index}").as_str(), access) {
+        Err(Errno::ENOENT) => open_device(index, writable),
+        opened => opened,
+    }
+}
+
 fn open_listed(index: u32, writable: bool) -> Result<OwnedFd> {
     // The node can have outlived the device. To open it would create the device (CONFIG_BLOCK_LEGACY_AUTOLOAD).
     if !exists(index) && std::path::Path::new("/sys/block").exists() {
@@ -176,6 +188,17 @@ pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
     Ok(indices.iter().map(inode).collect())
 }
 
+/// Returns `true` if a device is bound to a file, according to sysfs. Opening the device instead would wait for as long as another
+/// process changes it (Linux 6.11).
+pub(crate) fn is_bound(index: u32) -> bool {
+    std::fs::metadata(format!("/sys/devices/virtual/block/loop{index}/loop")).is_ok()
+}
+
+/// Returns the indices of the devices whose node is mounted in the mount namespace of this thread.
+pub(crate) fn mounted() -> Result<BTreeSet<u32>> {
+    std::fs::read("/proc/thread-self/mountinfo").map(|table| mounted_indices(&table)).map_err(errno_of)
+}
+
 /// Reads an attribute of device `index` in sysfs as bytes, without the line feed at its end.
 pub(crate) fn attribute_bytes(index: u32, name: &str) -> Result<Vec<u8>> {
     let mut bytes = std::fs::read(attribute(index, name)).map_err(errno_of)?;
@@ -214,9 +237,12 @@ pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
 }
 
 /// Returns `true` if discards are enabled on a device. Returns `None` if `device` is open for reading only, because the kernel
-/// then refuses the call. The call discards nothing: its range is empty and not aligned to a sector, and `BLKDISCARD` checks
+/// then refuses the call, and before Linux 5.19, where the call succeeds although the limit is 0. The call discards nothing: its range is empty and not aligned to a sector, and `BLKDISCARD` checks
 /// the limit of the queue (EOPNOTSUPP) before it checks the range (EINVAL).
 pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
+    if !kernel_version::is_at_least(5, 19) {
+        return None;
+    }
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: BLKDISCARD reads two u64, which the argument is.
     let result = unsafe { blk_discard(fd, &[1, 0]) };

@@ -8,7 +8,7 @@
 //! that the model can detect its close.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -61,6 +61,8 @@ pub(crate) struct Model {
     pub(crate) max_part: u32,
     /// If set, the file is resized to this many bytes when it is bound, as if another process changed its size concurrently.
     pub(crate) size_when_bound: Option<u64>,
+    /// The devices whose node is mounted somewhere.
+    pub(crate) mounted: BTreeSet<u32>,
     /// The node of the first index opens the device of the second index.
     pub(crate) wrong_node: Option<(u32, u32)>,
 }
@@ -362,6 +364,10 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     })
 }
 
+pub(crate) fn open_existing(index: u32, writable: bool) -> Result<OwnedFd> {
+    open_device(index, writable)
+}
+
 pub(crate) fn open_again(device: impl AsFd, expected: u32) -> Result<OwnedFd> {
     with(|model| {
         let index = model.index_of(device)?;
@@ -417,9 +423,19 @@ pub(crate) fn indices_in_sysfs_order() -> Result<Vec<u32>> {
 
 pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
     with(|model| {
-        let bound = |index| model.devices.get(index).filter(|device| device.bound.is_some());
+        // A device that was unbound while it is open keeps its directory.
+        let bound =
+            |index| model.devices.get(index).filter(|device| device.bound.is_some() || device.rundown);
         Ok(indices.iter().map(|index| bound(index).map(|device| device.sequence)).collect())
     })
+}
+
+pub(crate) fn is_bound(index: u32) -> bool {
+    attachment_inodes(&[index]).is_ok_and(|inodes| inodes[0].is_some())
+}
+
+pub(crate) fn mounted() -> Result<BTreeSet<u32>> {
+    with(|model| model.enter("mounted", None).map(|()| model.mounted.clone()))
 }
 
 pub(crate) fn attribute_bytes(index: u32, name: &str) -> Result<Vec<u8>> {
@@ -561,6 +577,9 @@ pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
         let index = {
             let (index, bound) = model.bound_of("set_status", device)?;
             bound.info.lo_flags = info.lo_flags;
+            bound.info.lo_file_name = info.lo_file_name;
+            (bound.info.lo_offset, bound.info.lo_sizelimit) = (info.lo_offset, info.lo_sizelimit);
+            bound.refresh();
             index
         };
         if model.forgets_discard_limits {

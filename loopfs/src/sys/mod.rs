@@ -18,12 +18,15 @@ pub(crate) mod freeze;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;
 pub(crate) mod getdents;
+pub(crate) mod kernel_version;
 pub(crate) mod loop_abi;
 #[cfg(not(test))]
 pub(crate) mod loop_dev;
 #[cfg(test)]
 #[path = "loop_model.rs"]
 pub(crate) mod loop_dev;
+#[cfg(feature = "fault-injection")]
+pub(crate) mod loop_tenant;
 pub(crate) mod mount;
 pub(crate) mod mount_ids;
 #[cfg(feature = "preflight")]

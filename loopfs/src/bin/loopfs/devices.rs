@@ -380,6 +380,7 @@ mod tests {
             block_size: 512,
             direct_io: true,
             auto_clear: false,
+            partition_scan: false,
             label: String::new(),
         }
     }
