@@ -69,7 +69,7 @@ mod tests {
     #[case(AbnormalReason::ProjectNotInherited, VolumeError::Degraded)]
     #[case(AbnormalReason::FilesInForeignProject, VolumeError::Degraded)]
     #[case(AbnormalReason::ChargedForForeignFiles, VolumeError::Degraded)]
-    #[case(AbnormalReason::DirectIoLost, VolumeError::Degraded)]
+    #[case(AbnormalReason::DeviceChanged, VolumeError::Degraded)]
     #[case(AbnormalReason::ImageTruncated, VolumeError::DataLoss)]
     #[case(AbnormalReason::ImageMissing, VolumeError::DataLoss)]
     #[case(AbnormalReason::DeviceOfOtherFile, VolumeError::DataLoss)]

@@ -3,7 +3,7 @@
 //! `docs/decisions/0030-unpublishing-needs-no-disk.md` gives the reasons.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use loopfs::ErrorKind;
@@ -18,6 +18,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::mount_watch::MountWatch;
 use crate::target::PublishRoot;
+use crate::volumes::HeldDevices;
 
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
 /// ten seconds after which the probes in the manifest time out.
@@ -31,6 +32,7 @@ const HANG_REMEDY: &str =
 pub(crate) struct Storage {
     pub(crate) store: VolumeStore,
     pub(crate) loops: Arc<LoopControl>,
+    pub(crate) held: Arc<HeldDevices>,
 }
 
 impl Storage {
@@ -78,6 +80,8 @@ pub(crate) struct StorageMonitor {
     /// The directory below which volumes are published.
     root: Arc<PublishRoot>,
     state: watch::Sender<State>,
+    /// Set when the storage is opened for the first time.
+    held: OnceLock<Arc<HeldDevices>>,
     /// The start of the probe that is in progress. A probe writes to the disk.
     probe_started: watch::Sender<Option<Instant>>,
 }
@@ -88,6 +92,7 @@ impl StorageMonitor {
             data_dir,
             root,
             state: watch::Sender::new(State::Starting),
+            held: OnceLock::new(),
             probe_started: watch::Sender::new(None),
         }
     }
@@ -100,6 +105,11 @@ impl StorageMonitor {
             Some(error) => Err(error),
             None => Ok(storage),
         }
+    }
+
+    /// Returns the published devices, also while the storage is unavailable. Returns `None` before it was opened.
+    pub(crate) fn held(&self) -> Option<&HeldDevices> {
+        self.held.get().map(Arc::as_ref)
     }
 
     fn last_opened(&self) -> Result<Arc<Storage>> {
@@ -277,29 +287,36 @@ impl StorageMonitor {
         opening.await
     }
 
-    /// Opens the storage. Keeps the [`LoopControl`] of the previous attempt, because it holds the pool of idle devices.
+    /// Opens the storage. Keeps what an earlier call has opened: the pool of idle devices, and the published devices.
     async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
         let data_dir = self.data_dir.clone();
-        let known = loops.clone();
+        let known = loops.clone().zip(self.held.get().cloned());
         let root = Arc::clone(&self.root);
         let opened = tokio::task::spawn_blocking(move || {
             let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
             store.verify()?;
-            if known.is_none() {
-                // No call is in progress yet that could change a mount in between.
-                sync_publications(&store, &root);
-            }
-            let loops = known.map_or_else(|| LoopControl::open().map(Arc::new), Ok)?;
-            Ok(Storage { store, loops })
+            let (loops, held) = match known {
+                Some(known) => known,
+                None => {
+                    // No call is in progress yet that could change a mount in between.
+                    sync_publications(&store, &root);
+                    let held = HeldDevices::recover(&store, &root.mounts()?)?;
+                    (Arc::new(LoopControl::open()?), Arc::new(held))
+                }
+            };
+            Ok(Storage { store, loops, held })
         });
         match opened.await {
             Ok(Ok(storage)) => {
                 *loops = Some(Arc::clone(&storage.loops));
+                // Only the first one is set, and later ones are the same.
+                self.held.set(Arc::clone(&storage.held)).ok();
                 Ok(storage)
             }
             Ok(Err(error)) => {
-                let error: loopfs::Error = error;
-                let absent = error.kind() == ErrorKind::NeverMounted;
+                let error: Error = error;
+                let absent =
+                    matches!(&error, Error::Storage(error) if error.kind() == ErrorKind::NeverMounted);
                 Err(OpenError { reason: error.to_string().into(), absent })
             }
             Err(panic) => {

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use loopfs::Bytes;
-use loopfs::loop_device::{
-    Access, AttachOptions, BackingFile, BlockSize, Detach, LoopControl, LoopDevice, Status,
-};
+use loopfs::ErrorKind;
+use loopfs::loop_device::{Access, AttachOptions, BackingFile, BlockSize, Detach, LoopDevice};
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::{Image, ImageDirectIo, Volume};
 use nix::fcntl::{OFlag, open};
@@ -20,6 +19,7 @@ use nix::unistd::fsync;
 use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
 use crate::loop_node::{is_loop_device, kind_of, number_of};
+use crate::storage::Storage;
 use crate::target::Target;
 
 /// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
@@ -35,17 +35,17 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// mounts when a process opens a device, and the container runtime decides whether a container may write to a device.
 pub(crate) struct BlockVolume<'a> {
     volume: &'a Volume,
-    loops: &'a LoopControl,
+    storage: &'a Storage,
     image: OwnedFd,
     settings: Image,
 }
 
 impl<'a> BlockVolume<'a> {
-    pub(crate) fn open(volume: &'a Volume, loops: &'a LoopControl) -> Result<Self> {
+    pub(crate) fn open(volume: &'a Volume, storage: &'a Storage) -> Result<Self> {
         let image = volume.open_image(Access::ReadOnly)?;
         let settings =
             volume.image()?.ok_or_else(|| Error::Defect("a Block volume has no image".to_owned()))?;
-        Ok(Self { volume, loops, image, settings })
+        Ok(Self { volume, storage, image, settings })
     }
 
     /// Returns the identity of the volume's image.
@@ -54,7 +54,7 @@ impl<'a> BlockVolume<'a> {
     }
 
     pub(crate) fn devices(&self) -> Result<Vec<LoopDevice>> {
-        Ok(self.loops.find(self.image.as_fd())?)
+        Ok(self.storage.loops.find(self.image.as_fd())?)
     }
 
     /// Returns the device with this access, and attaches it if necessary. The device gets the logical block size that
@@ -67,22 +67,56 @@ impl<'a> BlockVolume<'a> {
         // Opened for reading only: a descriptor that is open for writing would defeat the check by read lease, and the
         // library would query every device of the node.
         let image = &self.image;
-        let options = AttachOptions::new(access)
-            .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
-            .direct_io(self.settings.direct_io.wish())
-            .discard(self.settings.provisioning.discard())
-            .label(self.volume.id().as_str());
-        let device = self.loops.ensure_attached(image.as_fd(), &options)?;
+        let attach = || self.storage.loops.ensure_attached(image.as_fd(), &self.options(access));
+        let device = match attach() {
+            // A pod has changed the device.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                self.devices()?.iter().try_for_each(|device| self.restore(device))?;
+                attach()?
+            }
+            attached => attached?,
+        };
+        self.restore(&device)?;
         // The image may have been expanded while it was being attached. In that case the refresh after the expansion
         // did not find this device.
-        let status = device.status()?;
-        if status.size < file_size(image)? {
+        if device.status()?.size < file_size(image)? {
             device.refresh_capacity(image)?;
         }
-        if let Some(problem) = self.device_problem(&device, &status)? {
+        if let Some(problem) = self.device_problem(&device)? {
             tracing::warn!(%problem, "the loop device was attached without a preferred property");
         }
         Ok(device)
+    }
+
+    fn options(&self, access: Access) -> AttachOptions {
+        AttachOptions::new(access)
+            .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
+            .direct_io(self.settings.direct_io.wish())
+            .discard(self.settings.provisioning.discard())
+            .label(self.volume.id().as_str())
+    }
+
+    /// Returns what a pod has changed on the device.
+    fn change_of(&self, device: &LoopDevice) -> Result<Option<String>> {
+        Ok(device.difference(&self.image, &self.options(device.binding().access))?)
+    }
+
+    /// Returns what a pod has changed on one of the devices.
+    pub(crate) fn change(&self) -> Result<Option<String>> {
+        let changes =
+            self.devices()?.iter().map(|device| self.change_of(device)).collect::<Result<Vec<_>>>()?;
+        Ok(changes.into_iter().flatten().next())
+    }
+
+    /// Repairs what a pod has changed on the device, as far as the kernel allows it. The audit reports the rest.
+    fn restore(&self, device: &LoopDevice) -> Result<()> {
+        let Some(changed) = self.change_of(device)? else { return Ok(()) };
+        let options = self.options(device.binding().access);
+        let remaining = device.restore(&self.image, &options)?;
+        let name = device.path();
+        tracing::warn!(volume = %self.volume.id(), device = %name.display(), %changed, ?remaining,
+            "a process has changed the loop device; repaired all but what remains");
+        Ok(())
     }
 
     /// Flushes the page caches of the devices to the image. This does not flush a file system on a device, whose cached
@@ -107,8 +141,9 @@ impl<'a> BlockVolume<'a> {
             if let Some(mount_point) = mounted.find(number, None) {
                 return Err(self.published_with_other_access(mount_point, access));
             }
+            drop(self.storage.held.release(number));
             let name = device.path();
-            let Detach::Deferred(pending) = self.loops.detach(device)? else { continue };
+            let Detach::Deferred(pending) = self.storage.loops.detach(device)? else { continue };
             if let Detach::Deferred(_) = pending.wait(CLOSE_TIMEOUT)? {
                 return Err(Error::Temporary(format!(
                     "publish volume {}: a process of an earlier workload still has {} open, and its page cache differs \
@@ -144,14 +179,19 @@ impl<'a> BlockVolume<'a> {
             return Err(target.precondition_error("is a mount point of something else; unmount it"));
         };
         let Some(device) = self.device_of(&status)? else {
-            // Another program detached the device. Its number may belong to another volume by now.
-            let number = number_of(&status);
-            tracing::warn!(target = %target.path().display(), %number, "unmounting a loop device that is not attached to the volume's image");
-            target.unmount()?;
-            return Ok(false);
+            // Containers keep the node with which they were started. If it were unmounted here, the index would be used for another
+            // volume while they run.
+            return Err(target.precondition_error(&format!(
+                "shows loop device {}, which a process has detached from the image of volume {} since; delete the pods that use \
+                 the volume, after which it is unpublished",
+                number_of(&status),
+                self.volume.id()
+            )));
         };
         let present = device.binding().access;
         if present == access {
+            self.restore(&device)?;
+            self.storage.held.hold(self.volume.id(), &device)?;
             return Ok(true);
         }
         Err(Error::PublishedDifferently(format!(
@@ -176,18 +216,23 @@ impl<'a> BlockVolume<'a> {
         mounted: &MountedDevices,
         except: Option<&Target>,
     ) -> Result<Option<PathBuf>> {
+        let mut numbers = self.storage.held.numbers(Some(self.volume.id()));
         for device in self.devices()? {
-            if let Some(mount_point) = mounted.find(device.device_number()?, except.map(Target::path)) {
-                return Ok(Some(mount_point.to_owned()));
-            }
+            numbers.push(device.device_number()?);
         }
-        Ok(None)
+        let mount_point = |number| mounted.find(number, except.map(Target::path));
+        Ok(numbers.into_iter().find_map(mount_point).map(Path::to_owned))
     }
 
     /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused
     /// for other volumes.
     pub(crate) fn detach(&self) -> Result<()> {
-        if let Detach::Deferred(_) = self.loops.detach_all(self.image.as_fd())? {
+        let Storage { loops, held, .. } = self.storage;
+        for number in held.numbers(Some(self.volume.id())) {
+            // A pod may have given a read-only device another file, so that the device is not found by the image.
+            held.close(number, Some(self.image()?), loops)?;
+        }
+        if let Detach::Deferred(_) = loops.detach_all(self.image.as_fd())? {
             tracing::info!(
                 "a process has the volume's loop device open; the kernel detaches it at the last close"
             );
@@ -198,6 +243,8 @@ impl<'a> BlockVolume<'a> {
     /// Refreshes the capacity of the devices, and returns the size that all of them have.
     pub(crate) fn expand(&self) -> Result<Bytes> {
         let mut usable = self.volume.capacity();
+        // Opened again, because repairing a device can change its range.
+        self.devices()?.iter().try_for_each(|device| self.restore(device))?;
         for device in self.devices()? {
             usable = usable.min(device.refresh_capacity(&self.image)?);
         }
@@ -206,22 +253,39 @@ impl<'a> BlockVolume<'a> {
 
     /// Returns the problem of the devices, if there is one.
     pub(crate) fn problem(&self) -> Result<Option<String>> {
-        for device in self.devices()? {
-            if let Some(problem) = self.device_problem(&device, &device.status()?)? {
+        let devices = self.devices()?;
+        for device in &devices {
+            if let Some(problem) = self.device_problem(device)? {
                 return Ok(Some(problem));
             }
         }
-        Ok(None)
+        let known: Vec<_> = devices.iter().flat_map(LoopDevice::device_number).collect();
+        let other = self
+            .storage
+            .held
+            .numbers(Some(self.volume.id()))
+            .into_iter()
+            .find(|number| !known.contains(number));
+        Ok(other.map(|number| {
+            format!("loop device {number}, through which the volume is published, is bound to another file; delete the pods of the volume")
+        }))
     }
 
     /// Returns the problem of one device. A missing direct I/O is no problem if the volume prefers it and shares
     /// blocks, because sharing makes direct I/O unavailable.
-    fn device_problem(&self, device: &LoopDevice, status: &Status) -> Result<Option<String>> {
+    fn device_problem(&self, device: &LoopDevice) -> Result<Option<String>> {
+        let status = device.status()?;
+        let name = device.path();
+        if let Some(changed) = self.change_of(device)? {
+            return Ok(Some(format!(
+                "a process has changed {}: {changed}; the next publication or expansion of the volume repairs it, or delete its pods",
+                name.display()
+            )));
+        }
         let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
         if status.direct_io || preferred && self.volume.may_share_blocks()? {
             return Ok(None);
         }
-        let name = device.path();
         Ok(Some(format!("{} has lost direct I/O; unpublish and publish the volume", name.display())))
     }
 }

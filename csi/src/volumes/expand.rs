@@ -51,7 +51,7 @@ impl Volumes {
         let target = path.map(|path| self.root.locate(path)).transpose()?.flatten();
         let status = target.map(|target| target.status()).transpose()?.flatten();
         match status {
-            Some(status) if is_at(volume, &storage.loops, &status)? => Ok(()),
+            Some(status) if is_at(volume, storage, &status)? => Ok(()),
             _ => Err(not_published(volume.id(), path)),
         }
     }
@@ -66,13 +66,22 @@ impl Volumes {
         let volume = storage.store.volume(id)?;
         let up_to_date = volume.kind() != VolumeKind::Block
             || volume.device_size()?.is_some_and(|known| known >= volume.capacity());
-        if up_to_date { Ok(None) } else { refresh_and_record(&volume, &storage).map(Some) }
+        if up_to_date {
+            return Ok(None);
+        }
+        if let Some(change) = BlockVolume::open(&volume, &storage)?.change()? {
+            // The repair could cancel the detach of a concurrent call, so it needs the lock of the volume.
+            return Err(Error::Temporary(format!(
+                "a process has changed the loop device of volume {id}: {change}"
+            )));
+        }
+        refresh_and_record(&volume, &storage).map(Some)
     }
 }
 
 /// Refreshes the capacity of a Block volume's loop devices. Records their size, for which the provisioner waits.
 fn refresh_and_record(volume: &Volume, storage: &Storage) -> Result<Bytes> {
-    let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
+    let size = BlockVolume::open(volume, storage)?.expand()?;
     volume.record_device_size(size)?;
     Ok(size)
 }

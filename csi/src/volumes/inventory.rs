@@ -134,10 +134,10 @@ impl Volumes {
         volume: &Volume,
         mounts: &PublishedMounts,
     ) -> Result<VolumeInfo> {
-        let mut condition = stats_including_devices(volume, &storage.loops)?.condition;
-        let mut published = published_at(volume, &storage.loops, &mounts.mounts, &mounts.mounted)?.is_some();
+        let mut condition = stats_including_devices(volume, storage)?.condition;
+        let mut published = published_at(volume, storage, &mounts.mounts, &mounts.mounted)?.is_some();
         if volume.kind() == VolumeKind::Block {
-            let image = BlockVolume::open(volume, &storage.loops)?.image()?;
+            let image = BlockVolume::open(volume, storage)?.image()?;
             if let Some(stale) = mounts.stale(storage, volume.id(), Some(image)) {
                 condition = stale.condition();
                 published = true;

@@ -52,7 +52,7 @@ impl Volumes {
             ContentSource::Volume(id) => {
                 let volume = storage.store.volume(id).map_err(absent)?;
                 if volume.kind() == VolumeKind::Block {
-                    BlockVolume::open(&volume, &storage.loops)?.flush()?;
+                    BlockVolume::open(&volume, storage)?.flush()?;
                 }
                 (volume.kind(), volume.capacity())
             }
@@ -72,11 +72,11 @@ impl Volumes {
         if let Some(volume) = existing(&storage, id)? {
             let mounts = self.root.mounts()?;
             let mounted = MountedDevices::among(&mounts)?;
-            refuse_published(&volume, published_at(&volume, &storage.loops, &mounts, &mounted)?)?;
+            refuse_published(&volume, published_at(&volume, &storage, &mounts, &mounted)?)?;
             storage.store.sync_publication(id, &mounts)?;
             if volume.kind() == VolumeKind::Block {
                 // The volume may have been staged and not unstaged.
-                BlockVolume::open(&volume, &storage.loops)?.detach()?;
+                BlockVolume::open(&volume, &storage)?.detach()?;
             }
         }
         storage.store.delete(id)?;

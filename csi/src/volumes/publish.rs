@@ -46,7 +46,7 @@ impl Volumes {
         match stage.capability.access_type {
             AccessType::Mount(_) => Ok(()),
             AccessType::Block => {
-                let block = BlockVolume::open(&volume, &storage.loops)?;
+                let block = BlockVolume::open(&volume, &storage)?;
                 // The volume may be published with the other access. The publish call decides about that.
                 if block.devices()?.iter().all(|device| device.binding().access == access) {
                     attach(&storage, &volume, &block, access)?;
@@ -73,7 +73,7 @@ impl Volumes {
                 return self.detach_stale_devices(&storage, &unstage.volume);
             }
         };
-        let block = BlockVolume::open(&volume, &storage.loops)?;
+        let block = BlockVolume::open(&volume, &storage)?;
         refuse_published(&volume, block.published_at(&self.mounted_devices()?, None)?)?;
         block.detach()
     }
@@ -106,7 +106,7 @@ impl Volumes {
             }
             PublishMode::Block(access) => {
                 require_kind(&volume, VolumeKind::Block)?;
-                let block = BlockVolume::open(&volume, &storage.loops)?;
+                let block = BlockVolume::open(&volume, &storage)?;
                 if block.is_published(&target, access)? {
                     return Ok(());
                 }
@@ -117,6 +117,8 @@ impl Volumes {
                 }
                 block.detach_other_access(&mounted, access)?;
                 let device = attach(&storage, &volume, &block, access)?;
+                // Before the node is mounted, from when on it may reach a container.
+                storage.held.hold(volume.id(), &device)?;
                 block_device::publish(&device, &target)
             }
         }
@@ -145,7 +147,16 @@ impl Volumes {
     }
 
     fn detach_or_sync(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
-        let storage = self.monitor.current()?;
+        let storage = match self.monitor.current() {
+            Ok(storage) => storage,
+            Err(error) => {
+                // An administrator could not detach a device that the driver holds, and not unmount the disk.
+                if let Some(held) = self.monitor.held() {
+                    held.release_unmounted(id, &self.mounted_devices()?);
+                }
+                return Err(error);
+            }
+        };
         let volume = match find(&storage, id)? {
             TeardownTarget::Block(volume) => volume,
             TeardownTarget::WithoutDevices => return self.sync_publication(&storage, id),
@@ -155,12 +166,17 @@ impl Volumes {
                 return self.sync_publication(&storage, id);
             }
         };
-        let block = BlockVolume::open(&volume, &storage.loops)?;
+        let block = BlockVolume::open(&volume, &storage)?;
         let mounted = self.mounted_devices()?;
         if let Some(status) = &cleared.status
             && let Some(stale) = StaleDevice::at_path(&storage, id, Some(block.image()?), status)?
         {
             stale.detach(&storage, &mounted)?;
+        }
+        for number in storage.held.numbers(None) {
+            if mounted.find(number, None).is_none() {
+                storage.held.close(number, None, &storage.loops)?;
+            }
         }
         match block.published_at(&mounted, None)? {
             Some(_in_use) => Ok(()),
@@ -208,7 +224,7 @@ pub(crate) struct ClearedTarget {
 fn attach(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>, access: Access) -> Result<LoopDevice> {
     let device = block.attach(access)?;
     let present = match storage.store.volume(volume.id()) {
-        Ok(present) => BlockVolume::open(&present, &storage.loops)?.image()? == block.image()?,
+        Ok(present) => BlockVolume::open(&present, storage)?.image()? == block.image()?,
         Err(error) if error.kind() == ErrorKind::NotFound => false,
         Err(error) => return Err(error.into()),
     };

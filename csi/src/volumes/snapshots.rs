@@ -39,7 +39,7 @@ impl Volumes {
                 _ => error.into(),
             })?;
             if volume.kind() == VolumeKind::Block {
-                BlockVolume::open(&volume, &storage.loops)?.flush()?;
+                BlockVolume::open(&volume, &storage)?.flush()?;
             }
         }
         // This call is repeated for an existing snapshot: the process that created it may have died before the snapshot

@@ -65,9 +65,11 @@ impl StaleDevice {
     pub(crate) fn detach(&self, storage: &Storage, mounted: &MountedDevices) -> Result<()> {
         // The device is opened by its binding, because it may have been detached since and its index reused.
         let Ok(device) = LoopDevice::open_binding(&self.status.binding) else { return Ok(()) };
-        if mounted.find(device.device_number()?, None).is_some() {
+        let number = device.device_number()?;
+        if mounted.find(number, None).is_some() {
             return Ok(());
         }
+        drop(storage.held.release(number));
         tracing::warn!(device = %device.path().display(), binding = %self.status.binding,
             "detaching a loop device whose file is not the volume's image");
         match storage.loops.detach(device)? {

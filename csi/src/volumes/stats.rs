@@ -56,14 +56,14 @@ fn stats_at(target: Option<&Target>, id: &VolumeId, storage: &Storage) -> Result
         VolumeKind::Filesystem if !Directory::open(&volume)?.matches(&file_status) => return Ok(None),
         VolumeKind::Filesystem => {}
         VolumeKind::Block => {
-            let block = BlockVolume::open(&volume, &storage.loops)?;
+            let block = BlockVolume::open(&volume, storage)?;
             if block.device_of(&file_status)?.is_none() {
                 let stale = StaleDevice::at_path(storage, id, Some(block.image()?), &file_status)?;
                 return Ok(stale.map(|stale| stale.stats()));
             }
         }
     }
-    stats_including_devices(&volume, &storage.loops).map(Some)
+    stats_including_devices(&volume, storage).map(Some)
 }
 
 /// Returns the error that a volume is not at the path of a request, which is `None` if it is not below the kubelet directory.

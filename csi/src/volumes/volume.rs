@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use loopfs::loop_device::LoopControl;
 use loopfs::mount::KnownMount;
 use loopfs::volume_store::{
     AbnormalReason, Condition, OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeStats,
@@ -72,35 +71,35 @@ pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()>
 }
 
 /// Returns the use, capacity and condition of a volume. The condition includes that of its loop devices.
-pub(super) fn stats_including_devices(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
+pub(super) fn stats_including_devices(volume: &Volume, storage: &Storage) -> Result<VolumeStats> {
     let mut stats = volume.stats()?;
     if volume.kind() == VolumeKind::Block
         && stats.condition == Condition::Healthy
-        && let Some(problem) = BlockVolume::open(volume, loops)?.problem()?
+        && let Some(problem) = BlockVolume::open(volume, storage)?.problem()?
     {
-        stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, problem);
+        stats.condition = Condition::abnormal(AbnormalReason::DeviceChanged, problem);
     }
     Ok(stats)
 }
 
 /// Returns `true` if a path with this status is the directory or a device of the volume.
-pub(super) fn is_at(volume: &Volume, loops: &LoopControl, status: &FileStat) -> Result<bool> {
+pub(super) fn is_at(volume: &Volume, storage: &Storage, status: &FileStat) -> Result<bool> {
     match volume.kind() {
         VolumeKind::Filesystem => Ok(Directory::open(volume)?.matches(status)),
-        VolumeKind::Block => Ok(BlockVolume::open(volume, loops)?.device_of(status)?.is_some()),
+        VolumeKind::Block => Ok(BlockVolume::open(volume, storage)?.device_of(status)?.is_some()),
     }
 }
 
 /// Returns a mount point among `mounts` at which the volume is published.
 pub(super) fn published_at(
     volume: &Volume,
-    loops: &LoopControl,
+    storage: &Storage,
     mounts: &[KnownMount],
     mounted: &MountedDevices,
 ) -> Result<Option<PathBuf>> {
     match volume.kind() {
         VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
-        VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounted, None),
+        VolumeKind::Block => BlockVolume::open(volume, storage)?.published_at(mounted, None),
     }
 }
 

@@ -265,20 +265,23 @@ fn stats_are_of_the_volume() {
 }
 
 #[test]
-fn a_device_that_was_detached_is_not_published_for_the_volume() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+fn a_detached_device_stays_mounted_until_unpublish() {
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let number = device_number(&target);
 
-    // `losetup -d` does the same. The number then belongs to the other volume.
     fixture.detach_devices("v");
     fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
     write_to(&others, b"other").unwrap();
+    assert_ne!(device_number(&others), number, "the containers of the pod still have the node");
 
+    let refused = fixture.node().node_publish_volume(publish("v", &target, block()));
+    assert_refused(refused, Code::FailedPrecondition, &["detached", "delete the pods"]);
+    assert_eq!((fixture.mounts_at(&target), device_number(&target)), (1, number));
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    assert_ne!(device_number(&target), device_number(&others));
-    assert_eq!((fixture.mounts_at(&target), fixture.devices("v").len()), (1, 1));
     assert_eq!(read_from(&target, 5), [0; 5]);
     for (volume, target) in [("v", &target), ("other", &others)] {
         fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
@@ -288,7 +291,7 @@ fn a_device_that_was_detached_is_not_published_for_the_volume() {
 
 #[test]
 fn unpublishing_a_stale_target_does_not_detach_the_device_of_another_volume() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
-use loopfs::loop_device::{Access, LoopControl, Status};
+use loopfs::loop_device::{Access, Detach, LoopControl, Status};
 use loopfs::mount::{MountFlags, bind_mount, table as mountinfo};
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
@@ -130,9 +130,12 @@ impl Fixture {
         devices.iter().map(|device| device.status().unwrap()).collect()
     }
 
-    /// Detaches the loop devices of a volume, as `losetup -d` does. Their numbers can then belong to other volumes.
-    pub(crate) fn detach_devices(&self, volume: &str) {
-        LoopControl::open().unwrap().detach_all(self.image(volume)).unwrap();
+    /// Detaches the loop devices of a volume while no driver holds them, as `losetup -d` does.
+    pub(crate) fn detach_devices(&mut self, volume: &str) {
+        self.driver.take().unwrap().stop();
+        let detached = LoopControl::open().unwrap().detach_all(self.image(volume)).unwrap();
+        assert_eq!(detached, Detach::Detached);
+        self.start_driver();
     }
 
     /// Returns the number of mounts at a target.

@@ -31,4 +31,5 @@ mod storage;
 mod storage_failure;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;
 mod volume_mounts;

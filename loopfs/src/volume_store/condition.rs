@@ -42,8 +42,9 @@ pub enum AbnormalReason {
     ImageMissing,
     /// A loop device through which the volume is published is bound to another file than its image.
     DeviceOfOtherFile,
-    /// A loop device of the volume uses the page cache.
-    DirectIoLost,
+    /// A loop device of the volume has other properties than it was attached with: a pod can change those of its own device. Or it uses
+    /// the page cache.
+    DeviceChanged,
     /// The volume cannot be opened.
     Unreadable,
     /// The file system of the store cannot be used.
@@ -60,7 +61,7 @@ impl AbnormalReason {
         Self::ImageTruncated,
         Self::ImageMissing,
         Self::DeviceOfOtherFile,
-        Self::DirectIoLost,
+        Self::DeviceChanged,
         Self::Unreadable,
         Self::StorageFailed,
     ];
@@ -76,7 +77,7 @@ impl AbnormalReason {
             Self::ImageTruncated => "ImageTruncated",
             Self::ImageMissing => "ImageMissing",
             Self::DeviceOfOtherFile => "DeviceOfOtherFile",
-            Self::DirectIoLost => "DirectIoLost",
+            Self::DeviceChanged => "DeviceChanged",
             Self::Unreadable => "Unreadable",
             Self::StorageFailed => "StorageFailed",
         }

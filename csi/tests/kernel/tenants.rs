@@ -1,0 +1,294 @@
+//! Tests of pods that change the loop device of their own volume. They need no capability for that: their container may open the
+//! device for writing.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use loopfs::Bytes;
+use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
+use loopfs::loop_device::unmanaged::Device;
+use loopfs::loop_device::{Access, LoopControl};
+use loopfs::volume_store::VolumeKind;
+use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, SFlag, mknod};
+use rstest::rstest;
+use tonic::Code;
+
+use crate::driver_process::Process;
+use crate::fixture::{Fixture, MIB, device_number, device_size, id, read_from, write_to};
+use crate::support::*;
+
+/// The node that a container runtime creates in the container of a pod. The container can open it for as long as it runs, whatever is
+/// mounted at the target.
+struct ContainerNode(PathBuf);
+
+impl ContainerNode {
+    fn of(target: &Path) -> Self {
+        // The other file systems are mounted nodev.
+        let node = PathBuf::from(format!("/dev/of-container-{}", std::process::id()));
+        mknod(&node, SFlag::S_IFBLK, Mode::S_IRUSR | Mode::S_IWUSR, device_number(target)).unwrap();
+        Self(node)
+    }
+}
+
+impl Drop for ContainerNode {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
+    }
+}
+
+impl std::ops::Deref for ContainerNode {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// Unbinds a device as `losetup -d` in a container does.
+fn unbind(node: &Path) {
+    Device::open_path(node, Access::ReadWrite).unwrap().detach().unwrap();
+}
+
+fn start(fixture: &Fixture) -> (Process, Client) {
+    let process = Process::start(&fixture.directories);
+    let client = process.connect();
+    client.wait_until_ready();
+    (process, client)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Unbound {
+    BeforeTheKill,
+    AfterTheKill,
+}
+
+#[rstest]
+#[case::before_the_kill(Unbound::BeforeTheKill)]
+#[case::after_the_kill(Unbound::AfterTheKill)]
+fn no_other_volume_gets_a_pods_index(#[case] unbound: Unbound) {
+    let fixture = Fixture::without_driver();
+    let others: Vec<String> = (0..4).map(|n| format!("other-{n}")).collect();
+    for volume in others.iter().map(String::as_str).chain(["tenant"]) {
+        fixture.volume(volume, VolumeKind::Block);
+    }
+    let tenant = fixture.target("tenant");
+    let (process, node) = start(&fixture);
+    node.node_publish_volume(publish("tenant", &tenant, block())).unwrap();
+    let own = ContainerNode::of(&tenant);
+    write_to(&own, b"tenant").unwrap();
+    if unbound == Unbound::BeforeTheKill {
+        unbind(&own);
+        assert_eq!(read_from(&own, 6), b"tenant", "the driver holds the device");
+    }
+    process.signal(Signal::SIGKILL);
+    drop(node);
+    if unbound == Unbound::AfterTheKill {
+        unbind(&own);
+    }
+    assert_eq!(fixture.devices("tenant"), []);
+
+    // Each driver finds the idle devices again.
+    for other in &others {
+        let (process, node) = start(&fixture);
+        let target = fixture.target(other);
+        node.node_publish_volume(publish(other, &target, block())).unwrap();
+        write_to(&target, b"secret").unwrap();
+        assert_ne!(device_number(&target), device_number(&own), "{other} got the index of the pod");
+        process.signal(Signal::SIGKILL);
+    }
+    let (process, node) = start(&fixture);
+    for volume in others.iter().map(String::as_str).chain(["tenant"]) {
+        node.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
+    }
+    drop(node);
+    assert!(process.signal(Signal::SIGTERM).success());
+    fixture.finish();
+}
+
+/// Each pod publishes while another driver is killed at another moment.
+#[test]
+fn killed_drivers_do_not_reuse_a_pods_index() {
+    let fixture = Fixture::without_driver();
+    fixture.volume("tenant", VolumeKind::Block);
+    let tenant = fixture.target("tenant");
+    let (process, node) = start(&fixture);
+    node.node_publish_volume(publish("tenant", &tenant, block())).unwrap();
+    let own = ContainerNode::of(&tenant);
+    process.signal(Signal::SIGKILL);
+    drop(node);
+    unbind(&own);
+
+    let others: Vec<String> = (0..6).map(|n| format!("other-{n}")).collect();
+    for (round, other) in others.iter().enumerate() {
+        fixture.volume(other, VolumeKind::Block);
+        let target = fixture.target(other);
+        let (process, node) = start(&fixture);
+        std::thread::scope(|scope| {
+            let publishing = scope.spawn(|| drop(node.node_publish_volume(publish(other, &target, block()))));
+            // A little later in each round, in the call.
+            (0..round).for_each(|_| drop(fixture.devices(other)));
+            process.signal(Signal::SIGKILL);
+            publishing.join().unwrap();
+        });
+        for device in fixture.devices(other) {
+            let node = PathBuf::from(format!("/dev/loop{}", device.binding.index));
+            assert_ne!(device_number(&node), device_number(&own), "{other} got the index of the pod");
+        }
+    }
+    let (process, node) = start(&fixture);
+    for volume in others.iter().map(String::as_str).chain(["tenant"]) {
+        let target = fixture.target(volume);
+        if volume != "tenant" {
+            node.node_publish_volume(publish(volume, &target, block())).unwrap();
+            assert_ne!(device_number(&target), device_number(&own), "{volume} got the index of the pod");
+        }
+        node.node_unpublish_volume(unpublish(volume, &target)).unwrap();
+    }
+    drop(node);
+    assert!(process.signal(Signal::SIGTERM).success());
+    fixture.finish();
+}
+
+/// The pod binds its index to a file of its own while no driver runs, and unbinds it while the next one runs.
+#[test]
+fn an_index_bound_by_a_pod_is_not_reused() {
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
+    let tenant = fixture.target("tenant");
+    fixture.node().node_publish_volume(publish("v", &tenant, block())).unwrap();
+    let own = ContainerNode::of(&tenant);
+    fixture.detach_devices("v");
+    let file = File::create_new(fixture.scratch().join("of-the-pod")).unwrap();
+    file.set_len(MIB).unwrap();
+    let device = File::options().read(true).write(true).open(&*own).unwrap();
+    bind_loop_device(&device, &file).unwrap();
+    drop((device, file));
+    fixture.restart_driver();
+    unbind(&own);
+    for n in 0..3 {
+        let other = format!("other-{n}");
+        fixture.volume(&other, VolumeKind::Block);
+        let target = fixture.target(&other);
+        fixture.node().node_publish_volume(publish(&other, &target, block())).unwrap();
+        assert_ne!(device_number(&target), device_number(&own), "{other} got the index of the pod");
+        fixture.node().node_unpublish_volume(unpublish(&other, &target)).unwrap();
+    }
+    fixture.node().node_unpublish_volume(unpublish("v", &tenant)).unwrap();
+    fixture.finish();
+}
+
+/// What a process can do that has the device of its volume open for writing. `docs/src/security.md` has this table for
+/// administrators.
+#[derive(Clone, Copy, Debug)]
+enum Ioctl {
+    Unbind,
+    Status(LoopStatusChange),
+    BufferedIo,
+    BlockSize,
+}
+
+impl Ioctl {
+    fn call(self, node: &Path) {
+        let device = Device::open_path(node, Access::ReadWrite).unwrap();
+        match self {
+            Self::Unbind => device.detach().unwrap(),
+            Self::Status(change) => {
+                let file = File::options().read(true).write(true).open(node).unwrap();
+                change_loop_status(file, change).unwrap();
+            }
+            Self::BufferedIo => device.set_direct_io(false).unwrap(),
+            Self::BlockSize => device.set_block_size(4096).unwrap(),
+        }
+    }
+}
+
+#[rstest]
+#[case::loop_clr_fd(Ioctl::Unbind, "last close")]
+#[case::auto_clear(Ioctl::Status(LoopStatusChange::AutoClear), "last close")]
+#[case::offset(Ioctl::Status(LoopStatusChange::Offset(4096)), "offset: 4096")]
+#[case::size_limit(Ioctl::Status(LoopStatusChange::SizeLimit(8192)), "8192")]
+#[case::label(Ioctl::Status(LoopStatusChange::Label), "label")]
+#[case::loop_set_direct_io(Ioctl::BufferedIo, "buffered I/O")]
+#[case::loop_set_block_size(Ioctl::BlockSize, "4096 granted")]
+fn a_pods_change_is_reported_and_repaired(#[case] ioctl: Ioctl, #[case] reported: &str) {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let (target, four) = (fixture.target("target"), i64::try_from(4 * MIB).unwrap());
+    let publish = || fixture.node().node_publish_volume(publish("v", &target, block())).map(drop);
+    publish().unwrap();
+    let own = ContainerNode::of(&target);
+    write_to(&own, b"kept").unwrap();
+    let condition =
+        || fixture.node().controller_get_volume(get("v")).unwrap().status.unwrap().volume_condition.unwrap();
+    let restored = || {
+        let condition = condition();
+        assert!(!condition.abnormal, "{condition:?}");
+        let [device] = fixture.devices("v").try_into().unwrap();
+        assert!(device.direct_io && !device.auto_clear && device.block_size == 512, "{device:?}");
+        assert_eq!(read_from(&own, 4), b"kept");
+    };
+    restored();
+
+    ioctl.call(&own);
+    let changed = condition();
+    assert!(changed.abnormal && changed.message.contains(reported), "{changed:?}");
+    publish().unwrap();
+    restored();
+    assert_eq!(device_size(&File::open(&*own).unwrap()), MIB);
+
+    ioctl.call(&own);
+    fixture.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
+    let size = fixture.node().node_expand_volume(expand("v", &target, four, 0)).unwrap();
+    assert_eq!(size.capacity_bytes, four);
+    restored();
+    assert_eq!(device_size(&File::open(&*own).unwrap()), 4 * MIB);
+
+    ioctl.call(&own);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+/// The kernel neither ends the scan nor refuses it.
+#[test]
+fn a_scan_for_partitions_ends_with_the_publication() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let own = ContainerNode::of(&target);
+    Ioctl::Status(LoopStatusChange::PartitionScan).call(&own);
+    for _ in 0..2 {
+        let volume = fixture.node().controller_get_volume(get("v")).unwrap();
+        let condition = volume.status.unwrap().volume_condition.unwrap();
+        assert!(condition.abnormal && condition.message.contains("partitions"), "{condition:?}");
+        fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    }
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert!(!fixture.devices("v")[0].partition_scan);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
+}
+
+#[test]
+fn a_read_only_device_with_another_file_is_reported() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let target = fixture.target("target");
+    let publish = || fixture.node().node_publish_volume(publish_read_only("v", &target, block())).map(drop);
+    publish().unwrap();
+    let own = ContainerNode::of(&target);
+    let file = File::create_new(fixture.scratch().join("of-the-pod")).unwrap();
+    file.set_len(MIB).unwrap();
+    change_loop_file(File::open(&*own).unwrap(), &file).unwrap();
+    drop(file);
+
+    let volume = fixture.node().controller_get_volume(get("v")).unwrap().status.unwrap();
+    assert_eq!(volume.published_node_ids.len(), 1);
+    let condition = volume.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("another file"), "{condition:?}");
+    assert_refused(publish(), Code::FailedPrecondition, &["delete the pods"]);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(LoopControl::open().unwrap().list().unwrap(), []);
+    publish().unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
+}
