@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use loopfs::Bytes;
 use loopfs::ErrorKind;
-use loopfs::loop_device::{Access, AttachOptions, BackingFile, BlockSize, Detach, LoopDevice};
+use loopfs::loop_device::{Access, AttachOptions, BackingFile, BlockSize, Detach, DirectIo, LoopDevice};
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::{Image, ImageDirectIo, Volume};
 use nix::fcntl::{OFlag, open};
@@ -110,12 +110,15 @@ impl<'a> BlockVolume<'a> {
 
     /// Repairs what a pod has changed on the device, as far as the kernel allows it. The audit reports the rest.
     fn restore(&self, device: &LoopDevice) -> Result<()> {
-        let Some(changed) = self.change_of(device)? else { return Ok(()) };
-        let options = self.options(device.binding().access);
+        let mut options = self.options(device.binding().access);
+        if self.settings.direct_io == ImageDirectIo::Preferred && !self.volume.may_share_blocks()? {
+            options = options.direct_io(DirectIo::Require);
+        }
+        let Some(changed) = device.difference(&self.image, &options)? else { return Ok(()) };
         let remaining = device.restore(&self.image, &options)?;
         let name = device.path();
         tracing::warn!(volume = %self.volume.id(), device = %name.display(), %changed, ?remaining,
-            "a process has changed the loop device; repaired all but what remains");
+            "the loop device has changed since it was attached; repaired all but what remains");
         Ok(())
     }
 

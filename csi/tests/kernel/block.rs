@@ -265,7 +265,7 @@ fn stats_are_of_the_volume() {
 }
 
 #[test]
-fn a_detached_device_stays_mounted_until_unpublish() {
+fn detached_devices_stay_mounted_until_unpublish() {
     let mut fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));

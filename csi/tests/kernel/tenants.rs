@@ -108,7 +108,7 @@ fn no_other_volume_gets_a_pods_index(#[case] unbound: Unbound) {
 
 /// Each pod publishes while another driver is killed at another moment.
 #[test]
-fn killed_drivers_do_not_reuse_a_pods_index() {
+fn killed_drivers_reuse_no_pods_index() {
     let fixture = Fixture::without_driver();
     fixture.volume("tenant", VolumeKind::Block);
     let tenant = fixture.target("tenant");
@@ -152,7 +152,7 @@ fn killed_drivers_do_not_reuse_a_pods_index() {
 
 /// The pod binds its index to a file of its own while no driver runs, and unbinds it while the next one runs.
 #[test]
-fn an_index_bound_by_a_pod_is_not_reused() {
+fn indices_that_pods_bind_are_unused() {
     let mut fixture = Fixture::with_volume(VolumeKind::Block);
     let tenant = fixture.target("tenant");
     fixture.node().node_publish_volume(publish("v", &tenant, block())).unwrap();
@@ -208,7 +208,7 @@ impl Ioctl {
 #[case::offset(Ioctl::Status(LoopStatusChange::Offset(4096)), "offset: 4096")]
 #[case::size_limit(Ioctl::Status(LoopStatusChange::SizeLimit(8192)), "8192")]
 #[case::label(Ioctl::Status(LoopStatusChange::Label), "label")]
-#[case::loop_set_direct_io(Ioctl::BufferedIo, "buffered I/O")]
+#[case::loop_set_direct_io(Ioctl::BufferedIo, "lost direct I/O")]
 #[case::loop_set_block_size(Ioctl::BlockSize, "4096 granted")]
 fn a_pods_change_is_reported_and_repaired(#[case] ioctl: Ioctl, #[case] reported: &str) {
     let fixture = Fixture::with_volume(VolumeKind::Block);
@@ -250,7 +250,7 @@ fn a_pods_change_is_reported_and_repaired(#[case] ioctl: Ioctl, #[case] reported
 
 /// The kernel neither ends the scan nor refuses it.
 #[test]
-fn a_scan_for_partitions_ends_with_the_publication() {
+fn partition_scans_end_with_the_publication() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -270,7 +270,7 @@ fn a_scan_for_partitions_ends_with_the_publication() {
 }
 
 #[test]
-fn a_read_only_device_with_another_file_is_reported() {
+fn replaced_files_of_devices_are_reported() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let publish = || fixture.node().node_publish_volume(publish_read_only("v", &target, block())).map(drop);

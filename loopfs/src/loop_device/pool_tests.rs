@@ -158,7 +158,7 @@ fn an_attachment_looks_at_few_of_the_devices_that_are_closing() {
 }
 
 #[test]
-fn a_device_without_discards_is_not_reused_with_discards() {
+fn thin_volumes_avoid_devices_without_discards() {
     for earlier_process in [false, true] {
         old_and_new(
             |model| model.keeps_discards_disabled = true,
@@ -193,7 +193,7 @@ fn a_device_without_discards_is_not_reused_with_discards() {
 }
 
 #[test]
-fn an_index_with_a_mounted_node_is_not_used() {
+fn indices_of_mounted_nodes_are_unused() {
     old_and_new(
         |model| {
             // One exists and is idle, one is closing, and one was removed.
@@ -215,7 +215,7 @@ fn an_index_with_a_mounted_node_is_not_used() {
 }
 
 #[test]
-fn a_device_that_this_process_detached_is_used_while_mounted() {
+fn own_detached_devices_are_used_while_mounted() {
     old_and_new(
         |model| model.mounted = [10].into(),
         || {
@@ -230,7 +230,7 @@ fn a_device_that_this_process_detached_is_used_while_mounted() {
 }
 
 #[test]
-fn the_pool_opens_no_device_that_it_does_not_bind() {
+fn the_pool_opens_no_other_device() {
     old_and_new(
         |model| (10..13).for_each(|index| model.bind_foreign(index)),
         || {
