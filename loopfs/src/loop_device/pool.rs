@@ -193,16 +193,13 @@ impl Pool {
         let range = &self.options.range;
         let existing: Vec<u32> = indices()?.into_iter().filter(|index| range.contains(index)).collect();
         self.lock().adds_until_scan = existing.len().max(REMOVERS);
-        let attached =
-            loop_dev::attachment_inodes(&existing).context("list", "/sys/devices/virtual/block")?;
+        let unbound: Vec<u32> = existing.iter().copied().filter(|index| is_unbound(*index)).collect();
         // Read after the devices: each device that was unbound while its node was mounted is then found, unless the node was unmounted.
         let mounted = loop_dev::mounted().map_err(|errno| {
             let error = Error::sys("read", "/proc/thread-self/mountinfo", errno);
             error.explain("mount /proc; it shows which devices other programs have published")
         })?;
-        let unbound = existing.iter().zip(attached).filter(|(_, inode)| inode.is_none());
-        let idle: BTreeSet<u32> =
-            unbound.map(|(index, _)| *index).filter(|index| !mounted.contains(index)).collect();
+        let idle: BTreeSet<u32> = unbound.into_iter().filter(|index| !mounted.contains(index)).collect();
         let without_discards =
             idle.iter().copied().filter(|index| !takes_discards(*index)).collect::<Vec<_>>();
         let mut state = self.lock();

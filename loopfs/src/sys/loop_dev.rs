@@ -191,7 +191,7 @@ pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
 /// Returns `true` if a device is bound to a file, according to sysfs. Opening the device instead would wait for as long as another
 /// process changes it (Linux 6.11).
 pub(crate) fn is_bound(index: u32) -> bool {
-    std::fs::metadata(format!("/sys/devices/virtual/block/loop{index}/loop")).is_ok()
+    std::fs::metadata(attribute(index, "loop")).is_ok()
 }
 
 /// Returns the indices of the devices whose node is mounted in the mount namespace of this thread.
