@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::held_devices::HeldDevices;
 use crate::mount_watch::MountWatch;
 use crate::target::PublishRoot;
-use crate::volumes::HeldDevices;
 
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
 /// ten seconds after which the probes in the manifest time out.

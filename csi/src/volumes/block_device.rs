@@ -16,9 +16,9 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
-use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
 use crate::loop_node::{is_loop_device, kind_of, number_of};
+use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
 use crate::target::Target;
 

@@ -5,9 +5,7 @@
 mod block_device;
 mod directory;
 mod expand;
-mod held_devices;
 mod inventory;
-mod mounted_devices;
 mod operations;
 mod provision;
 mod publish;
@@ -19,7 +17,6 @@ mod unavailable;
 mod volume;
 mod volume_locks;
 
-pub(crate) use held_devices::HeldDevices;
 pub(crate) use inventory::Page;
 pub(crate) use operations::VolumeOperations;
 pub(crate) use publish::Volumes;

@@ -4,11 +4,11 @@ use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId, 
 use loopfs::{Bytes, ErrorKind};
 
 use super::block_device::BlockVolume;
-use super::mounted_devices::MountedDevices;
 use super::publish::Volumes;
 use super::published_mounts::PublishedMounts;
 use super::volume::{UNIT, VolumeInfo, published_at, refuse_published, require_kind, whole_units};
 use crate::error::{Error, Result};
+use crate::mounted_devices::MountedDevices;
 use crate::request::{CapacityRange, ControllerExpand, Create};
 use crate::storage::Storage;
 

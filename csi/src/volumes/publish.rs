@@ -10,10 +10,10 @@ use nix::sys::stat::FileStat;
 
 use super::block_device::{self, BlockVolume};
 use super::directory::Directory;
-use super::mounted_devices::MountedDevices;
 use super::stale_device::StaleDevice;
 use super::volume::{TeardownTarget, find, refuse_published, require_kind};
 use crate::error::{Error, Result};
+use crate::mounted_devices::MountedDevices;
 use crate::request::{AccessType, Publish, PublishMode, Stage, TargetPath, Unstage};
 use crate::storage::{Storage, StorageMonitor, TrashCleanup};
 use crate::target::PublishRoot;

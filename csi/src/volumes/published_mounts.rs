@@ -6,9 +6,9 @@ use loopfs::loop_device::{BackingFile, LoopDevice, Status};
 use loopfs::mount::KnownMount;
 use loopfs::volume_store::VolumeId;
 
-use super::mounted_devices::MountedDevices;
 use super::stale_device::StaleDevice;
 use crate::error::Result;
+use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
 
 /// The kernel truncates longer labels. A truncated label is only the beginning of an id.

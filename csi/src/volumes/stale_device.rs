@@ -6,9 +6,9 @@ use loopfs::loop_device::{BackingFile, Detach, LoopDevice, Status};
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
 use nix::sys::stat::FileStat;
 
-use super::mounted_devices::MountedDevices;
 use crate::error::Result;
 use crate::loop_node::{is_loop_device, number_of};
+use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
 
 /// A loop device of a volume that is not attached to the volume's image.

@@ -11,10 +11,10 @@ use loopfs::{Bytes, DeviceNumber, Inodes};
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
-use super::mounted_devices::MountedDevices;
 use super::volume::VolumeInfo;
 use crate::error::{Error, Result};
 use crate::loop_node::{is_loop_device, number_of};
+use crate::mounted_devices::MountedDevices;
 use crate::target::Target;
 
 /// Returns the published volumes in the order of their ids.

@@ -11,8 +11,8 @@ use nix::sys::stat::FileStat;
 
 use super::block_device::BlockVolume;
 use super::directory::Directory;
-use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
+use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
 
 /// The sizes of volumes are multiples of this size, which is also the minimum.

@@ -16,8 +16,8 @@ use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice};
 use loopfs::mount::KnownMount;
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeStore};
 
-use super::mounted_devices::MountedDevices;
 use crate::error::Result;
+use crate::mounted_devices::MountedDevices;
 
 /// The devices that are published, or that an interrupted call was about to publish.
 #[derive(Debug, Default)]
