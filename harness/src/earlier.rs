@@ -35,27 +35,6 @@ const DRIVER: Build = Build {
 const CSI: &str = "loopfs-csi";
 const PROVISIONER: &str = "loopfs-provisioner";
 
-/// The build of the provisioner's live tests, with the package and the feature that they have in the pinned commit.
-const LIVE_TESTS: Build = Build {
-    recipe: "earlier-live-tests",
-    title: "build the provisioner's tests of the earlier version",
-    args: &[
-        "test",
-        "--locked",
-        "--no-run",
-        "--lib",
-        "--package",
-        LIVE_TESTS_PACKAGE,
-        "--features",
-        "apiserver-tests",
-        // The debug information would be most of the program, which stays in the cache.
-        "--config",
-        "profile.dev.debug=false",
-    ],
-    programs: &[LIVE_TESTS_PACKAGE],
-};
-const LIVE_TESTS_PACKAGE: &str = "provisioner";
-
 /// The pinned commit.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -75,14 +54,6 @@ pub(crate) struct EarlierVersion {
     pub(crate) checkout: PathBuf,
 }
 
-/// The provisioner's live tests and the manifests of the earlier version.
-#[derive(Clone, Debug)]
-pub(crate) struct EarlierLiveTests {
-    pub(crate) program: PathBuf,
-    /// A directory with the manifests below the same path as in a checkout.
-    pub(crate) checkout: PathBuf,
-}
-
 /// Returns the earlier version from the cache, or builds it.
 ///
 /// # Errors
@@ -91,15 +62,6 @@ pub(crate) async fn earlier_version(session: &Session) -> Result<EarlierVersion>
     let (pin, artifact) = built(session, &DRIVER).await?;
     let [csi, provisioner] = [CSI, PROVISIONER].map(|program| artifact.join(program));
     Ok(EarlierVersion { name: pin.commit.chars().take(12).collect(), csi, provisioner, checkout: artifact })
-}
-
-/// Returns the live tests of the earlier version from the cache, or builds them.
-///
-/// # Errors
-/// The checkout does not have the commit, or the tests do not compile.
-pub(crate) async fn earlier_live_tests(session: &Session) -> Result<EarlierLiveTests> {
-    let (_pin, artifact) = built(session, &LIVE_TESTS).await?;
-    Ok(EarlierLiveTests { program: artifact.join(LIVE_TESTS_PACKAGE), checkout: artifact })
 }
 
 fn pin(root: &Path) -> Result<Pin> {

@@ -61,11 +61,6 @@ pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 pub(crate) const SERVE_FLEET: &str = "live_tests::serving::fleet_until_sigterm";
 /// The variable of [`SERVE`] with the seconds after which the provisioner gives up a watch that delivers nothing.
 pub(crate) const WATCH_SILENCE: &str = "PROVISIONER_WATCH_SILENCE";
-/// One role of the driver, which [`ROLE`] names, with the component claim-labels.
-pub(crate) const SERVE_ROLE: &str = "live_tests::serving::role_until_sigterm";
-/// The variable with the role of [`SERVE_ROLE`]: the name of a node, whose provisioner runs, or [`CONTROLLER`].
-pub(crate) const ROLE: &str = "PROVISIONER_ROLE";
-pub(crate) const CONTROLLER: &str = "controller";
 /// The line on the standard error of [`SERVE_FLEET`] after all provisioners are ready.
 pub(crate) const FLEET_READY: &str = "all provisioners are ready";
 

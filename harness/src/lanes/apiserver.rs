@@ -3,8 +3,7 @@
 //!
 //! The nodes are fake nodes, so there is no virtual machine. Decisions of Kubernetes that need no kubelet
 //! take seconds here. The provisioner has only the rights of the manifests. On another control plane, etcd is restored from a
-//! backup, and two versions of the driver run side by side. The Helm chart of the driver is tested on one that has nothing installed. All
-//! of them run concurrently.
+//! backup. The Helm chart of the driver is tested on one that has nothing installed. All of them run concurrently.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use testvm_cluster::{ClusterProfile, KubernetesSource};
 use super::chart;
 use super::libtest::Run;
 use super::passes::require_pass;
-use super::{restored_backup, side_by_side};
+use super::restored_backup;
 use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";
@@ -35,18 +34,15 @@ const COUNTS: &str = "stolen token, ";
 const SHARDS: usize = 2;
 
 /// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart,
-/// [`restored_backup::NAME`] the restoration of etcd, and [`side_by_side::NAME`] the two versions.
+/// and [`restored_backup::NAME`] the restoration of etcd.
 pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
-    let names = [chart::NAME, restored_backup::NAME, side_by_side::NAME];
+    let names = [chart::NAME, restored_backup::NAME];
     let (parts, tests): (Vec<&str>, Vec<&str>) =
         only.iter().map(String::as_str).partition(|text| names.contains(text));
     let selected = |part| only.is_empty() || parts.contains(&part);
-    // These change the control plane for all who use it. The second one replaces the rights of the nodes.
-    let on_one = [restored_backup::NAME, side_by_side::NAME].into_iter().filter(|part| selected(part));
-    let on_one: Vec<&str> = on_one.collect();
     let has_tests = only.is_empty() || !tests.is_empty();
     // The chart needs no program.
-    if !has_tests && on_one.is_empty() {
+    if !has_tests && !selected(restored_backup::NAME) {
         return session.until_cancelled(chart::run(session, kubernetes)).await;
     }
     let path = session.until_cancelled(fake_nodes::build_live_tests(session, PROFILE)).await?;
@@ -56,8 +52,8 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: 
             work.push(Box::pin(run_shard(session, kubernetes, &path, number + 1, shard)));
         }
     }
-    if !on_one.is_empty() {
-        work.push(Box::pin(run_parts(session, kubernetes, &path, on_one)));
+    if selected(restored_backup::NAME) {
+        work.push(Box::pin(restore_backup(session, kubernetes, &path)));
     }
     if selected(chart::NAME) {
         work.push(Box::pin(chart::run(session, kubernetes)));
@@ -100,24 +96,12 @@ async fn run_shard(
     .await
 }
 
-async fn run_parts(
-    session: &Session,
-    kubernetes: &KubernetesSource,
-    path: &Path,
-    parts: Vec<&str>,
-) -> Result<Report> {
+/// The restoration changes the control plane for all who use it.
+async fn restore_backup(session: &Session, kubernetes: &KubernetesSource, path: &Path) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
     fake_nodes::with_live_tests(session, path, PROFILE, kubernetes, &logs, async |tests, control_plane| {
-        let mut report = Report::new();
-        if parts.contains(&restored_backup::NAME) {
-            let restored = restored_backup::run(session, tests, control_plane, &logs).await?;
-            report.append(require_pass(restored_backup::SUITE, restored));
-        }
-        if parts.contains(&side_by_side::NAME) {
-            let of_both = side_by_side::run(session, tests, control_plane, &logs).await?;
-            report.append(require_pass(side_by_side::SUITE, of_both));
-        }
-        Ok(report)
+        let restored = restored_backup::run(session, tests, control_plane, &logs).await?;
+        Ok(require_pass(restored_backup::SUITE, restored))
     })
     .await
 }

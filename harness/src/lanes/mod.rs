@@ -21,7 +21,6 @@ mod power_cut;
 mod restored_backup;
 mod sanity;
 mod second_driver;
-mod side_by_side;
 mod skips;
 mod unit;
 

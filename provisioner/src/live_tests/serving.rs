@@ -9,7 +9,7 @@ use loopfs::Bytes;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
-    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, controllers,
+    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels,
     kubeconfigs, owner_reference,
 };
 use crate::{
@@ -18,7 +18,6 @@ use crate::{
         connection::{self, Timeouts},
         traffic::ApiTraffic,
     },
-    controller::process::Duties,
     loss::NodeLoss,
     node::process::Options,
     store::intents::Intents,
@@ -32,9 +31,6 @@ const SIZE: Bytes = Bytes(1 << 50);
 const START_CONCURRENCY: usize = 32;
 /// More threads than a provisioner with few claims ever needs for blocking tasks. They are started when they are needed.
 const BLOCKING_THREADS_OF_NODE: usize = 16;
-/// The variable with the role of [`role_until_sigterm`]: the name of a node, whose provisioner runs, or [`CONTROLLER`].
-const ROLE: &str = "PROVISIONER_ROLE";
-const CONTROLLER: &str = "controller";
 /// The variable of [`until_sigterm`] with the seconds after which a silent watch ends.
 const WATCH_SILENCE: &str = "PROVISIONER_WATCH_SILENCE";
 /// The line on standard error after all provisioners are ready. The benchmark waits for it.
@@ -52,29 +48,6 @@ async fn until_sigterm() {
     let client = connection::client(config, timeouts(), &traffic).unwrap();
     let provisioner = cluster.start(HERE, &store, Options::default(), client, traffic).await;
     serve(cluster, provisioner, &store, terminate).await;
-}
-
-/// Runs the provisioner of a node or the controller, with the component claim-labels and the default of the manifests for `NODE_LOSS`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "no test: it runs a role of the driver until SIGTERM"]
-async fn role_until_sigterm() {
-    let terminate = terminate();
-    let cluster = Cluster::connect().await;
-    let store = Arc::new(FakeStore::of_size(SIZE));
-    let role = std::env::var(ROLE).expect(ROLE);
-    let process = if role == CONTROLLER {
-        let labels = Some(claim_labels::source());
-        cluster
-            .controller(Duties {
-                claim_labels: labels,
-                node_loss: controllers::checking(NodeLoss::DryRun),
-                ..controllers::ONLY_PLACEMENT
-            })
-            .await
-    } else {
-        cluster.provisioner_with(&role, &store, options_with_labels()).await
-    };
-    serve(cluster, process, &store, terminate).await;
 }
 
 /// Waits for SIGTERM, stops the process and prints the volumes in its store.
