@@ -13,11 +13,21 @@ use kube::{
 
 use crate::api::queue::Object;
 
-/// Reads an object. Returns `None` only if the API server proves that it does not exist.
+/// Returns `true` if an object can have this name. Tenants write names into claims, and the name is part of the path of a request: `?`
+/// would list all objects.
+fn is_object_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+    !matches!(name, "" | "." | "..") && name.bytes().all(is_allowed)
+}
+
+/// Reads an object. Returns `None` only if the API server proves that it does not exist, or if no object can have this name.
 ///
 /// # Errors
 /// When the request fails, and for a status 404 that proves nothing.
 pub(crate) async fn get_opt<K: Object>(api: &Api<K>, name: &str) -> kube::Result<Option<K>> {
+    if !is_object_name(name) {
+        return Ok(None);
+    }
     unless_absent::<K, _>(api.get(name).await, &(), name)
 }
 
@@ -29,6 +39,9 @@ pub(crate) async fn get_metadata_opt<K: Object>(
     api: &Api<K>,
     name: &str,
 ) -> kube::Result<Option<PartialObjectMeta<K>>> {
+    if !is_object_name(name) {
+        return Ok(None);
+    }
     unless_absent::<K, _>(api.get_metadata(name).await, &(), name)
 }
 
@@ -70,6 +83,20 @@ mod tests {
         });
         crate::testing::fixtures::merge(&mut status, change);
         status
+    }
+
+    #[rstest]
+    #[case::of_a_volume("pvc-0b6b9a6d-6d0e", true)]
+    #[case::of_a_node("node-1.example.org", true)]
+    #[case::of_a_role("system:node", true)]
+    #[case::empty("", false)]
+    #[case::a_query("?", false)]
+    #[case::an_option("pvc-1?watch=true", false)]
+    #[case::another_path("a/b", false)]
+    #[case::the_parent("..", false)]
+    #[case::encoded("%2e", false)]
+    fn requests_name_one_object(#[case] name: &str, #[case] expected: bool) {
+        assert_eq!(is_object_name(name), expected);
     }
 
     #[rstest]

@@ -278,18 +278,19 @@ impl<'a> Labeller<'a> {
         if self.examined().get(&uid) == Some(&Examined::of(claim, volume, label)) {
             return Ok(());
         }
-        let label = match self.node_of(volume).await? {
-            NodeOfVolume::Other => label.map(str::to_owned),
+        match self.node_of(volume).await? {
+            NodeOfVolume::Other => {}
             // An administrator may label it without any change of the claim.
             NodeOfVolume::Unlabelled => return Ok(()),
             NodeOfVolume::Node(node) => {
                 if label != Some(node.as_str()) {
                     self.patch(claim, claim_labels::bound_label_patch(claim, &node, identity)).await?;
                 }
-                Some(node)
             }
-        };
-        self.examined().insert(uid, Examined::of(claim, volume, label.as_deref()));
+        }
+        // What was seen: the watch delivers the claim again once it has the label. A claim whose label stays hidden behind many others is
+        // not patched again before it changes.
+        self.examined().insert(uid, Examined::of(claim, volume, label));
         Ok(())
     }
 

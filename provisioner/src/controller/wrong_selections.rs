@@ -101,14 +101,13 @@ impl WrongSelections<'_> {
         node: &str,
         deleted: &mut BTreeMap<String, bool>,
     ) -> Result<(), Error> {
-        let is_deleted = match deleted.get(node) {
-            Some(known) => *known,
-            None => {
-                let read = is_node_deleted(self.cluster, node).await?;
-                *deleted.entry(node.to_owned()).or_insert(read)
-            }
-        };
-        if !is_deleted {
+        if !deleted.contains_key(node) {
+            // After an error, the other claims of the node do not wait for another timeout.
+            let read = is_node_deleted(self.cluster, node).await;
+            deleted.insert(node.to_owned(), matches!(read, Ok(true)));
+            read?;
+        }
+        if deleted.get(node) != Some(&true) {
             return Ok(());
         }
         self.remove_selection(claim).await?;
@@ -266,6 +265,13 @@ mod tests {
     async fn changes_do_not_shorten_the_back_off() {
         let requests = vec![node_deleted(), removes_selection(), node_deleted(), removes_selection()];
         assert_eq!(checked_at(&[0, 0, 2, 2], vec![on_node_b(json!({}))], requests).await.len(), 2);
+    }
+
+    /// A tenant can write any text. It must not become part of the path of a request.
+    #[tokio::test]
+    async fn a_node_that_cannot_exist_is_not_read() {
+        let claim = on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "?"}}}));
+        assert_eq!(checked_at(&[0], vec![claim], vec![removes_selection()]).await, ["ProvisioningFailed"]);
     }
 
     #[tokio::test]
