@@ -76,8 +76,8 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     let mut history = History::default();
     loop {
         let started = Instant::now();
-        match round(&ctx, settings, &history).await {
-            Ok(next) => history = next,
+        match round(&ctx, settings, &mut history).await {
+            Ok(()) => {}
             // An event on the node reports it already.
             Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => {}
             Err(error) => {
@@ -93,20 +93,23 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     }
 }
 
-async fn round(ctx: &Context, settings: Settings, history: &History) -> Result<History, Error> {
+async fn round(ctx: &Context, settings: Settings, history: &mut History) -> Result<(), Error> {
     let evidence = ctx.storage.run(|volumes| volumes.foreign_evidence()).await?;
     let began = Instant::now();
-    let (scope, mut history) = plan(evidence, history, settings.all, began);
+    let (scope, next) = plan(evidence, history, settings.all, began);
     let searches_all = scope == Scope::All;
-    let found = search(ctx, scope).await?;
+    let found = search(ctx, scope).await;
     if searches_all {
+        // A search that failed has taken its time, too.
         history.rests_until = Some(Instant::now() + began.elapsed() * REST);
     }
+    let found = found?;
+    *history = History { rests_until: history.rests_until, ..next };
     report(&found, ctx);
     if settings.repair && !found.is_empty() {
         repair(&found, ctx).await?;
     }
-    Ok(history)
+    Ok(())
 }
 
 async fn search(ctx: &Context, scope: Scope) -> Result<Vec<ForeignFiles>, Error> {
@@ -267,8 +270,12 @@ mod tests {
     #[tokio::test]
     async fn the_next_search_waits_for_a_rest() {
         let (test_context, settings) = found();
-        let history = round(&test_context.ctx, settings, &History::default()).await.unwrap();
-        assert!(history.rests_until.is_some());
+        let mut history = History::default();
+        let began = Instant::now();
+        round(&test_context.ctx, settings, &mut history).await.unwrap();
+        // The search took no longer than the round.
+        let rests_until = history.rests_until.unwrap();
+        assert!(began < rests_until && rests_until <= Instant::now() + began.elapsed() * REST);
         test_context.finish().await;
     }
 
@@ -291,7 +298,7 @@ mod tests {
     #[tokio::test]
     async fn both_volumes_get_an_event_and_nothing_is_repaired_unless_requested() {
         let (test_context, settings) = found();
-        round(&test_context.ctx, settings, &History::default()).await.unwrap();
+        round(&test_context.ctx, settings, &mut History::default()).await.unwrap();
         assert_eq!(test_context.volumes.state().foreign.len(), 1);
         assert_eq!(test_context.finish().await, ["FilesInForeignProject", "ChargedForForeignFiles"]);
     }
@@ -300,9 +307,9 @@ mod tests {
     async fn files_are_repaired_if_requested() {
         let (test_context, settings) = found();
         let settings = Settings { repair: true, ..settings };
-        round(&test_context.ctx, settings, &History::default()).await.unwrap();
+        round(&test_context.ctx, settings, &mut History::default()).await.unwrap();
         assert!(test_context.volumes.state().foreign.is_empty());
-        round(&test_context.ctx, settings, &History::default()).await.unwrap();
+        round(&test_context.ctx, settings, &mut History::default()).await.unwrap();
         assert_eq!(
             test_context.finish().await,
             ["FilesInForeignProject", "ChargedForForeignFiles", "ProjectRepaired"]
