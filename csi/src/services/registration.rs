@@ -117,6 +117,7 @@ impl Registrar {
         };
         // The socket is removed first, so that the kubelet sees no driver. A running call may then finish.
         drop::<SocketFile>(file);
+        self.registered.send_replace(false);
         end_of_socket.cancel();
         server.await.context("serve the registration socket")?;
         Ok(end)

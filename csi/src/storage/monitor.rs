@@ -283,7 +283,14 @@ impl StorageMonitor {
             self.data_dir.display()
         );
         tracing::error!(%reason, "volumes cannot be served; the driver still waits for the disk");
-        self.state.send_replace(State::Unavailable(reason.into()));
+        // A node that has no storage is not registered because its root disk is slow.
+        self.state.send_if_modified(|state| {
+            let is_known = !matches!(state, State::Absent(_));
+            if is_known {
+                *state = State::Unavailable(reason.into());
+            }
+            is_known
+        });
         opening.await
     }
 
@@ -298,7 +305,7 @@ impl StorageMonitor {
             let (loops, held) = match known {
                 Some(known) => known,
                 None => {
-                    // No call is in progress yet that could change a mount in between.
+                    // A call that unmounts a target in between cleans up afterwards.
                     sync_publications(&store, &root);
                     let held = HeldDevices::recover(&store, &root.mounts()?)?;
                     (Arc::new(LoopControl::open()?), Arc::new(held))

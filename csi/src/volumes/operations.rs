@@ -5,7 +5,8 @@
 //! succeed even then, because otherwise a pod could not stop. It therefore takes none of the locks that such a call can
 //! hold, except that of its target path, and leaves the work that needs the disk to a task of its own.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use loopfs::volume_store::VolumeId;
 use tokio::sync::Semaphore;
@@ -15,6 +16,7 @@ use tracing::Instrument;
 use super::publish::{ClearedTarget, Volumes};
 use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
+use crate::backoff::Backoff;
 use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::Object;
@@ -36,6 +38,8 @@ pub(crate) struct VolumeOperations {
     monitor: Arc<StorageMonitor>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
+    /// The volumes that were unstaged without the disk, and whose cleanup waits for it.
+    waiting: Arc<Mutex<HashSet<VolumeId>>>,
 }
 
 impl VolumeOperations {
@@ -46,6 +50,7 @@ impl VolumeOperations {
             monitor,
             disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
             cleanup_threads: Arc::new(Semaphore::new(CLEANUP_THREADS)),
+            waiting: Arc::default(),
         }
     }
 
@@ -107,8 +112,8 @@ impl VolumeOperations {
         self.locked(wanted, move |volumes| volumes.publish(&publish)).await
     }
 
-    /// Unstages the volume. Without the disk, a volume that has no device is unstaged already. [`unpublish`](Self::unpublish)
-    /// has started the cleanup of its records then, which waits for the disk.
+    /// Unstages the volume. Without the disk, a volume that has no device is unstaged already. A call that stages it may still hang and
+    /// attach a device later, so a cleanup waits for the disk.
     pub(crate) async fn unstage(&self, unstage: Unstage) -> Result<()> {
         let volume = unstage.volume.clone();
         let ended = tokio::select! {
@@ -118,7 +123,17 @@ impl VolumeOperations {
         // Also if another call, which waits for the disk, has the volume locked.
         match (ended, self.monitor.current()) {
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
-                blocking::run(move || unavailable::require_detached(&volume, &reason)).await
+                let of = volume.clone();
+                blocking::run(move || unavailable::require_detached(&of, &reason)).await?;
+                if self.lock_waiting().insert(volume.clone()) {
+                    let (work, cleared) = (self.clone(), ClearedTarget::default());
+                    let cleanup = async move {
+                        work.clone().clean_up(volume.clone(), cleared).await;
+                        work.lock_waiting().remove(&volume);
+                    };
+                    tokio::spawn(cleanup.in_current_span());
+                }
+                Ok(())
             }
             (ended, _) => ended,
         }
@@ -156,26 +171,53 @@ impl VolumeOperations {
         Ok(tokio::spawn(async move { self.clean_up(volume, cleared).await }.in_current_span()))
     }
 
-    /// Cleans up after an unpublish call as soon as the storage is usable. Until then, the volume is not locked.
+    /// Cleans up after an unpublish call as soon as the storage is usable. After an error, a task of its own repeats the cleanup, for which
+    /// no call waits: no other call does it, and the volume could not be deleted.
     async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
-        loop {
-            self.monitor.wait_until_usable().await;
-            let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
-            let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
-            let volume = volume.clone();
-            let cleaned = self.run(move |volumes| {
-                let _held = (lock, thread);
-                volumes.clean_up(&volume, &cleared)
-            });
-            match cleaned.await {
-                Ok(()) => return,
-                Err(Error::StorageUnavailable(_)) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "the target is unmounted and removed, but the cleanup of its volume failed; NodeUnstageVolume repeats the cleanup");
+        if self.try_clean_up(&volume, cleared).await {
+            return;
+        }
+        let repeat = async move {
+            let mut backoff = Backoff::new();
+            loop {
+                tokio::time::sleep(backoff.next()).await;
+                if self.try_clean_up(&volume, cleared).await {
                     return;
                 }
             }
+        };
+        tokio::spawn(repeat.in_current_span());
+    }
+
+    /// Cleans up as soon as the storage is usable. Until then, the volume is not locked. Returns `false` after an error of another cause.
+    async fn try_clean_up(&self, volume: &VolumeId, cleared: ClearedTarget) -> bool {
+        loop {
+            self.monitor.wait_until_usable().await;
+            // The volume is locked last: a cleanup that waits for a thread must not have calls for its volume refused.
+            let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
+            let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
+            if self.monitor.current().is_err() {
+                continue;
+            }
+            let id = volume.clone();
+            let cleaned = self.run(move |volumes| {
+                let _held = (lock, thread);
+                volumes.clean_up(&id, &cleared)
+            });
+            match cleaned.await {
+                Ok(()) => return true,
+                Err(Error::StorageUnavailable(_)) => {}
+                Err(error) => {
+                    tracing::warn!(%volume, %error, "the target is unmounted and removed, but the cleanup of its volume failed; it is repeated");
+                    return false;
+                }
+            }
         }
+    }
+
+    fn lock_waiting(&self) -> MutexGuard<'_, HashSet<VolumeId>> {
+        // Every critical section is a single operation, so a panicked holder leaves the set whole.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

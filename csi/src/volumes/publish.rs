@@ -129,7 +129,7 @@ impl Volumes {
     ///
     /// Does not write to the data disk, read it, or wait for a lock of a process that does, because the disk may hang.
     pub(crate) fn clear_target(&self, target: &TargetPath) -> Result<ClearedTarget> {
-        let Some(target) = self.root.locate(target)? else { return Ok(ClearedTarget { status: None }) };
+        let Some(target) = self.root.locate(target)? else { return Ok(ClearedTarget::default()) };
         // This call fails with EIO on an XFS file system that has shut down.
         let status = target.status().ok().flatten();
         target.unmount()?;
@@ -138,7 +138,7 @@ impl Volumes {
     }
 
     /// Cleans up after a volume was unpublished from a target. If the volume is not published anywhere else, detaches
-    /// its devices and removes its publication record. NodeUnstageVolume does the same.
+    /// its devices and removes its publication record.
     ///
     /// Does so even if nothing was mounted at the target, because an earlier call may have crashed between the unmount
     /// and the cleanup. The error is [`Error::StorageUnavailable`] if the storage is the cause.
@@ -211,7 +211,7 @@ impl Volumes {
 }
 
 /// A target that was cleared.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct ClearedTarget {
     status: Option<FileStat>,
 }
