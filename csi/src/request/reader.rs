@@ -111,6 +111,7 @@ impl RequestReader {
     pub(crate) fn publish(&self, request: wire::NodePublishVolumeRequest) -> Result<Publish, Error> {
         let volume = parse_volume_id(&request.volume_id)?;
         let target = TargetPath::parse("target_path", &request.target_path, &self.kubelet_dir)?;
+        let capability = Capability::parse(request.volume_capability)?;
         if request.staging_target_path.is_empty() {
             return Err(Error::Precondition(
                 "staging_target_path: must not be empty; stage the volume first (NodeStageVolume), and name its staging path"
@@ -118,7 +119,6 @@ impl RequestReader {
             ));
         }
         TargetPath::parse("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
-        let capability = Capability::parse(request.volume_capability)?;
         let read_only = request.readonly || capability.read_only;
         let mode = match capability.access_type {
             AccessType::Block if read_only => PublishMode::Block(Access::ReadOnly),

@@ -2,7 +2,6 @@
 //! own, as in a container or in a systemd service.
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
@@ -71,14 +70,6 @@ fn share_only_pods(kubelet: &Path) {
     propagate(kubelet, MsFlags::MS_SLAVE);
     propagate(kubelet, MsFlags::MS_SHARED);
 }, "kubelet: ", "shared with no other mount namespace")]
-#[case::symbolic_link_to_a_private_mount(
-    |kubelet: &Path| {
-        propagate(Path::new("/proc"), MsFlags::MS_PRIVATE);
-        symlink("/proc", kubelet.join("pods")).unwrap();
-    },
-    "/proc: ",
-    "is private"
-)]
 fn a_driver_whose_mounts_do_not_appear_on_the_node_does_not_start(
     #[case] change: fn(&Path),
     #[case] mount_point: &str,

@@ -65,7 +65,7 @@ fn a_file_system_without_quotas_is_refused_with_the_mount_option() {
         Code::FailedPrecondition,
         &["project quotas are off", "prjquota"],
     );
-    assert!(!fixture.directories.registration_socket().exists());
+    fixture.directories.wait_for_registration_socket();
     driver.stop();
     fixture.finish();
 }
@@ -82,7 +82,7 @@ fn a_file_system_other_than_the_recorded_one_is_refused() {
     let driver = Driver::start(&fixture.directories);
     let uuid = fixture.store.filesystem_uuid().to_string();
     assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &[other, &uuid]);
-    assert!(!fixture.directories.registration_socket().exists());
+    fixture.directories.wait_for_registration_socket();
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
     fixture.finish();

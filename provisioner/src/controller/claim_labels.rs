@@ -125,12 +125,15 @@ struct Examined {
     /// It changes when a PersistentVolume appears that was named in the claim before.
     phase: Option<String>,
     label: Option<String>,
+    /// The label that the claim got since, which the watch may not have delivered yet.
+    given: Option<String>,
 }
 
 impl Examined {
     fn of(claim: &PersistentVolumeClaim, volume: &str, label: Option<&str>) -> Self {
         let phase = claim.status.as_ref().and_then(|status| status.phase.clone());
-        Examined { volume: volume.to_owned(), phase, label: label.map(str::to_owned) }
+        let label = label.map(str::to_owned);
+        Examined { volume: volume.to_owned(), phase, given: label.clone(), label }
     }
 }
 
@@ -275,8 +278,17 @@ impl<'a> Labeller<'a> {
         let identity = &self.cluster.identity;
         let Some(uid) = claim.uid() else { return Ok(()) };
         let label = claim_labels::label_of(claim, identity);
-        if self.examined().get(&uid) == Some(&Examined::of(claim, volume, label)) {
-            return Ok(());
+        let mut seen = Examined::of(claim, volume, label);
+        if let Some(known) = self.examined().get_mut(&uid) {
+            // If the label stays hidden behind many others, the claim is not patched again before it changes.
+            let is_unchanged = *known == Examined { given: known.given.clone(), ..seen.clone() };
+            let has_label = *known == Examined { label: known.label.clone(), ..seen.clone() };
+            if has_label {
+                known.label.clone_from(&known.given);
+            }
+            if is_unchanged || has_label {
+                return Ok(());
+            }
         }
         match self.node_of(volume).await? {
             NodeOfVolume::Other => {}
@@ -286,11 +298,10 @@ impl<'a> Labeller<'a> {
                 if label != Some(node.as_str()) {
                     self.patch(claim, claim_labels::bound_label_patch(claim, &node, identity)).await?;
                 }
+                seen.given = Some(node);
             }
         }
-        // What was seen: the watch delivers the claim again once it has the label. A claim whose label stays hidden behind many others is
-        // not patched again before it changes.
-        self.examined().insert(uid, Examined::of(claim, volume, label));
+        self.examined().insert(uid, seen);
         Ok(())
     }
 

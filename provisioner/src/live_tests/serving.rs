@@ -9,8 +9,8 @@ use loopfs::Bytes;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
-    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels,
-    kubeconfigs, owner_reference,
+    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, kubeconfigs,
+    owner_reference,
 };
 use crate::{
     api::{
