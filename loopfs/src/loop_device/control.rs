@@ -8,7 +8,10 @@ use nix::errno::Errno;
 
 use super::binding::{Access, BackingFile, Binding};
 use super::detach::{Detach, PendingDetach};
-use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, node_name, open_device, read_status};
+use super::device::{
+    BEYOND_ALL_INDICES, CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, node_name, open_device,
+    read_status,
+};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
 use super::options::{AttachOptions, Lifetime};
@@ -17,9 +20,6 @@ use super::{attach, discard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev;
-
-/// Minor numbers have 20 bits.
-pub(super) const BEYOND_ALL_INDICES: u32 = 1 << 20;
 
 /// Attaches files to loop devices and finds the devices of files. A process needs only one.
 ///

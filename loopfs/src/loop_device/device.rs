@@ -25,6 +25,9 @@ pub(super) const NOT_ALLOWED: &str = "the device cgroup of this container denies
 /// The node that adds and removes devices.
 pub(super) const CONTROL: &str = "/dev/loop-control";
 
+/// Minor numbers have 20 bits.
+pub(super) const BEYOND_ALL_INDICES: u32 = 1 << 20;
+
 /// What the kernel reports of a bound device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {

@@ -20,8 +20,7 @@ use std::thread::ScopedJoinHandle;
 use nix::errno::Errno;
 use nix::sys::stat::makedev;
 
-use super::control::BEYOND_ALL_INDICES;
-use super::device::node_name;
+use super::device::{BEYOND_ALL_INDICES, node_name};
 use super::discard::Discard;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::DiscardLimit;

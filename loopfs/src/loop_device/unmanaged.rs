@@ -17,9 +17,8 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
-use super::control::BEYOND_ALL_INDICES;
 use super::detach::request_detach;
-use super::device::{CONTROL, check_node, node_name};
+use super::device::{BEYOND_ALL_INDICES, CONTROL, check_node, node_name};
 use crate::error::{Context, Error, Result};
 use crate::sys::loop_abi as abi;
 use crate::sys::loop_dev;
