@@ -2,7 +2,7 @@
 //!
 //! `docs/decisions/0006-project-ids.md` gives the reasons.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::fcntl::Flock;
 
 use super::errors::{Interface, explain};
-use super::limits::{self, Limits, Usage};
+use super::limits::{self, Limits, StoredLimits, Usage};
 use super::project_id::ProjectId;
 use super::quota::{ProjectQuota, assign_project};
 use super::search::{self, Ids};
@@ -42,7 +42,7 @@ pub struct ProjectIds {
     /// The id after the one that was allocated last, 0 before the first. It is only tried first, so no lock guards it.
     next: AtomicU32,
     /// Ids that were released while inodes were still charged to them.
-    draining: Mutex<Vec<ProjectId>>,
+    draining: Mutex<BTreeSet<ProjectId>>,
 }
 
 /// The result of releasing an id.
@@ -89,7 +89,7 @@ impl ProjectIds {
             lock: lock.try_clone_to_owned().context("duplicate", "a descriptor of the lock file")?,
             lock_timeout: flock::DEFAULT_TIMEOUT,
             next: AtomicU32::new(0),
-            draining: Mutex::new(Vec::new()),
+            draining: Mutex::default(),
         })
     }
 
@@ -177,7 +177,7 @@ impl ProjectIds {
         self.require_own(id)?;
         let released = finished.and_then(|()| self.free_if_drained(id, cleared));
         if matches!(released, Ok(Release::Freed)) {
-            self.lock_draining().retain(|other| *other != id);
+            self.lock_draining().remove(&id);
         } else {
             self.defer_release(id);
         }
@@ -186,10 +186,7 @@ impl ProjectIds {
 
     /// Adds an id to those that [`retry_draining`](Self::retry_draining) tries to free.
     pub(crate) fn defer_release(&self, id: ProjectId) {
-        let mut draining = self.lock_draining();
-        if !draining.contains(&id) {
-            draining.push(id);
-        }
+        self.lock_draining().insert(id);
     }
 
     fn require_own(&self, id: ProjectId) -> Result<()> {
@@ -206,7 +203,7 @@ impl ProjectIds {
     /// # Errors
     /// The first error; the call tries the other ids nevertheless. [`draining`](Self::draining) returns the ids that are left.
     pub fn retry_draining(&self, assigned: &HashSet<ProjectId>) -> Result<Reclaimed> {
-        self.reclaim(&self.still_draining(assigned), |id| self.release(id))
+        self.release_all(&self.still_draining(assigned))
     }
 
     /// As [`retry_draining`](Self::retry_draining), for a caller that has already waited, as for
@@ -222,29 +219,58 @@ impl ProjectIds {
     fn still_draining(&self, assigned: &HashSet<ProjectId>) -> Vec<ProjectId> {
         let mut draining = self.lock_draining();
         draining.retain(|id| !assigned.contains(id));
-        draining.clone()
+        draining.iter().copied().collect()
     }
 
     /// Returns the ids that are draining.
     #[must_use]
     pub fn draining(&self) -> Vec<ProjectId> {
-        self.lock_draining().clone()
+        self.lock_draining().iter().copied().collect()
     }
 
-    /// Frees the ids of the range that are not in `assigned`. Such ids remain when a crash interrupts a reservation or a release.
-    /// An id that inodes are charged to stays in use. The cost is proportional to the number of used ids, so call it once, at
-    /// start.
+    /// Frees the ids of the range that have limits and are not in `assigned`. Such ids remain when a crash interrupts a
+    /// reservation or a release. An id that inodes are charged to stays in use. The cost is proportional to the number of used ids,
+    /// so call it once, at start.
     ///
     /// # Errors
     /// The first error; the call tries the other ids nevertheless.
     pub fn recover(&self, assigned: &HashSet<ProjectId>) -> Result<Reclaimed> {
-        let mut orphans = Vec::new();
+        self.recover_from(&self.reserved()?, assigned)
+    }
+
+    /// Returns the ids of the range that have limits. An id without limits was never reserved: the owner of a file can give it
+    /// any id, and so make any number of ids used.
+    pub(crate) fn reserved(&self) -> Result<Vec<ProjectId>> {
+        let mut reserved = Vec::new();
         for usage in self.quota().ids(self.range.clone()) {
-            orphans.extend(Some(usage?.id).filter(|id| !assigned.contains(id)));
+            let usage = usage?;
+            reserved.extend((usage.limits != StoredLimits::UNLIMITED).then_some(usage.id));
         }
+        Ok(reserved)
+    }
+
+    /// As [`recover`](Self::recover), for a caller that has read the [`reserved`](Self::reserved) ids before it locked what keeps
+    /// other processes from reserving more.
+    pub(crate) fn recover_from(
+        &self,
+        reserved: &[ProjectId],
+        assigned: &HashSet<ProjectId>,
+    ) -> Result<Reclaimed> {
+        let orphans: Vec<_> = reserved.iter().copied().filter(|id| !assigned.contains(id)).collect();
         // The orphans include the draining ids.
         self.lock_draining().clear();
-        self.reclaim(&orphans, |id| self.release(id))
+        self.release_all(&orphans)
+    }
+
+    /// As [`release`](Self::release) of each id, but waits once for the frees of all: an id whose inodes are freed has no
+    /// post-EOF blocks either.
+    fn release_all(&self, ids: &[ProjectId]) -> Result<Reclaimed> {
+        let Some(first) = ids.first() else { return Ok(Reclaimed::default()) };
+        if let Err(error) = self.quota().finish_inactivation(*first) {
+            self.lock_draining().extend(ids);
+            return Err(error);
+        }
+        self.reclaim(ids, |id| self.release_finished(id, Ok(()), |_| ()))
     }
 
     fn reclaim(
@@ -325,7 +351,7 @@ impl ProjectIds {
         flock::exclusive_reopened(self.lock.as_fd(), self.lock_timeout, operation)
     }
 
-    fn lock_draining(&self) -> MutexGuard<'_, Vec<ProjectId>> {
+    fn lock_draining(&self) -> MutexGuard<'_, BTreeSet<ProjectId>> {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -22,7 +22,7 @@ pub struct Recovered {
     pub eof_blocks_freed: usize,
     /// Project ids with limits and without a directory, which were freed.
     pub released_ids: usize,
-    /// Project ids without a directory that files are still charged to. They stay in use.
+    /// Project ids with limits and without a directory that files are still charged to. They stay in use.
     pub busy_ids: usize,
 }
 
@@ -35,6 +35,8 @@ impl VolumeStore {
     /// # Errors
     /// Those of the system calls. Changes made before the error stay.
     pub fn recover(&self) -> Result<Recovered> {
+        // Before the lock, because any number of foreign ids may be used. Ids that are reserved in the meantime are not orphans.
+        let reserved = self.ids.reserved()?;
         let _lock = self.layout.lock_exclusive()?;
         let mut recovered = Recovered::default();
         for name in layout::names(&self.layout.staging, "staging")? {
@@ -43,7 +45,7 @@ impl VolumeStore {
         for name in layout::names(&self.layout.volumes, "volumes")? {
             recovered.eof_blocks_freed += usize::from(self.free_eof_blocks(&name)?);
         }
-        let reclaimed = self.ids.recover(&assigned_ids(&self.layout)?)?;
+        let reclaimed = self.ids.recover_from(&reserved, &assigned_ids(&self.layout)?)?;
         recovered.released_ids = reclaimed.freed.len();
         recovered.busy_ids = reclaimed.draining.len();
         // Removed directories and freed ids no longer have a reservation.

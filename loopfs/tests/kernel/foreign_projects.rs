@@ -18,7 +18,7 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::unistd::syncfs;
 
-use crate::environment::{Leaks, default_with, id, quota, scratch, store, xfs};
+use crate::environment::{Leaks, default_with, directory, id, quota, scratch, store, xfs};
 use crate::store::{MIB, entry};
 
 /// The id from which the kubelet tries ids upwards.
@@ -230,6 +230,7 @@ fn ids_of_the_range_that_another_program_uses_are_neither_allocated_nor_cleared(
     let unused = |id: &u32| !used_ids().contains(&project(*id));
     let next = ids_of_volumes().first().unwrap().get() + 1;
     let taken = Some(next).filter(unused).or_else(|| (FIRST..FIRST + COUNT).find(unused)).unwrap();
+    // Without limits, it is none that the store could have reserved.
     foreign.push(Foreign::create(taken, Limits::KEEP));
     for n in 1..COUNT - 3 {
         store.create(&id(&format!("v-{n}")), &spec).unwrap();
@@ -237,16 +238,33 @@ fn ids_of_the_range_that_another_program_uses_are_neither_allocated_nor_cleared(
     check(&foreign, &range, "creation");
     let error = store.create(&id("one-more"), &spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 3));
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 2));
     check(&foreign, &range, "recovery");
 
     for volume in store.list().unwrap() {
         assert!(store.delete(&volume).unwrap());
     }
     store.empty_trash().unwrap();
-    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 3));
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 2));
     check(&foreign, &range, "the deletion of all volumes");
     foreign.into_iter().for_each(Foreign::remove);
+    leaks.check();
+}
+
+/// The owner of a file can give it any project id. Such an id has no limits, so the store has never reserved it.
+#[test]
+fn ids_without_limits_are_no_orphans() {
+    const COUNT: u32 = 300;
+    let leaks = Leaks::watch();
+    let store = store();
+    let (directory, first) = (directory(), StoreOptions::default().project_ids.start().get());
+    for n in 0..COUNT {
+        let path = directory.path().join(n.to_string());
+        fs::create_dir(&path).unwrap();
+        assign_project(File::open(path).unwrap(), project(first + n)).unwrap();
+    }
+    assert_eq!(store.recover().unwrap(), Recovered::default());
+    directory.close().unwrap();
     leaks.check();
 }
 
