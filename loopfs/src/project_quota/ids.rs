@@ -41,6 +41,8 @@ pub struct ProjectIds {
     lock_timeout: Duration,
     /// The id after the one that was allocated last, 0 before the first. It is only tried first, so no lock guards it.
     next: AtomicU32,
+    /// Ids to try before that one, whose records are in blocks that exist.
+    reusable: Mutex<Vec<u32>>,
     /// Ids that were released while inodes were still charged to them.
     draining: Mutex<BTreeSet<ProjectId>>,
 }
@@ -89,6 +91,7 @@ impl ProjectIds {
             lock: lock.try_clone_to_owned().context("duplicate", "a descriptor of the lock file")?,
             lock_timeout: flock::DEFAULT_TIMEOUT,
             next: AtomicU32::new(0),
+            reusable: Mutex::default(),
             draining: Mutex::default(),
         })
     }
@@ -178,6 +181,7 @@ impl ProjectIds {
         let released = finished.and_then(|()| self.free_if_drained(id, cleared));
         if matches!(released, Ok(Release::Freed)) {
             self.lock_draining().remove(&id);
+            self.reuse([id.get()]);
         } else {
             self.defer_release(id);
         }
@@ -256,10 +260,18 @@ impl ProjectIds {
         reserved: &[ProjectId],
         assigned: &HashSet<ProjectId>,
     ) -> Result<Reclaimed> {
+        self.reuse(search::beside(reserved.iter().map(|id| id.get()), RECORDS_IN_BLOCK));
         let orphans: Vec<_> = reserved.iter().copied().filter(|id| !assigned.contains(id)).collect();
         // The orphans include the draining ids.
         self.lock_draining().clear();
         self.release_all(&orphans)
+    }
+
+    /// Adds ids to try first. They may be used by another process by then.
+    fn reuse(&self, ids: impl IntoIterator<Item = u32>) {
+        let mut reusable = self.lock_reusable();
+        let more = MOST_REUSABLE.saturating_sub(reusable.len());
+        reusable.extend(ids.into_iter().take(more));
     }
 
     /// As [`release`](Self::release) of each id, but waits once for the frees of all: an id whose inodes are freed has no
@@ -299,14 +311,18 @@ impl ProjectIds {
         }
         let (first, last) = (self.range.start().get(), self.range.end().get());
         let next = Some(self.next.load(Ordering::Relaxed)).filter(|next| *next != 0);
-        let found = search::free_id(&mut Kernel { quota: self.quota(), last }, &(first..=last), next)?;
+        let reusable = std::iter::from_fn(|| self.lock_reusable().pop());
+        let mut kernel = Kernel { quota: self.quota(), last };
+        let found = search::free_id(&mut kernel, &(first..=last), reusable.chain(next))?;
         let Some(id) = found.and_then(ProjectId::new) else {
             let detail = format!("all ids from {first} to {last} are in use");
             return Err(Error::new(ErrorKind::NoSpace, OPERATION, OBJECT, detail));
         };
         match self.quota().set_limits(id, limits) {
             Ok(_) => {
-                self.next.store(id.get() + 1, Ordering::Relaxed);
+                if self.lock_reusable().is_empty() {
+                    self.next.store(id.get() + 1, Ordering::Relaxed);
+                }
                 Ok(id)
             }
             Err(error) => {
@@ -351,10 +367,19 @@ impl ProjectIds {
         flock::exclusive_reopened(self.lock.as_fd(), self.lock_timeout, operation)
     }
 
+    fn lock_reusable(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.reusable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_draining(&self) -> MutexGuard<'_, BTreeSet<ProjectId>> {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// XFS stores this many quota records in a block of 4096 bytes. It never frees such a block.
+const RECORDS_IN_BLOCK: u32 = 30;
+/// The most ids to remember for reuse.
+const MOST_REUSABLE: usize = 4096;
 
 /// The quota records of the file system.
 struct Kernel<'fs> {

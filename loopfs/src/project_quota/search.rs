@@ -1,4 +1,4 @@
-//! Choosing a free project id: next-fit, then random, then a scan. This file makes no system calls.
+//! Choosing a free project id: preferred ids, then random ones, then a scan. This file makes no system calls.
 
 use std::ops::RangeInclusive;
 
@@ -22,21 +22,21 @@ pub(super) trait Ids {
 
 /// Returns a free id of `range`, or `None` if all are used.
 ///
-/// It first tries `next_fit`, the id after the one that was allocated last: XFS stores thirty quota records in a block and never
-/// frees such a block, so neighbouring ids save space. Then it tries random ids, whose cost does not grow with the number of
+/// It first tries the `preferred` ids, those that were used before and the one after the one that was allocated last: XFS stores
+/// thirty quota records in a block and never frees such a block, so they save space. Then it tries random ids, whose cost does not grow with the number of
 /// used ids. Only then does it scan the used ids for a gap.
 pub(super) fn free_id<I: Ids>(
     ids: &mut I,
     range: &RangeInclusive<u32>,
-    next_fit: Option<u32>,
+    preferred: impl IntoIterator<Item = u32>,
 ) -> Result<Option<u32>, I::Error> {
     if range.is_empty() {
         return Ok(None);
     }
-    if let Some(next_fit) = next_fit.filter(|id| range.contains(id))
-        && !ids.is_used(next_fit)?
-    {
-        return Ok(Some(next_fit));
+    for id in preferred {
+        if range.contains(&id) && !ids.is_used(id)? {
+            return Ok(Some(id));
+        }
     }
     let mut guess = *range.start();
     for _ in 0..GUESSES {
@@ -49,6 +49,21 @@ pub(super) fn free_id<I: Ids>(
         None => first_free(ids, *range.start(), guess),
         found => Ok(found),
     }
+}
+
+/// Returns the ids that are not in `used` but in a block of `count` with one of them. `used` is in order.
+pub(super) fn beside(used: impl IntoIterator<Item = u32>, count: u32) -> impl Iterator<Item = u32> {
+    let mut used = used.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let first = used.peek()? / count * count;
+        let block = first..=first.saturating_add(count - 1);
+        let mut unused: Vec<u32> = block.clone().collect();
+        while let Some(id) = used.next_if(|id| block.contains(id)) {
+            unused.retain(|other| *other != id);
+        }
+        Some(unused)
+    })
+    .flatten()
 }
 
 fn random_id(number: u64, range: &RangeInclusive<u32>) -> u32 {
@@ -75,6 +90,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn unused_ids_of_used_blocks_are_found() {
+        assert_eq!(
+            beside([3, 5, 21, u32::MAX], 5).collect::<Vec<_>>(),
+            [0, 1, 2, 4, 6, 7, 8, 9, 20, 22, 23, 24]
+        );
+        assert_eq!(beside([], 30).count(), 0);
+    }
 
     /// Used ids, some of them outside the range, and a count of the queries.
     struct Model {

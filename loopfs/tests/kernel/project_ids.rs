@@ -349,3 +349,31 @@ fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
     assert_eq!(used(range(6_600_001, 1)), HashSet::new());
     leaks.check();
 }
+
+/// XFS keeps thirty quota records in a block, and never frees the block.
+#[test]
+fn freed_ids_are_allocated_again() {
+    let leaks = Leaks::watch();
+    let create = |store: &VolumeStore, name: &str| {
+        store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+        project_of(File::open(xfs().join("volumes").join(name)).unwrap()).unwrap()
+    };
+    let delete = |store: &VolumeStore, name: &str| {
+        assert!(store.delete(&id(name)).unwrap());
+        store.empty_trash().unwrap();
+    };
+    let before = store();
+    let (kept, freed) = (create(&before, "kept"), create(&before, "freed"));
+    delete(&before, "freed");
+    assert_eq!(create(&before, "again"), freed);
+    delete(&before, "again");
+    drop(before);
+
+    let restarted = store();
+    restarted.recover().unwrap();
+    assert_eq!(create(&restarted, "restarted") / 30, kept / 30);
+    for name in ["kept", "restarted"] {
+        delete(&restarted, name);
+    }
+    leaks.check();
+}
