@@ -14,7 +14,8 @@ use crate::project_quota::ProjectId;
 /// An inode with another project id than its tree, or a directory without project inheritance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StrayInode {
-    /// The path relative to the root of the tree, which is `.`. It can contain any bytes and exceed `PATH_MAX`.
+    /// The path relative to the root of the tree, which is `.`. It can contain any bytes. In a long path,
+    /// `...` is in place of the components between the first ones and the last one.
     pub path: PathBuf,
     /// The project id of the inode, 0 for none.
     pub project: u32,

@@ -56,7 +56,8 @@ pub enum SkipReason {
 /// A skipped entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// The path relative to the root of the tree, which is `.`. It can contain any bytes and exceed `PATH_MAX`.
+    /// The path relative to the root of the tree, which is `.`. It can contain any bytes. In a long path,
+    /// `...` is in place of the components between the first ones and the last one.
     pub path: PathBuf,
     /// The reason.
     pub reason: SkipReason,

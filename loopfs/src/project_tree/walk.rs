@@ -1,8 +1,9 @@
 //! The walk visits every inode of a tree, even while the owner of the tree moves directories.
 //!
 //! The walk holds a descriptor only of the current directory. For each directory above, it stores the name, the identity and
-//! the position in the list of entries. The depth of a tree therefore costs memory but no descriptors: each level needs its
-//! name and at most the names of one getdents64(2) call. On the way up, the walk uses `..` only if it is the directory from
+//! the position in the list of entries. The depth of a tree therefore costs memory for its names but no descriptors. The levels
+//! above also keep the names that they have read and not visited, up to a number for all of them together; the others read them
+//! again. On the way up, the walk uses `..` only if it is the directory from
 //! which it descended. Otherwise it descends again from the root, and drops the levels that it no longer finds there.
 //!
 //! `docs/decisions/0015-trees-of-tenants.md` gives the reasons.
@@ -30,6 +31,11 @@ const SLACK: u64 = 1 << 16;
 /// The most times that a pass enters the tree again after a concurrent move. Then the walk ends as raced.
 const MAX_RETURNS: u32 = 1000;
 
+/// The most names that the levels above keep. Each takes about 64 bytes.
+const MOST_NAMES: usize = if cfg!(test) { 50 } else { 1 << 14 };
+/// The longest path in a report. The owner of a tree can make paths of any length.
+const MOST_PATH: usize = 512;
+
 /// Processes the inodes of a tree. An error ends the walk.
 pub(super) trait Visitor {
     /// Processes an inode of the tree: the root first, and every directory before its entries.
@@ -52,10 +58,19 @@ pub(super) struct EntryPath<'a> {
 }
 
 impl EntryPath<'_> {
-    /// Returns the path relative to the root, which is `.`.
+    /// Returns the path relative to the root, which is `.`, for a report. In a long path, `...` is in place of the components
+    /// between the first ones and the last one.
     pub(super) fn path(&self) -> PathBuf {
         let names = self.above.iter().skip(1).map(|level| &level.name).chain(self.name);
-        let path: PathBuf = names.map(|name| OsStr::from_bytes(name.as_bytes())).collect();
+        let mut path = PathBuf::new();
+        for name in names.clone() {
+            if path.as_os_str().len() + name.as_bytes().len() > MOST_PATH {
+                path.push("...");
+                path.extend(names.last().map(|name| OsStr::from_bytes(name.as_bytes())));
+                break;
+            }
+            path.push(OsStr::from_bytes(name.as_bytes()));
+        }
         if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }
     }
 
@@ -73,8 +88,10 @@ impl EntryPath<'_> {
 struct Level {
     name: CString,
     identity: Identity,
-    /// The position in its list of entries.
-    next: i64,
+    /// The position in its list of entries after the last visited one.
+    visited: i64,
+    /// The position after the last one that was read.
+    read: i64,
     /// Names that were read but not visited yet.
     names: std::vec::IntoIter<getdents::Entry>,
     listed: u64,
@@ -83,13 +100,14 @@ struct Level {
 impl Level {
     fn new(name: CString, directory: &OwnedFd) -> std::result::Result<Self, Errno> {
         let identity = Identity::of(directory)?;
-        Ok(Self { name, identity, next: 0, names: Vec::new().into_iter(), listed: 0 })
+        Ok(Self { name, identity, visited: 0, read: 0, names: Vec::new().into_iter(), listed: 0 })
     }
 
     /// Returns the next name, or `None` at the end of the list.
     fn next_name(&mut self, directory: &OwnedFd) -> std::result::Result<Option<CString>, Errno> {
         loop {
             if let Some(entry) = self.names.next() {
+                self.visited = entry.next;
                 if matches!(entry.name.as_bytes(), b"." | b"..") {
                     continue;
                 }
@@ -103,9 +121,15 @@ impl Level {
                 Err(errno) => return Err(errno),
             };
             let Some(last) = names.last() else { return Ok(None) };
-            self.next = last.next;
+            self.read = last.next;
             self.names = names.into_iter();
         }
+    }
+
+    /// Forgets the names that were not visited. The next one is read again.
+    fn forget_names(&mut self) {
+        self.names = Vec::new().into_iter();
+        self.read = self.visited;
     }
 
     /// Returns `true` if the walk listed more names than a directory of this size can have, because each name takes at least one
@@ -140,8 +164,16 @@ pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Wa
     let here = open_directory(root, c".").map_err(failed)?;
     let levels = vec![Level::new(c".".to_owned(), &here).map_err(failed)?];
     visitor.visit(&Inode::directory(&here), &EntryPath { above: &levels, name: None })?;
-    let mut walk =
-        Walk { root, here, levels, outcome: WalkOutcome::Stable, directories: Bound::new(), returns: 0 };
+    let mut walk = Walk {
+        root,
+        here,
+        levels,
+        outcome: WalkOutcome::Stable,
+        directories: Bound::new(),
+        returns: 0,
+        kept: 0,
+        without: 0,
+    };
     while !walk.levels.is_empty() {
         if walk.has_no_end() {
             return Ok(WalkOutcome::Raced);
@@ -162,6 +194,10 @@ struct Walk<'a> {
     outcome: WalkOutcome,
     directories: Bound,
     returns: u32,
+    /// Number of names that the levels above the last one keep.
+    kept: usize,
+    /// Number of levels from the root on that keep no names.
+    without: usize,
 }
 
 impl Walk<'_> {
@@ -203,6 +239,7 @@ impl Walk<'_> {
             Ok((directory, level)) => {
                 visitor.visit(&Inode::directory(&directory), &entry)?;
                 self.here = directory;
+                self.keep_names();
                 self.levels.push(level);
                 self.directories.count += 1;
                 Ok(())
@@ -210,6 +247,18 @@ impl Walk<'_> {
             // The directory was removed after its status was read.
             Err(Errno::ENOENT) => Ok(()),
             Err(errno) => visitor.unreadable(errno, &entry),
+        }
+    }
+
+    /// Counts the names that the last level keeps while the walk is below it, and forgets those of the first levels if there
+    /// are too many: they are needed last.
+    fn keep_names(&mut self) {
+        self.kept += self.levels.last().map_or(0, |level| level.names.len());
+        while self.kept > MOST_NAMES {
+            let Some(level) = self.levels.get_mut(self.without) else { break };
+            self.kept -= level.names.len();
+            level.forget_names();
+            self.without += 1;
         }
     }
 
@@ -223,7 +272,7 @@ impl Walk<'_> {
         };
         let Some(level) = self.levels.last() else { return Ok(()) };
         // The position came from an earlier read of this directory, so an error here is a defect of this program.
-        lseek(&self.here, level.next, Whence::SeekSet)
+        lseek(&self.here, level.read, Whence::SeekSet)
             .map(drop)
             .map_err(|errno| Error::sys("walk", format!("{:?}", self.path()), errno))
     }
@@ -231,6 +280,10 @@ impl Walk<'_> {
     fn pop(&mut self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.left(&EntryPath { above: &self.levels, name: None })?;
         self.levels.pop();
+        if let Some(level) = self.levels.last() {
+            self.kept -= level.names.len();
+            self.without = self.without.min(self.levels.len() - 1);
+        }
         Ok(())
     }
 
@@ -294,7 +347,50 @@ fn inodes_in_use(root: BorrowedFd<'_>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use super::*;
+
+    #[derive(Default)]
+    struct Counting {
+        names: usize,
+        longest: usize,
+    }
+
+    impl Visitor for Counting {
+        fn visit(&mut self, _: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
+            self.names += 1;
+            self.longest = self.longest.max(at.path().as_os_str().len());
+            Ok(())
+        }
+
+        fn mount(&mut self, _: &EntryPath<'_>) -> Result<()> {
+            unreachable!("nothing is mounted there")
+        }
+
+        fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
+            panic!("{:?}: {errno}", at.path())
+        }
+    }
+
+    #[test]
+    fn wide_and_deep_trees_are_bounded() {
+        const LEVELS: usize = 30;
+        const FILES: usize = 20;
+        let tree = tempfile::tempdir().unwrap();
+        let mut here = tree.path().to_owned();
+        for _ in 0..LEVELS {
+            for file in 0..FILES {
+                File::create(here.join(format!("{file:0100}"))).unwrap();
+            }
+            here.push("d".repeat(100));
+            fs::create_dir(&here).unwrap();
+        }
+        let mut counting = Counting::default();
+        let outcome = walk(File::open(tree.path()).unwrap().as_fd(), &mut counting).unwrap();
+        assert_eq!((outcome, counting.names), (WalkOutcome::Stable, 1 + LEVELS * (FILES + 1)));
+        assert!((MOST_PATH..MOST_PATH + 200).contains(&counting.longest), "{}", counting.longest);
+    }
 
     #[test]
     fn a_bound_is_read_again_before_it_is_enforced() {
