@@ -5,17 +5,43 @@
 //! these have the attribute of [`shares`](crate::volume_store::on_disk::shares). Of any other image it needs only the
 //! status.
 
-use std::ops::Range;
-use std::os::fd::AsFd;
+use std::ops::{ControlFlow, Range};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-use crate::sys::fiemap;
+use crate::sys::fiemap::{self, Extent};
 use crate::units::Bytes;
 
-/// Returns `true` if an image shares blocks with another file now.
+/// Returns `true` if an image shares blocks with another file now. Reads extents up to the first shared one.
 pub(crate) fn shares_blocks(image: impl AsFd) -> Result<bool, Errno> {
-    Ok(SharedBlocks::default().add(image)? > Bytes(0))
+    let mut found = false;
+    each_shared(image.as_fd(), |_| {
+        found = true;
+        ControlFlow::Break(())
+    })?;
+    Ok(found)
+}
+
+/// Calls `visit` for each shared extent of an image, until it breaks.
+fn each_shared(
+    image: BorrowedFd<'_>,
+    mut visit: impl FnMut(&Extent) -> ControlFlow<()>,
+) -> Result<(), Errno> {
+    let mut next_offset = 0;
+    loop {
+        let extents = fiemap::extents(image, next_offset)?;
+        let shared = extents.iter().filter(|extent| extent.flags & fiemap::SHARED != 0);
+        if shared.map(&mut visit).any(|flow| flow.is_break()) {
+            return Ok(());
+        }
+        match extents.last() {
+            Some(last) if last.flags & fiemap::LAST == 0 => {
+                next_offset = last.logical.saturating_add(last.length);
+            }
+            _ => return Ok(()),
+        }
+    }
 }
 
 /// The shared blocks of all images that were added.
@@ -28,21 +54,13 @@ pub(super) struct SharedBlocks {
 impl SharedBlocks {
     /// Adds the shared blocks of an image, and returns the number of bytes that they have in this image.
     pub(super) fn add(&mut self, image: impl AsFd) -> Result<Bytes, Errno> {
-        let image = image.as_fd();
-        let (mut in_image, mut next_offset) = (0u64, 0);
-        loop {
-            let extents = fiemap::extents(image, next_offset)?;
-            for extent in extents.iter().filter(|extent| extent.flags & fiemap::SHARED != 0) {
-                in_image = in_image.saturating_add(extent.length);
-                self.ranges.push(extent.physical..extent.physical.saturating_add(extent.length));
-            }
-            match extents.last() {
-                Some(last) if last.flags & fiemap::LAST == 0 => {
-                    next_offset = last.logical.saturating_add(last.length);
-                }
-                _ => return Ok(Bytes(in_image)),
-            }
-        }
+        let mut in_image = 0u64;
+        each_shared(image.as_fd(), |extent| {
+            in_image = in_image.saturating_add(extent.length);
+            self.ranges.push(extent.physical..extent.physical.saturating_add(extent.length));
+            ControlFlow::Continue(())
+        })?;
+        Ok(Bytes(in_image))
     }
 
     /// Returns the space on the disk, in which each block counts once.
