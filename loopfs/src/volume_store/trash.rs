@@ -24,6 +24,9 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
 use crate::sys::file_lease;
 
+/// The beginning of the names of directories that were lifted out of others.
+const LIFTED: &str = "lifted";
+
 impl VolumeStore {
     /// Deletes a volume, durably. [`empty_trash`](Self::empty_trash) then frees its space and its project id. Returns `false` if
     /// there is no such volume.
@@ -88,12 +91,12 @@ impl VolumeStore {
         let mut failed = HashSet::new();
         let mut removed_by_others = false;
         loop {
-            let mut progress = false;
-            for name in layout::names(&self.layout.trash, "trash")? {
+            let (mut progress, mut lifted) = (false, false);
+            for name in self.trash_in_order()? {
                 if failed.contains(&name) {
                     continue;
                 }
-                match self.remove_entry(&name, &mut yield_now, &mut progress) {
+                match self.remove_entry(&name, &mut yield_now, &mut lifted) {
                     Ok(Removal::Done { volume }) => {
                         progress = true;
                         removed += usize::from(volume);
@@ -109,7 +112,7 @@ impl VolumeStore {
                     }
                 }
             }
-            if !progress {
+            if !progress && !lifted {
                 break;
             }
         }
@@ -120,8 +123,15 @@ impl VolumeStore {
         first_error.map_or(Ok(removed), Err)
     }
 
-    /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if it created new entries.
-    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
+    /// Returns the names in the trash, first the directories that were lifted out of others.
+    fn trash_in_order(&self) -> Result<Vec<String>> {
+        let mut names = layout::names(&self.layout.trash, "trash")?;
+        names.sort_by_key(|name| !name.starts_with(LIFTED));
+        Ok(names)
+    }
+
+    /// Removes an entry of the trash, or as much of it as can be removed. Sets `lifted` if it created new entries.
+    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), lifted: &mut bool) -> Result<Removal> {
         yield_now();
         let trash = &self.layout.trash;
         let Some(status) = self.stat_in_trash(name)? else { return Ok(Removal::Postponed) };
@@ -139,13 +149,11 @@ impl VolumeStore {
             directory => directory?,
         };
         let Some(Attributes { project, .. }) = Attributes::read(&directory)? else {
-            if self.empty_directory(&directory, name, yield_now, progress)? {
-                return Ok(Removal::Postponed);
-            }
+            self.empty_directory(&directory, name, yield_now, lifted)?;
             let removed = self.unlink(name, UnlinkatFlags::RemoveDir)?;
             return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
         };
-        let removal = self.remove_volume_directory(directory, name, project, yield_now, progress);
+        let removal = self.remove_volume_directory(directory, name, project, yield_now, lifted);
         // The directory is closed now. If another process removes it from here on, that process can free the project id.
         match removal {
             Ok(Removal::Done { .. }) => removal,
@@ -162,9 +170,12 @@ impl VolumeStore {
         name: &str,
         project: ProjectId,
         yield_now: &mut impl FnMut(),
-        progress: &mut bool,
+        lifted: &mut bool,
     ) -> Result<Removal> {
-        if self.empty_directory(&directory, name, yield_now, progress)? {
+        self.empty_directory(&directory, name, yield_now, lifted)?;
+        // Not while its directories, or those of others, are still in the trash: the wait for the file system below would be
+        // repeated for each level of a tree.
+        if *lifted {
             return Ok(Removal::Postponed);
         }
         let quota = self.filesystem.quota();
@@ -240,8 +251,8 @@ impl VolumeStore {
 
     /// Removes everything in a directory of the trash. It moves a subdirectory that is not empty up into the trash instead of
     /// walking into it, so a tree of any depth needs only two descriptors. The trash has no project, so a directory to which its
-    /// owner has given another project id can be moved there too (EXDEV elsewhere). Returns `true` if it moved one, and
-    /// sets `progress` then.
+    /// owner has given another project id can be moved there too (EXDEV elsewhere). Sets `lifted` if it
+    /// moved one.
     ///
     /// If an entry cannot be removed, the call removes the others and returns the first error in the end.
     fn empty_directory(
@@ -249,9 +260,9 @@ impl VolumeStore {
         directory: &OwnedFd,
         name: &str,
         yield_now: &mut impl FnMut(),
-        progress: &mut bool,
-    ) -> Result<bool> {
-        let (mut any_lifted, mut first_error) = (false, None);
+        lifted: &mut bool,
+    ) -> Result<()> {
+        let mut first_error = None;
         let own = layout::open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .context("open in the trash", name)?;
         let mut entries = nix::dir::Dir::from_fd(own).context("list in the trash", name)?;
@@ -264,12 +275,11 @@ impl VolumeStore {
             yield_now();
             match self.remove_child(directory, name, child) {
                 Ok(Child::Removed) => {}
-                Ok(Child::Lifted) => any_lifted = true,
+                Ok(Child::Lifted) => *lifted = true,
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        *progress |= any_lifted;
-        first_error.map_or(Ok(any_lifted), Err)
+        first_error.map_or(Ok(()), Err)
     }
 
     /// Another process that empties the trash may remove or lift the same entry first (ENOENT).
@@ -284,7 +294,7 @@ impl VolumeStore {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
             Err(errno) => return refused(errno),
         }
-        let (trash, lifted) = (&self.layout.trash, layout::unique("lifted")?);
+        let (trash, lifted) = (&self.layout.trash, layout::unique(LIFTED)?);
         match renameat2(directory, child, trash, lifted.as_str(), RenameFlags::RENAME_NOREPLACE) {
             Ok(()) | Err(Errno::ENOENT) => Ok(Child::Lifted),
             Err(errno) => refused(errno),
