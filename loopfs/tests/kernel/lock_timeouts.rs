@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
@@ -46,5 +47,32 @@ fn a_call_that_times_out_on_a_lock_fails_and_names_the_file() {
     create().unwrap();
     remove(&store, &directory);
     remove(&store, &image);
+    leaks.check();
+}
+
+#[test]
+fn constant_expansions_do_not_stop_recovery() {
+    const THREADS: usize = 8;
+    let leaks = Leaks::watch();
+    let (store, id, stop) = (store(), id("busy"), AtomicBool::new(false));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    let options = StoreOptions { lock_timeout: Duration::from_secs(10), ..StoreOptions::default() };
+    let other = VolumeStore::open(&xfs(), options).unwrap();
+    let recovered: Vec<_> = std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    store.expand(&id, Bytes(MIB)).unwrap();
+                }
+            });
+        }
+        let recovered = (0..5).map(|_| other.recover()).collect();
+        stop.store(true, Ordering::Relaxed);
+        recovered
+    });
+    for recovered in recovered {
+        recovered.unwrap();
+    }
+    remove(&store, &id);
     leaks.check();
 }

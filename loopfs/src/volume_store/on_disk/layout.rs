@@ -118,16 +118,23 @@ impl Layout {
 
     /// Takes the lock that is held while a volume is created, expanded or deleted.
     pub(crate) fn lock_shared(&self) -> Result<Flock<OwnedFd>> {
-        flock::shared(
-            self.lock_file()?,
-            self.lock_timeout,
-            "change an entry of the store, which takes the lock",
-        )
+        const OPERATION: &str = "change an entry of the store, which takes the lock";
+        let _turn = flock::shared(self.turn()?, self.lock_timeout, OPERATION)?;
+        flock::shared(self.lock_file()?, self.lock_timeout, OPERATION)
     }
 
     /// Takes the lock that excludes all operations in progress.
     pub(crate) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
-        flock::exclusive(self.lock_file()?, self.lock_timeout, "recover the store, which takes the lock")
+        const OPERATION: &str = "recover the store, which takes the lock";
+        // The kernel grants a shared lock while another one is held, so callers that overlap could keep this one out for good.
+        // While it has the turn, they wait behind it.
+        let _turn = flock::exclusive(self.turn()?, self.lock_timeout, OPERATION)?;
+        flock::exclusive(self.lock_file()?, self.lock_timeout, OPERATION)
+    }
+
+    /// The file whose lock a caller holds while it waits for the lock of the store.
+    fn turn(&self) -> Result<OwnedFd> {
+        open_directory(&self.private, ".")
     }
 
     /// The lock file of [`ProjectIds`](crate::project_quota::ProjectIds).
