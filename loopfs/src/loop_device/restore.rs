@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::binding::BackingFile;
-use super::device::{LoopDevice, Status, node_name, read_info, read_status};
+use super::device::{BEYOND_ALL_INDICES, LoopDevice, Status, node_name, read_info, read_status};
 use super::discard::{self, Discard};
 use super::options::{AttachOptions, BlockSize, DirectIo, Lifetime};
 use crate::error::{Context, Result};
@@ -32,7 +32,8 @@ impl LoopDevice {
         if *auto_clear && options.lifetime == Lifetime::Persistent {
             return Ok(Some("the kernel detaches it at its last close".to_owned()));
         }
-        if *partition_scan {
+        // With `max_part`, the kernel scans every device.
+        if *partition_scan && loop_dev::index_limit() == BEYOND_ALL_INDICES {
             return Ok(Some("the kernel scans its content for partitions".to_owned()));
         }
         let discards =
