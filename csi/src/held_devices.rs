@@ -39,22 +39,24 @@ impl HeldDevices {
         // A node can be mounted several times, by the driver and by the kubelet.
         let numbers: HashSet<_> = MountedDevices::among(mounts)?.numbers().collect();
         for number in numbers {
-            let opened =
-                LoopDevice::open_device_number(number).and_then(|device| Ok((device.status()?, device)));
-            let (backing, device) = match opened {
-                Ok((status, device)) => (status.binding.backing, device),
+            let device = match LoopDevice::open_device_number(number) {
+                Ok(device) => device,
                 Err(error) => {
                     tracing::warn!(%number, %error, "a loop device is mounted below the kubelet directory and cannot be opened; delete \
                         the pods that use it");
                     continue;
                 }
             };
+            let backing = device.binding().backing;
             // Another driver may have published it.
             if !store.holds(&backing) {
                 continue;
             }
             // The label would be faster. A pod can change it.
-            let images = images.get_or_insert_with(|| images_of(store));
+            let images = match &images {
+                Some(images) => images,
+                None => images.insert(images_of(store)?),
+            };
             let volume = images.iter().find(|(_, image)| *image == backing).map(|(volume, _)| volume.clone());
             held.lock().push(Held { volume, number, device });
         }
@@ -67,8 +69,11 @@ impl HeldDevices {
         // The same attachment, because `device` is open. A repair may have changed its binding.
         let device = LoopDevice::open_index(device.index())?;
         let mut held = self.lock();
-        held.retain(|held| held.number != number);
+        let earlier: Vec<Held> = held.extract_if(.., |held| held.number == number).collect();
         held.push(Held { volume, number, device });
+        // Closing a device can wait for another process that uses it.
+        drop(held);
+        drop(earlier);
         Ok(())
     }
 
@@ -91,23 +96,37 @@ impl HeldDevices {
         numbers.for_each(|number| drop(self.release(number)));
     }
 
-    /// Stops to hold a device whose node is mounted nowhere, and detaches it unless it is bound to `image`.
+    /// Stops to hold a device of `volume`, or of no volume, whose node is mounted nowhere, and detaches it unless it is bound to `image`.
+    /// Does nothing if the device is not held for it: the number may be that of another volume by now.
     pub(crate) fn close(
         &self,
         number: DeviceNumber,
+        volume: Option<&VolumeId>,
         image: Option<BackingFile>,
         loops: &LoopControl,
     ) -> Result<()> {
-        // Opened before it is released, so that it is the same attachment.
+        let is_meant = |held: &Held| held.number == number && held.volume.as_ref() == volume;
+        let taken = {
+            let mut held = self.lock();
+            held.iter().position(is_meant).map(|position| held.swap_remove(position))
+        };
+        let Some(taken) = taken else { return Ok(()) };
+        // Opened before it is closed, so that it is the same attachment.
         let device = LoopDevice::open_device_number(number);
-        drop(self.release(number));
+        drop(taken.device);
         // Otherwise a process has unbound it.
-        if let Ok(device) = device
-            && Some(device.binding().backing) != image
-        {
-            drop(loops.detach(device)?);
+        let Ok(device) = device else { return Ok(()) };
+        if Some(device.binding().backing) == image {
+            return Ok(());
         }
-        Ok(())
+        let detached = loops.detach(device);
+        if detached.is_err()
+            && let Ok(device) = LoopDevice::open_device_number(number)
+        {
+            // The next cleanup finds it again.
+            self.lock().push(Held { volume: taken.volume, number, device });
+        }
+        detached.map(drop).map_err(Into::into)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
@@ -117,11 +136,11 @@ impl HeldDevices {
 }
 
 /// Returns the images of the Block volumes, without those that cannot be opened.
-fn images_of(store: &VolumeStore) -> Vec<(VolumeId, BackingFile)> {
+fn images_of(store: &VolumeStore) -> Result<Vec<(VolumeId, BackingFile)>> {
     let image = |id: VolumeId| {
         let volume = store.volume(&id).ok().filter(|volume| volume.kind() == VolumeKind::Block)?;
         let image = volume.open_image(Access::ReadOnly).and_then(BackingFile::of).ok()?;
         Some((id, image))
     };
-    store.list().unwrap_or_default().into_iter().filter_map(image).collect()
+    Ok(store.list()?.into_iter().filter_map(image).collect())
 }

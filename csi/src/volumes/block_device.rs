@@ -233,7 +233,7 @@ impl<'a> BlockVolume<'a> {
         let Storage { loops, held, .. } = self.storage;
         for number in held.numbers(Some(self.volume.id())) {
             // A pod may have given a read-only device another file, so that the device is not found by the image.
-            held.close(number, Some(self.image()?), loops)?;
+            held.close(number, Some(self.volume.id()), Some(self.image()?), loops)?;
         }
         if let Detach::Deferred(_) = loops.detach_all(self.image.as_fd())? {
             tracing::info!(
@@ -243,11 +243,14 @@ impl<'a> BlockVolume<'a> {
         Ok(())
     }
 
+    /// Repairs the devices. The caller has the volume locked: a repair cancels a detach that the kernel has deferred.
+    pub(crate) fn repair(&self) -> Result<()> {
+        self.devices()?.iter().try_for_each(|device| self.restore(device))
+    }
+
     /// Refreshes the capacity of the devices, and returns the size that all of them have.
     pub(crate) fn expand(&self) -> Result<Bytes> {
         let mut usable = self.volume.capacity();
-        // Opened again, because repairing a device can change its range.
-        self.devices()?.iter().try_for_each(|device| self.restore(device))?;
         for device in self.devices()? {
             usable = usable.min(device.refresh_capacity(&self.image)?);
         }

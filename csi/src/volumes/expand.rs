@@ -25,7 +25,11 @@ impl Volumes {
         }
         let size = match volume.kind() {
             VolumeKind::Filesystem => volume.capacity(),
-            VolumeKind::Block => refresh_and_record(&volume, &storage)?,
+            VolumeKind::Block => {
+                // Repairing a device can change its range, so it is opened again to be refreshed.
+                BlockVolume::open(&volume, &storage)?.repair()?;
+                refresh_and_record(&volume, &storage)?
+            }
         };
         let CapacityRange { required, limit } = expand.capacity;
         match (required, limit) {

@@ -38,8 +38,8 @@ pub(crate) struct VolumeOperations {
     monitor: Arc<StorageMonitor>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
-    /// The volumes that were unstaged without the disk, and whose cleanup waits for it.
-    waiting: Arc<Mutex<HashSet<VolumeId>>>,
+    /// The volumes with a task that repeats their cleanup.
+    repeated: Arc<Mutex<HashSet<VolumeId>>>,
 }
 
 impl VolumeOperations {
@@ -50,7 +50,7 @@ impl VolumeOperations {
             monitor,
             disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
             cleanup_threads: Arc::new(Semaphore::new(CLEANUP_THREADS)),
-            waiting: Arc::default(),
+            repeated: Arc::default(),
         }
     }
 
@@ -125,14 +125,7 @@ impl VolumeOperations {
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
                 let of = volume.clone();
                 blocking::run(move || unavailable::require_detached(&of, &reason)).await?;
-                if self.lock_waiting().insert(volume.clone()) {
-                    let (work, cleared) = (self.clone(), ClearedTarget::default());
-                    let cleanup = async move {
-                        work.clone().clean_up(volume.clone(), cleared).await;
-                        work.lock_waiting().remove(&volume);
-                    };
-                    tokio::spawn(cleanup.in_current_span());
-                }
+                self.clone().repeat_clean_up(volume, ClearedTarget::default());
                 Ok(())
             }
             (ended, _) => ended,
@@ -168,23 +161,33 @@ impl VolumeOperations {
             volumes.clear_target(&unpublish.target)
         });
         let cleared = cleared.await?;
+        if self.monitor.current().is_err() {
+            // Nothing waits for it: the last close of a device can write to a disk that hangs.
+            let (volumes, volume) = (Arc::clone(&self.volumes), volume.clone());
+            tokio::task::spawn_blocking(move || volumes.release_unmounted(&volume));
+        }
         Ok(tokio::spawn(async move { self.clean_up(volume, cleared).await }.in_current_span()))
     }
 
     /// Cleans up after an unpublish call as soon as the storage is usable. After an error, a task of its own repeats the cleanup, for which
     /// no call waits: no other call does it, and the volume could not be deleted.
     async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
-        if self.try_clean_up(&volume, cleared).await {
+        if !self.try_clean_up(&volume, cleared).await {
+            self.repeat_clean_up(volume, cleared);
+        }
+    }
+
+    /// Starts a task that cleans up until that succeeds, unless there is one for the volume.
+    fn repeat_clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
+        if !self.lock_repeated().insert(volume.clone()) {
             return;
         }
         let repeat = async move {
             let mut backoff = Backoff::new();
-            loop {
+            while !self.try_clean_up(&volume, cleared).await {
                 tokio::time::sleep(backoff.next()).await;
-                if self.try_clean_up(&volume, cleared).await {
-                    return;
-                }
             }
+            self.lock_repeated().remove(&volume);
         };
         tokio::spawn(repeat.in_current_span());
     }
@@ -193,9 +196,14 @@ impl VolumeOperations {
     async fn try_clean_up(&self, volume: &VolumeId, cleared: ClearedTarget) -> bool {
         loop {
             self.monitor.wait_until_usable().await;
-            // The volume is locked last: a cleanup that waits for a thread must not have calls for its volume refused.
-            let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
             let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
+            // Neither is held while this task waits for the other: a volume that is locked for long must not keep the threads, and a
+            // cleanup that waits for a thread must not have calls for its volume refused.
+            let Ok(thread) = Arc::clone(&self.cleanup_threads).try_acquire_owned() else {
+                drop(lock);
+                drop(self.cleanup_threads.acquire().await);
+                continue;
+            };
             if self.monitor.current().is_err() {
                 continue;
             }
@@ -215,9 +223,9 @@ impl VolumeOperations {
         }
     }
 
-    fn lock_waiting(&self) -> MutexGuard<'_, HashSet<VolumeId>> {
+    fn lock_repeated(&self) -> MutexGuard<'_, HashSet<VolumeId>> {
         // Every critical section is a single operation, so a panicked holder leaves the set whole.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.repeated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

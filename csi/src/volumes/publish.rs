@@ -147,16 +147,8 @@ impl Volumes {
     }
 
     fn detach_or_sync(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
-        let storage = match self.monitor.current() {
-            Ok(storage) => storage,
-            Err(error) => {
-                // An administrator could not detach a device that the driver holds, and not unmount the disk.
-                if let Some(held) = self.monitor.held() {
-                    held.release_unmounted(id, &self.mounted_devices()?);
-                }
-                return Err(error);
-            }
-        };
+        let storage = self.monitor.current()?;
+        self.close_orphans(&storage);
         let volume = match find(&storage, id)? {
             TeardownTarget::Block(volume) => volume,
             TeardownTarget::WithoutDevices => return self.sync_publication(&storage, id),
@@ -173,14 +165,39 @@ impl Volumes {
         {
             stale.detach(&storage, &mounted)?;
         }
-        for number in storage.held.numbers(None) {
-            if mounted.find(number, None).is_none() {
-                storage.held.close(number, None, &storage.loops)?;
-            }
-        }
         match block.published_at(&mounted, None)? {
             Some(_in_use) => Ok(()),
             None => block.detach(),
+        }
+    }
+
+    /// Detaches the devices of no volume whose nodes are not mounted any more. An error is not one of the volume that is cleaned up.
+    fn close_orphans(&self, storage: &Storage) {
+        let orphans = storage.held.numbers(None);
+        if orphans.is_empty() {
+            return;
+        }
+        let closed = self.mounted_devices().and_then(|mounted| {
+            let unmounted = orphans.into_iter().filter(|number| mounted.find(*number, None).is_none());
+            let close = |number| storage.held.close(number, None, None, &storage.loops);
+            // All of them, also after an error.
+            let closed: Vec<Result<()>> = unmounted.map(close).collect();
+            closed.into_iter().collect::<Result<()>>()
+        });
+        if let Err(error) = closed {
+            tracing::warn!(%error, "a loop device that an earlier driver published could not be detached; the next cleanup retries");
+        }
+    }
+
+    /// Closes the devices of a volume that are mounted nowhere. While the storage is unavailable, an administrator could otherwise neither
+    /// detach them nor unmount the disk.
+    pub(crate) fn release_unmounted(&self, id: &VolumeId) {
+        let Some(held) = self.monitor.held() else { return };
+        match self.mounted_devices() {
+            Ok(mounted) => held.release_unmounted(id, &mounted),
+            Err(error) => {
+                tracing::warn!(volume = %id, %error, "the driver keeps the loop devices of the volume open")
+            }
         }
     }
 
