@@ -14,7 +14,7 @@ pub(super) fn check(before: &State, events: &[Event], after: &[Attachment]) -> R
         if let Event::Replied { call, reply, .. } = event {
             access_mode(call, reply)?;
             requested_properties(before, call, reply)?;
-            second_writable_device(before, call, reply, after)?;
+            second_writable_device(before, events, call, reply, after)?;
             identity(before, call, reply)?;
             idle_indices(before, events, call, reply)?;
             found_devices(before, call, reply, after)?;
@@ -53,16 +53,21 @@ fn requested_properties(before: &State, call: &Call, reply: &Reply) -> Result<()
     ensure(is_right, || format!("a device has not the requested properties: {call:?} returned {reply:?}"))
 }
 
-/// A writable device that was bound before the call and still is prevents a second one, whichever program bound it.
+/// A writable device that was bound before the call and still is prevents a second one, whichever program bound it. Another program may
+/// bind one in the same round, which the call can then return.
 fn second_writable_device(
     before: &State,
+    events: &[Event],
     call: &Call,
     reply: &Reply,
     after: &[Attachment],
 ) -> Result<(), String> {
     let Some((file, request, attachment)) = attached(call, reply) else { return Ok(()) };
-    if request.mapping.read_only || before.devices.iter().any(|device| device.attachment.is_same(attachment))
-    {
+    let is_of_another =
+        |event: &Event| matches!(event, Event::Bound { attachment: bound, .. } if bound.is_same(attachment));
+    let is_known = before.devices.iter().any(|device| device.attachment.is_same(attachment))
+        || events.iter().any(is_of_another);
+    if request.mapping.read_only || is_known {
         return Ok(());
     }
     let is_first = |device: &&Device| {
