@@ -84,9 +84,7 @@ impl HeldDevices {
 
     /// Stops to hold a device, whose node must not be mounted any more. Returns the descriptor, which the caller closes.
     pub(crate) fn release(&self, number: DeviceNumber) -> Option<LoopDevice> {
-        let mut held = self.lock();
-        let position = held.iter().position(|held| held.number == number)?;
-        Some(held.swap_remove(position).device)
+        self.take(|held| held.number == number).map(|held| held.device)
     }
 
     /// Stops to hold the devices of a volume whose nodes are mounted nowhere, without detaching them.
@@ -106,11 +104,7 @@ impl HeldDevices {
         loops: &LoopControl,
     ) -> Result<()> {
         let is_meant = |held: &Held| held.number == number && held.volume.as_ref() == volume;
-        let taken = {
-            let mut held = self.lock();
-            held.iter().position(is_meant).map(|position| held.swap_remove(position))
-        };
-        let Some(taken) = taken else { return Ok(()) };
+        let Some(taken) = self.take(is_meant) else { return Ok(()) };
         // Opened before it is closed, so that it is the same attachment.
         let device = LoopDevice::open_device_number(number);
         drop(taken.device);
@@ -127,6 +121,13 @@ impl HeldDevices {
             self.lock().push(Held { volume: taken.volume, number, device });
         }
         detached.map(drop).map_err(Into::into)
+    }
+
+    /// Takes a device out of the list. The caller closes it without the lock, because that can wait for another process.
+    fn take(&self, is_meant: impl Fn(&Held) -> bool) -> Option<Held> {
+        let mut held = self.lock();
+        let position = held.iter().position(is_meant)?;
+        Some(held.swap_remove(position))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
