@@ -19,7 +19,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    api::ListParams,
     runtime::{
         reflector::{self, ObjectRef, Store},
         watcher,
@@ -30,7 +30,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::{pending_claims::PendingClaims, registered_nodes::RegisteredNodes};
+use super::{
+    pending_claims::{self, PendingClaims},
+    registered_nodes::RegisteredNodes,
+};
 use crate::{
     api::{
         backoff::Backoff,
@@ -164,11 +167,7 @@ impl Selector<'_> {
         let [node] = allowed.iter().collect::<Vec<_>>()[..] else {
             return Err(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() }.into());
         };
-        let patch = ownership::selection_patch(claim, Some(node));
-        let name = claim.name_any();
-        let api = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
-        let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.map(drop).map_err(|error| Error::api("select the node of claim", name, error))
+        pending_claims::select_node(self.cluster, claim, Some(node)).await
     }
 
     /// Returns the nodes of the driver that a class allows, as the scheduler evaluates `allowedTopologies`.

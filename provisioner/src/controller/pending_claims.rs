@@ -3,7 +3,8 @@
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Api,
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
     runtime::{
         reflector::{self, ObjectRef, Store, store::Writer},
         watcher,
@@ -17,6 +18,7 @@ use crate::{
         queue::{self, CacheChange},
         signals::SyncSignal,
     },
+    error::Error,
     objects::{claim_status, ownership},
 };
 
@@ -72,4 +74,18 @@ impl PendingClaims {
         let (empty, _unused) = PendingClaims::new();
         PendingClaims { cache: crate::testing::mock_api_server::cache(claims).0, ..empty }
     }
+}
+
+/// Selects the node of a claim, or removes the selected node, unless the claim changed since it was read.
+pub(super) async fn select_node(
+    cluster: &Cluster,
+    claim: &PersistentVolumeClaim,
+    node: Option<&str>,
+) -> Result<(), Error> {
+    let patch = Patch::Merge(ownership::selection_patch(claim, node));
+    let (name, api) = (claim.name_any(), cluster.claim_api(&claim.namespace().unwrap_or_default()));
+    let operation =
+        if node.is_some() { "select the node of claim" } else { "remove the selected node of claim" };
+    let patched = api.patch(&name, &PatchParams::default(), &patch).await;
+    patched.map(drop).map_err(|error| Error::api(operation, name, error))
 }

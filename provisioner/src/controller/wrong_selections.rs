@@ -13,14 +13,13 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-    runtime::reflector::ObjectRef,
-};
+use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use tokio::time::{sleep, timeout};
 
-use super::{pending_claims::PendingClaims, registered_nodes::RegisteredNodes};
+use super::{
+    pending_claims::{self, PendingClaims},
+    registered_nodes::RegisteredNodes,
+};
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
     error::Error,
@@ -110,7 +109,7 @@ impl WrongSelections<'_> {
         if deleted.get(node) != Some(&true) {
             return Ok(());
         }
-        self.remove_selection(claim).await?;
+        pending_claims::select_node(self.cluster, claim, None).await?;
         let note = format!(
             "node {node:?}, which was selected for the claim, was deleted from the cluster; the controller removed the selected node \
              from the claim, so that another one can be selected"
@@ -135,20 +134,13 @@ impl WrongSelections<'_> {
         let Some(node) = ownership::node_of(&object, identity).filter(|node| *node != selected) else {
             return Ok(());
         };
-        self.remove_selection(claim).await?;
+        pending_claims::select_node(self.cluster, claim, None).await?;
         let note = format!(
             "PersistentVolume {volume} of the claim is on node {node:?}, and {selected:?} was selected for the claim; the controller \
              removed the selected node, so that node {node:?} expands the volume"
         );
         self.cluster.events.publish(claim, Reason::Resizing, note);
         Ok(())
-    }
-
-    async fn remove_selection(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
-        let patch = Patch::Merge(ownership::selection_patch(claim, None));
-        let (name, api) = (claim.name_any(), self.cluster.claim_api(&claim.namespace().unwrap_or_default()));
-        let patched = api.patch(&name, &PatchParams::default(), &patch).await;
-        patched.map(drop).map_err(|error| Error::api("remove the selected node of claim", name, error))
     }
 }
 

@@ -16,6 +16,8 @@ const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
 const GRACE: Duration = Duration::from_secs(60);
+const SETTINGS: Settings =
+    Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
 
 /// Returns a PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
@@ -120,7 +122,7 @@ async fn reconciled_at(
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode, at_most_percent: 20, list_interval: Duration::ZERO };
+    let settings = Settings { mode, ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     let mut results = Vec::new();
@@ -289,9 +291,8 @@ async fn an_announcement_names_the_end_of_the_grace_time() {
     let test_context = test_context(lost(&volume(json!({}))));
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
     let began = Timestamp::now();
-    NodeLossController::new(&ctx.cluster, &nodes, settings).reconcile(Instant::now()).await.unwrap();
+    NodeLossController::new(&ctx.cluster, &nodes, SETTINGS).reconcile(Instant::now()).await.unwrap();
     let ended = Timestamp::now();
     drop(ctx);
     for event in test_context.events().await {
@@ -310,10 +311,9 @@ async fn another_leader_waits_for_the_full_grace_time() {
     let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
     let start = Instant::now();
     for now in [start, start + GRACE] {
-        let mut leader = NodeLossController::new(&ctx.cluster, &nodes, settings);
+        let mut leader = NodeLossController::new(&ctx.cluster, &nodes, SETTINGS);
         assert_eq!(leader.reconcile(now).await.unwrap().next, Some(GRACE));
     }
     drop(ctx);
@@ -327,8 +327,7 @@ async fn a_sighting_restarts_the_grace_time() {
     let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
-    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
+    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, SETTINGS);
     let start = Instant::now();
     assert_eq!(controller.reconcile(start).await.unwrap().next, Some(GRACE));
     nodes.came_and_went("node-b", start + GRACE / 2);
@@ -421,8 +420,7 @@ async fn volumes_are_listed_once_in_an_interval() {
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings =
-        Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::from_secs(60) };
+    let settings = Settings { list_interval: Duration::from_secs(60), ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     let mut waits = Vec::new();
