@@ -346,7 +346,16 @@ fn pools(claim_labels: bool) -> Vec<Accepted> {
 
 /// Values that the chart refuses, and the name of the value that the message must contain.
 pub(super) fn refused() -> Vec<(Value, &'static str)> {
-    vec![
+    let of_others = [
+        ("/etc", "the pods would mount /etc"),
+        ("/home", "the pods would mount /home"),
+        ("/opt", "the pods would mount /opt"),
+        ("/root", "the pods would mount /root"),
+        ("/usr", "the pods would mount /usr"),
+    ];
+    let of_others =
+        of_others.map(|(parent, message)| (json!({"dataDir": format!("{parent}/loopfs")}), message));
+    let mut refused = vec![
         (json!({"drivername": "csi.example.org"}), "drivername"),
         (json!({"driverName": "CSI.example.org"}), "driverName"),
         (json!({"driverName": "null"}), "driverName"),
@@ -363,11 +372,6 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"dataDir": "/data/../etc"}), "dataDir"),
         (json!({"dataDir": "/var/loopfs"}), "dataDir: the pods would mount /var of the host"),
         (json!({"dataDir": "/var/lib/loopfs"}), "dataDir: the pods would mount /var/lib of the host"),
-        (json!({"dataDir": "/etc/loopfs"}), "the pods would mount /etc"),
-        (json!({"dataDir": "/home/loopfs"}), "the pods would mount /home"),
-        (json!({"dataDir": "/opt/loopfs"}), "the pods would mount /opt"),
-        (json!({"dataDir": "/root/loopfs"}), "the pods would mount /root"),
-        (json!({"dataDir": "/usr/loopfs"}), "the pods would mount /usr"),
         (json!({"dataDir": "/var/lib/kubelet/loopfs"}), "the pods would mount /var/lib/kubelet"),
         (json!({"dataDir": "/mnt/loopfs", "kubeletDir": "/mnt/kubelet"}), "the pods would mount /mnt"),
         (
@@ -410,5 +414,7 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"components": {"claimLabels": "yes"}}), "/components/claimLabels"),
         (json!({"monitoring": {"podMonitor": {"interval": 30}}}), "/monitoring/podMonitor/interval"),
         (json!({"monitoring": {"networkPolicy": {"from": [{"pods": {}}]}}}), "pods"),
-    ]
+    ];
+    refused.extend(of_others);
+    refused
 }
