@@ -152,7 +152,7 @@ fn conclude(session: &Session, files: &ReportFiles, mut report: Report) -> anyho
     report_repeated_boots("virtual machines", &mut report);
     report.versions = session.versions.all();
     let ended = session.progress.ended().into_iter();
-    report.steps = ended.map(|(name, time)| Timed { name, time: Some(time) }).collect();
+    report.steps = ended.map(|(name, time)| Timed { name, time }).collect();
     files.write(&report)?;
     session.progress.finish();
     println!("{}{}", report.table(), report.times());

@@ -136,7 +136,7 @@ async fn run_lane<'l>(session: &Session, lane: &'l Lane, selection: Selection<'_
         seconds(time),
         cases.failures()
     ));
-    cases.lanes.push(Timed { name: lane.title(), time: Some(time) });
+    cases.lanes.push(Timed { name: lane.title(), time });
     (lane, cases)
 }
 
@@ -150,8 +150,8 @@ fn record_times(session: &Session, selection: Selection<'_>, reports: &[(&Lane, 
     for (lane, cases) in
         reports.iter().filter(|(lane, cases)| cases.succeeded() && !(concurrent && lane.runs_in_ci))
     {
-        if let Some(time) = cases.lanes.first().and_then(|timed| timed.time) {
-            record_time(session, "lane", &lane.title(), time);
+        if let Some(timed) = cases.lanes.first() {
+            record_time(session, "lane", &lane.title(), timed.time);
         }
     }
 }
@@ -169,8 +169,8 @@ pub(crate) async fn fetch(session: &Session) -> Result<()> {
 fn require_matches(only: &[String], report: &mut Report) {
     for text in only {
         let is_matched = report.cases.iter().any(|case| {
-            let ran = !matches!(case.outcome, Outcome::Skipped(_) | Outcome::NotRun);
-            ran && case.name != MACHINE
+            case.has_run()
+                && case.name != MACHINE
                 && (case.name.contains(text) || case.suite.ends_with(&format!(": {text}")))
         });
         if !is_matched {

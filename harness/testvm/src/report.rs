@@ -49,12 +49,20 @@ pub struct Case {
     pub time: Option<Duration>,
 }
 
+impl Case {
+    /// Returns `true` if the case ran, whatever its result.
+    #[must_use]
+    pub fn has_run(&self) -> bool {
+        matches!(self.outcome, Outcome::Passed | Outcome::Failed(_) | Outcome::ExpectedFailure(_))
+    }
+}
+
 /// The time of a part of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timed {
     pub name: String,
     #[serde(rename = "seconds", serialize_with = "as_seconds")]
-    pub time: Option<Duration>,
+    pub time: Duration,
 }
 
 /// All cases of a run, in the order in which they ran.
@@ -139,11 +147,11 @@ impl Report {
     #[must_use]
     pub fn times(&self) -> String {
         let full_name = |case: &Case| format!("{}: {}", case.suite, case.name);
-        let cases: Vec<Timed> =
-            self.cases.iter().map(|case| Timed { name: full_name(case), time: case.time }).collect();
+        let timed = |case: &Case| Some(Timed { name: full_name(case), time: case.time? });
+        let cases: Vec<Timed> = self.cases.iter().filter_map(timed).collect();
         // A step of a story is a case.
-        let of_cases: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-        let steps = self.steps.iter().filter(|step| !of_cases.contains(step.name.as_str()));
+        let of_cases: BTreeSet<String> = self.cases.iter().map(full_name).collect();
+        let steps = self.steps.iter().filter(|step| !of_cases.contains(&step.name));
         longest("lanes", &self.lanes, usize::MAX)
             + &longest("longest steps", steps, LONGEST)
             + &longest("longest cases", &cases, LONGEST)
@@ -331,7 +339,7 @@ struct Summary<'a> {
 const LONGEST: usize = 12;
 
 fn longest<'a>(title: &str, all: impl IntoIterator<Item = &'a Timed>, count: usize) -> String {
-    let mut timed: Vec<_> = all.into_iter().filter_map(|part| Some((part.time?, &part.name))).collect();
+    let mut timed: Vec<_> = all.into_iter().map(|part| (part.time, &part.name)).collect();
     timed.sort_by_key(|(time, _)| Reverse(*time));
     if timed.is_empty() {
         return String::new();
@@ -390,8 +398,11 @@ fn error(message: &str) -> TestCaseStatus {
     status
 }
 
-fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    time.map(|time| time.as_secs_f64()).serialize(serializer)
+fn as_seconds<S: serde::Serializer>(
+    time: &(impl Copy + Into<Option<Duration>>),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    (*time).into().map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
 fn from_seconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
@@ -428,8 +439,7 @@ mod tests {
 
     #[test]
     fn the_longest_steps_and_cases_are_listed() {
-        let timed =
-            |name: &str, seconds| Timed { name: name.into(), time: Some(Duration::from_secs(seconds)) };
+        let timed = |name: &str, seconds| Timed { name: name.into(), time: Duration::from_secs(seconds) };
         let mut report = Report { lanes: vec![timed("unit", 5), timed("e2e", 70)], ..Report::new() };
         for case in 0..LONGEST as u64 + 1 {
             report.push("flow", &case.to_string(), Outcome::Passed, Duration::from_secs(case));
