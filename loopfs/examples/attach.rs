@@ -27,7 +27,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     let control = LoopControl::open()?;
     let options = AttachOptions::new(Access::ReadWrite)
-        .direct_io(DirectIo::Require)
+        .direct_io(DirectIo::Required)
         .block_size(BlockSize::MatchDirectIo)
         .label("attach example");
     let device = control.attach(&image, &options)?;

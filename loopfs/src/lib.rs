@@ -79,7 +79,7 @@ pub mod volume_store;
 pub use error::{Error, ErrorKind, Result};
 #[cfg(any(feature = "data-disk", feature = "volume-store"))]
 pub use filesystem_uuid::FilesystemUuid;
-pub use units::{Bytes, DeviceNumber, Inodes};
+pub use units::{Bytes, DeviceNumber, Inodes, ParseBytesError};
 
 /// The README's example compiles.
 #[cfg(all(doctest, feature = "volume-store"))]

@@ -49,7 +49,8 @@ impl Parameters {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::volume_store::{ImageDirectIo, LogicalBlockSize, Provisioning};
+    use loopfs::loop_device::DirectIo;
+    use loopfs::volume_store::{LogicalBlockSize, Provisioning};
 
     use super::*;
 
@@ -76,7 +77,7 @@ mod tests {
         let spec = parse(&all).unwrap().spec(VolumeKind::Block, Bytes::MIB);
         assert_eq!((spec.kind, spec.capacity), (VolumeKind::Block, Bytes::MIB));
         assert_eq!(spec.bytes_per_inode.get(), 16384);
-        assert_eq!(spec.image.direct_io, ImageDirectIo::Required);
+        assert_eq!(spec.image.direct_io, DirectIo::Required);
         assert_eq!(spec.image.logical_block_size, Some(LogicalBlockSize::B4096));
         assert_eq!(spec.image.provisioning, Provisioning::Thin);
         // Fails if the store has a setting that this test does not set.

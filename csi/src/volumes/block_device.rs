@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use loopfs::Bytes;
 use loopfs::ErrorKind;
-use loopfs::loop_device::{Access, AttachOptions, BackingFile, BlockSize, Detach, DirectIo, LoopDevice};
+use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, DirectIo, LoopDevice};
 use loopfs::mount::MountFlags;
-use loopfs::volume_store::{Image, ImageDirectIo, Volume};
+use loopfs::volume_store::{Image, Volume};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
@@ -67,7 +67,8 @@ impl<'a> BlockVolume<'a> {
         // Opened for reading only: a descriptor that is open for writing would defeat the check by read lease, and the
         // library would query every device of the node.
         let image = &self.image;
-        let attach = || self.storage.loops.ensure_attached(image.as_fd(), &self.options(access));
+        let options = self.options(access)?;
+        let attach = || self.storage.loops.ensure_attached(image.as_fd(), &options);
         let device = match attach() {
             // A pod has changed the device.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -88,17 +89,13 @@ impl<'a> BlockVolume<'a> {
         Ok(device)
     }
 
-    fn options(&self, access: Access) -> AttachOptions {
-        AttachOptions::new(access)
-            .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
-            .direct_io(self.settings.direct_io.wish())
-            .discard(self.settings.provisioning.discard())
-            .label(self.volume.id().as_str())
+    fn options(&self, access: Access) -> Result<AttachOptions> {
+        Ok(self.volume.attach_options(access)?)
     }
 
     /// Returns what a pod has changed on the device.
     fn change_of(&self, device: &LoopDevice) -> Result<Option<String>> {
-        Ok(device.difference(&self.image, &self.options(device.binding().access))?)
+        Ok(device.difference(&self.image, &self.options(device.binding().access)?)?)
     }
 
     /// Returns what a pod has changed on one of the devices.
@@ -110,9 +107,9 @@ impl<'a> BlockVolume<'a> {
 
     /// Repairs what a pod has changed on the device, as far as the kernel allows it. The audit reports the rest.
     fn restore(&self, device: &LoopDevice) -> Result<()> {
-        let mut options = self.options(device.binding().access);
-        if self.settings.direct_io == ImageDirectIo::Preferred && !self.volume.may_share_blocks()? {
-            options = options.direct_io(DirectIo::Require);
+        let mut options = self.options(device.binding().access)?;
+        if self.settings.direct_io == DirectIo::Preferred && !self.volume.may_share_blocks()? {
+            options = options.direct_io(DirectIo::Required);
         }
         let Some(changed) = device.difference(&self.image, &options)? else { return Ok(()) };
         let remaining = device.restore(&self.image, &options)?;
@@ -288,7 +285,7 @@ impl<'a> BlockVolume<'a> {
                 name.display()
             )));
         }
-        let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
+        let preferred = self.settings.direct_io == DirectIo::Preferred;
         if status.direct_io || preferred && self.volume.may_share_blocks()? {
             return Ok(None);
         }

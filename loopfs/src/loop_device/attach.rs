@@ -241,7 +241,7 @@ fn open_backing(image: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedF
     }
     match reopen(image, access | OFlag::O_DIRECT) {
         Ok(file) => Ok(file),
-        Err(Errno::EINVAL) if options.direct_io == DirectIo::Prefer => buffered(),
+        Err(Errno::EINVAL) if options.direct_io == DirectIo::Preferred => buffered(),
         Err(Errno::EINVAL) => Err(Error::new(
             ErrorKind::NotHonoured,
             "attach",
@@ -297,7 +297,7 @@ fn check(
     };
     match problem {
         Some(problem) => {
-            let remedy = if options.direct_io == DirectIo::Require && !status.direct_io {
+            let remedy = if options.direct_io == DirectIo::Required && !status.direct_io {
                 blocks_too_small(backing, status.block_size).unwrap_or_default()
             } else {
                 String::new()

@@ -29,7 +29,7 @@ pub(super) fn image() -> File {
 
 pub(super) fn options() -> AttachOptions {
     // The file system of the temporary files may lack direct I/O.
-    AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer)
+    AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred)
 }
 
 pub(super) fn old_and_new(change: impl Fn(&mut Model), test: impl Fn()) {
@@ -180,7 +180,7 @@ fn a_failed_attachment_keeps_writes() {
             drop(control.attach(other.as_fd(), &options().discard(Discard::Disabled)).unwrap());
             control.detach_all(other.as_fd()).unwrap();
             with(|model| model.foreign_writes_after = Some(after));
-            let attached = control.attach(image.as_fd(), &options().direct_io(DirectIo::Require));
+            let attached = control.attach(image.as_fd(), &options().direct_io(DirectIo::Required));
             drop(attached.map(|device| control.detach(device).unwrap()));
             with(|model| assert!(model.bound().is_empty()));
         });
@@ -231,7 +231,7 @@ fn a_failed_attachment_names_both_errors() {
     };
     old_and_new(change, || {
         let (control, image) = (LoopControl::open().unwrap(), image());
-        let error = control.attach(image.as_fd(), &options().direct_io(DirectIo::Require)).unwrap_err();
+        let error = control.attach(image.as_fd(), &options().direct_io(DirectIo::Required)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotHonoured);
         let error = error.to_string();
         assert!(error.contains("direct I/O") && error.contains("EMFILE"), "{error}");
@@ -276,7 +276,7 @@ fn a_property_that_is_not_granted_is_named_and_nothing_stays_bound() {
         |model| model.lacks_direct_io = true,
         || {
             let (control, image) = (LoopControl::open().unwrap(), image());
-            let required = options().direct_io(DirectIo::Require);
+            let required = options().direct_io(DirectIo::Required);
             let error = control.attach(image.as_fd(), &required).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotHonoured);
             assert!(error.to_string().contains("direct I/O"), "{error}");

@@ -10,15 +10,33 @@ use super::label;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Whether I/O of the device bypasses the page cache of its file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DirectIo {
     /// Direct I/O is required. Without it data is cached twice, and only a flush limits the loss at a crash.
-    #[default]
-    Require,
-    /// Direct I/O is used if the file system supports it.
-    Prefer,
+    Required,
+    /// Direct I/O is used if the kernel grants it. From Linux 6.15 on the kernel does not grant it for blocks of 512 bytes on a file
+    /// that shares blocks with another one.
+    Preferred,
     /// Buffered I/O is required.
     Off,
+}
+
+impl DirectIo {
+    /// Parses the text that [`as_str`](Self::as_str) returns.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Required, Self::Preferred, Self::Off].into_iter().find(|value| value.as_str() == text)
+    }
+
+    /// Returns `required`, `preferred` or `off`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Required => "required",
+            Self::Preferred => "preferred",
+            Self::Off => "off",
+        }
+    }
 }
 
 /// Logical block size of the device, in bytes.
@@ -77,7 +95,7 @@ impl AttachOptions {
         Self {
             access,
             range: BackingRange::default(),
-            direct_io: DirectIo::Require,
+            direct_io: DirectIo::Required,
             block_size: BlockSize::Exact(512),
             discard: Discard::Enabled,
             lifetime: Lifetime::Persistent,
@@ -164,7 +182,7 @@ impl AttachOptions {
             return Some(format!("logical block size {requested} requested, {} granted", status.block_size));
         }
         match (self.direct_io, status.direct_io) {
-            (DirectIo::Require, false) => Some("direct I/O requested, buffered I/O granted".to_owned()),
+            (DirectIo::Required, false) => Some("direct I/O requested, buffered I/O granted".to_owned()),
             (DirectIo::Off, true) => Some("buffered I/O requested, direct I/O granted".to_owned()),
             _ => None,
         }

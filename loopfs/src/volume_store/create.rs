@@ -148,7 +148,7 @@ impl VolumeStore {
 
     /// Gives a complete image its name, durably.
     fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
-        let parent = self.layout.parent(entry)?;
+        let parent = self.layout.parent(entry);
         loop_device::mark_new_file_tracked(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
         sizes::write_capacity(image, size)?;

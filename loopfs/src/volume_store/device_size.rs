@@ -56,8 +56,7 @@ impl VolumeStore {
 }
 
 impl Volume {
-    /// Returns the size that all loop devices of the image are known to have. Returns `None` for a Filesystem volume, and for an
-    /// image of an earlier version.
+    /// Returns the size that all loop devices of the image are known to have. Returns `None` for a Filesystem volume.
     ///
     /// # Errors
     /// Those of fgetxattr(2); [`ErrorKind::Other`]: recorded by a later version.
@@ -65,7 +64,7 @@ impl Volume {
         if self.kind() != VolumeKind::Block {
             return Ok(None);
         }
-        sizes::read_device_size(&self.entry, "read the recorded device size of volume", self.id())
+        sizes::read_device_size(&self.entry, "read the recorded device size of volume", self.id()).map(Some)
     }
 
     /// Records that all loop devices of the image have `size` bytes, for the process that expanded the image. The caller prevents

@@ -74,7 +74,7 @@ impl VolumeStore {
         // Two concurrent calls would truncate each other's allocation, or reserve it twice.
         let operation = "grow the volume, which locks its image";
         let _lock = flock::exclusive_reopened(image.as_fd(), self.options.lock_timeout, operation)?;
-        let recorded = sizes::read_capacity(&image)?.unwrap_or_default();
+        let recorded = sizes::read_capacity(&image)?;
         let current = size_of(&image, id)?;
         if current.max(recorded) < capacity {
             volume.require_whole()?;

@@ -187,9 +187,7 @@ impl VolumeStore {
             Ok(())
         };
         add(&self.layout.trash, &|name| Some(ChargedTo::Deleted(name.to_owned())))?;
-        if let Some(snapshots) = &self.layout.snapshots {
-            add(snapshots, &|name| SnapshotId::parse(name).ok().map(ChargedTo::Snapshot))?;
-        }
+        add(&self.layout.snapshots, &|name| SnapshotId::parse(name).ok().map(ChargedTo::Snapshot))?;
         add(&self.layout.volumes, &|name| VolumeId::parse(name).ok().map(ChargedTo::Volume))?;
         Ok(owners)
     }

@@ -46,7 +46,7 @@ use crate::units::DeviceNumber;
 
 /// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
 pub(super) struct DeletionGuard {
-    _records: Option<PublicationRecords>,
+    _records: PublicationRecords,
     _image: Option<Flock<OwnedFd>>,
 }
 
@@ -57,12 +57,9 @@ impl VolumeStore {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: the volume was deleted in the meantime and must not be published. [`ErrorKind::ReadOnly`]: the
-    /// store has no directory of records.
+    /// file system is read-only.
     pub fn record_publication(&self, id: &VolumeId, place: &Path) -> Result<()> {
-        let records = self.records()?.ok_or_else(|| {
-            let detail = "the store has no directory of publication records; a program that opens it for changes creates one";
-            Error::new(ErrorKind::ReadOnly, "record the use of", id, detail)
-        })?;
+        let records = self.records()?;
         let entry = ContentSource::Volume(id);
         if self.layout.stat(entry)?.is_none() {
             return Err(Error::new(ErrorKind::NotFound, "show", entry, "there is none of that id"));
@@ -76,7 +73,7 @@ impl VolumeStore {
     /// # Errors
     /// Those of flock(2) and unlink(2).
     pub fn sync_publication(&self, id: &VolumeId, mounts: &[impl Borrow<Mount>]) -> Result<()> {
-        let Some(records) = self.records()? else { return Ok(()) };
+        let records = self.records()?;
         match self.published_at(id, mounts)? {
             Some(place) => records.write(id.as_str(), &self.layout.boot, place),
             None => records.remove(id.as_str()),
@@ -89,14 +86,12 @@ impl VolumeStore {
     /// # Errors
     /// Those of flock(2), getdents(2) and unlink(2).
     pub fn sync_publications(&self, mounts: &[impl Borrow<Mount>]) -> Result<()> {
-        let (Some(records), Some(publications)) = (self.records()?, &self.layout.publications) else {
-            return Ok(());
-        };
+        let records = self.records()?;
         let device = self.device()?;
         let ours = mounts.iter().map(Borrow::borrow).filter(|mount| mount.device == device);
         let shown: HashMap<&str, &Path> =
             ours.filter_map(|mount| Some((published_volume(mount)?, mount.mount_point.as_path()))).collect();
-        for name in layout::names(publications, ".loopfs/publications")? {
+        for name in layout::names(&self.layout.publications, ".loopfs/users")? {
             if !shown.contains_key(name.as_str()) {
                 records.remove(&name)?;
             }
@@ -124,9 +119,7 @@ impl VolumeStore {
         let entry = ContentSource::Volume(id);
         let busy = |detail: String| Err(Error::new(ErrorKind::Busy, "delete", entry, detail));
         let records = self.records()?;
-        let recorded =
-            records.as_ref().map(|records| records.read(id.as_str(), &self.layout.boot)).transpose()?;
-        if let Some(place) = recorded.flatten() {
+        if let Some(place) = records.read(id.as_str(), &self.layout.boot)? {
             return busy(format!("it is in use: published at {}; unpublish it there first", place.display()));
         }
         let image = match self.layout.stat(entry)?.map(|status| status.st_mode & libc::S_IFMT) {
@@ -163,7 +156,7 @@ impl VolumeStore {
     }
 
     /// Locks the publication records.
-    fn records(&self) -> Result<Option<PublicationRecords>> {
+    fn records(&self) -> Result<PublicationRecords> {
         PublicationRecords::lock(&self.layout)
     }
 }
@@ -179,13 +172,11 @@ fn published_volume(mount: &Mount) -> Option<&str> {
 struct PublicationRecords(Flock<OwnedFd>);
 
 impl PublicationRecords {
-    /// Returns `None` for a store of an earlier version that was opened with [`VolumeStore::open_existing`].
-    fn lock(layout: &Layout) -> Result<Option<Self>> {
-        let Some(publications) = &layout.publications else { return Ok(None) };
+    fn lock(layout: &Layout) -> Result<Self> {
         // The lock belongs to the open file description, so each call opens its own.
-        let own = layout::open_directory(publications, ".")?;
+        let own = layout::open_directory(&layout.publications, ".")?;
         flock::exclusive(own, layout.lock_timeout, "record where volumes are published, which takes the lock")
-            .map(|locked| Some(Self(locked)))
+            .map(Self)
     }
 
     /// Returns where the volume is published, if that was recorded in this boot.

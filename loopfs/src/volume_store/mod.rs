@@ -34,8 +34,7 @@ pub use snapshot::Snapshot;
 pub use source::{ContentSource, OwnedContentSource};
 pub use space::Space;
 pub use spec::{
-    ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, StoreCounts, StoreOptions, VolumeKind,
-    VolumeSpec,
+    ImageSpec, LogicalBlockSize, Provisioning, StoreCounts, StoreOptions, VolumeKind, VolumeSpec,
 };
 pub use store::VolumeStore;
 #[cfg(feature = "preflight")]

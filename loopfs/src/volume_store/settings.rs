@@ -8,10 +8,11 @@ use super::id::VolumeId;
 use super::on_disk::Image;
 use super::source::ContentSource;
 use super::spec::{
-    BYTES_PER_INODE, BYTES_PER_INODE_RANGE, DIRECT_IO, ImageDirectIo, ImageSpec, LOGICAL_BLOCK_SIZE,
-    LogicalBlockSize, PROVISIONING, Provisioning, VolumeSpec,
+    BYTES_PER_INODE, BYTES_PER_INODE_RANGE, DIRECT_IO, ImageSpec, LOGICAL_BLOCK_SIZE, LogicalBlockSize,
+    PROVISIONING, Provisioning, VolumeSpec,
 };
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::loop_device::DirectIo;
 use crate::sys::statx;
 
 /// A setting that [`VolumeSpec::set`] accepts.
@@ -72,7 +73,9 @@ impl VolumeSpec {
         let Some(setting) = known else { return Err(SettingError::Unknown { name: name.to_owned() }) };
         let taken = match setting.name {
             BYTES_PER_INODE => bytes_per_inode(value).map(|ratio| self.bytes_per_inode = ratio),
-            DIRECT_IO => ImageDirectIo::parse(value).map(|direct_io| self.image.direct_io = direct_io),
+            DIRECT_IO => DirectIo::parse(value)
+                .filter(|direct_io| *direct_io != DirectIo::Off)
+                .map(|direct_io| self.image.direct_io = direct_io),
             LOGICAL_BLOCK_SIZE => {
                 LogicalBlockSize::parse(value).map(|size| self.image.logical_block_size = Some(size))
             }
@@ -99,10 +102,14 @@ impl Image {
     /// Resolves the settings of an empty image from the requested ones and the properties of the file.
     pub(super) fn resolve(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
+        if direct_io == DirectIo::Off {
+            let detail = format!("its {DIRECT_IO} is off; it can be required or preferred");
+            return Err(Error::new(ErrorKind::InvalidInput, "create volume", id, detail));
+        }
         let unit = statx::direct_io_alignment(image).context("statx the image of volume", id)?;
         let least = LogicalBlockSize::at_least(unit);
         let logical_block_size = logical_block_size.unwrap_or(least);
-        if direct_io == ImageDirectIo::Required && logical_block_size.bytes() < unit {
+        if direct_io == DirectIo::Required && logical_block_size.bytes() < unit {
             let detail = format!(
                 "{DIRECT_IO} is required and {LOGICAL_BLOCK_SIZE} is {logical_block_size}, and the file system takes direct \
                  I/O in units of {unit} bytes; request {LOGICAL_BLOCK_SIZE} {least}, or {DIRECT_IO} preferred"
@@ -137,7 +144,7 @@ impl Image {
 
     /// Checks that the image can still be attached with its settings when it shares blocks with another one.
     pub(super) fn check_sharing(self, entry: ContentSource<'_>) -> Result<()> {
-        if self.direct_io == ImageDirectIo::Preferred || self.logical_block_size != LogicalBlockSize::B512 {
+        if self.direct_io == DirectIo::Preferred || self.logical_block_size != LogicalBlockSize::B512 {
             return Ok(());
         }
         let detail = format!(
@@ -177,16 +184,16 @@ mod tests {
         VolumeSpec::new(VolumeKind::Block, Bytes::MIB)
     }
 
-    fn image(direct_io: ImageDirectIo, logical_block_size: LogicalBlockSize) -> Image {
-        Image { direct_io, logical_block_size, ..Image::UNRECORDED }
+    fn image(direct_io: DirectIo, logical_block_size: LogicalBlockSize) -> Image {
+        Image { direct_io, logical_block_size, provisioning: Provisioning::Thick }
     }
 
     #[rstest]
     #[case("bytesPerInode", "16384", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 16384)]
     #[case("bytesPerInode", "512", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 512)]
     #[case("bytesPerInode", "1073741824", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 1 << 30)]
-    #[case("directIO", "required", |spec: &VolumeSpec| spec.image.direct_io == ImageDirectIo::Required)]
-    #[case("directIO", "preferred", |spec: &VolumeSpec| spec.image.direct_io == ImageDirectIo::Preferred)]
+    #[case("directIO", "required", |spec: &VolumeSpec| spec.image.direct_io == DirectIo::Required)]
+    #[case("directIO", "preferred", |spec: &VolumeSpec| spec.image.direct_io == DirectIo::Preferred)]
     #[case("logicalBlockSize", "512", |spec: &VolumeSpec| {
         spec.image.logical_block_size == Some(LogicalBlockSize::B512)
     })]
@@ -202,7 +209,7 @@ mod tests {
     ) {
         let mut spec = spec();
         // From any state, so that the default is not mistaken for what was set.
-        spec.image = ImageSpec { direct_io: ImageDirectIo::Required, ..ImageSpec::default() };
+        spec.image = ImageSpec { direct_io: DirectIo::Required, ..ImageSpec::default() };
         spec.set(name, value).unwrap();
         assert!(is_set(&spec), "{spec:?}");
     }
@@ -268,7 +275,7 @@ mod tests {
         Some("logicalBlockSize is 512, but 4096 is requested")
     )]
     #[case::direct_io(
-        ImageSpec { direct_io: ImageDirectIo::Required, ..ImageSpec::default() },
+        ImageSpec { direct_io: DirectIo::Required, ..ImageSpec::default() },
         Some("directIO is preferred, but required is requested")
     )]
     #[case::provisioning(
@@ -279,21 +286,22 @@ mod tests {
         #[case] requested: ImageSpec,
         #[case] expected: Option<&str>,
     ) {
-        assert_eq!(Image::UNRECORDED.differs(requested).as_deref(), expected);
+        let found = image(DirectIo::Preferred, LogicalBlockSize::B512);
+        assert_eq!(found.differs(requested).as_deref(), expected);
     }
 
     #[rstest]
-    #[case::preferred(ImageDirectIo::Preferred, LogicalBlockSize::B512, true)]
-    #[case::whole_blocks(ImageDirectIo::Required, LogicalBlockSize::B4096, true)]
-    #[case::small_blocks(ImageDirectIo::Required, LogicalBlockSize::B512, false)]
+    #[case::preferred(DirectIo::Preferred, LogicalBlockSize::B512, true)]
+    #[case::whole_blocks(DirectIo::Required, LogicalBlockSize::B4096, true)]
+    #[case::small_blocks(DirectIo::Required, LogicalBlockSize::B512, false)]
     fn direct_io_in_small_blocks_cannot_share_blocks(
-        #[case] direct_io: ImageDirectIo,
+        #[case] direct_io: DirectIo,
         #[case] size: LogicalBlockSize,
         #[case] can: bool,
     ) {
         let id = VolumeId::parse("clone").unwrap();
         let spec = ImageSpec { direct_io, ..ImageSpec::default() };
-        let preferring = image(ImageDirectIo::Preferred, size);
+        let preferring = image(DirectIo::Preferred, size);
         let outcomes = [
             image(direct_io, size).resolve_clone(ContentSource::Volume(&id), ImageSpec::default(), &id),
             preferring.resolve_clone(ContentSource::Volume(&id), spec, &id),
@@ -316,7 +324,8 @@ mod tests {
         let id = VolumeId::parse("clone").unwrap();
         let requested =
             ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
-        let error = Image::UNRECORDED.resolve_clone(ContentSource::Volume(&id), requested, &id).unwrap_err();
+        let of_source = image(DirectIo::Preferred, LogicalBlockSize::B512);
+        let error = of_source.resolve_clone(ContentSource::Volume(&id), requested, &id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains("written for 512"), "{error}");
     }

@@ -85,8 +85,7 @@ impl VolumeStore {
     /// # Errors
     /// Those of getdents(2).
     pub fn snapshots(&self) -> Result<Vec<SnapshotId>> {
-        let Some(snapshots) = &self.layout.snapshots else { return Ok(Vec::new()) };
-        let names = layout::names(snapshots, "snapshots")?;
+        let names = layout::names(&self.layout.snapshots, "snapshots")?;
         Ok(names.iter().filter_map(|name| SnapshotId::parse(name).ok()).collect())
     }
 

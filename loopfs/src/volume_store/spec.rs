@@ -116,39 +116,6 @@ impl Default for StoreOptions {
     }
 }
 
-/// Whether the device of a Block volume must have direct I/O.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ImageDirectIo {
-    /// The image is attached with direct I/O, or the attachment fails.
-    Required,
-    /// The image is attached with direct I/O if the kernel grants it. From Linux 6.15 on the kernel does not grant it for blocks of
-    /// 512 bytes on an image that shares blocks with a clone or a snapshot.
-    #[default]
-    Preferred,
-}
-
-impl ImageDirectIo {
-    /// Returns the option for attaching the image.
-    #[must_use]
-    pub fn wish(self) -> DirectIo {
-        match self {
-            Self::Required => DirectIo::Require,
-            Self::Preferred => DirectIo::Prefer,
-        }
-    }
-
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        [Self::Required, Self::Preferred].into_iter().find(|value| value.as_str() == text)
-    }
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Required => "required",
-            Self::Preferred => "preferred",
-        }
-    }
-}
-
 /// The logical block size of a device: its smallest addressable unit. A file system or partition table on the device depends on
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -204,7 +171,7 @@ pub enum Provisioning {
 impl Provisioning {
     /// Returns the option for attaching the image.
     #[must_use]
-    pub fn discard(self) -> Discard {
+    pub(super) fn discard(self) -> Discard {
         match self {
             Self::Thick => Discard::Disabled,
             Self::Thin => Discard::Enabled,
@@ -224,13 +191,21 @@ impl Provisioning {
 }
 
 /// The requested settings of the image of a new Block volume. They have no effect on a Filesystem volume.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageSpec {
-    /// Whether its device must have direct I/O.
-    pub direct_io: ImageDirectIo,
+    /// Whether its device must have direct I/O. It cannot be off.
+    pub direct_io: DirectIo,
     /// The logical block size of its device. `None` selects the smallest unit in which the file system takes direct I/O
     /// (`STATX_DIOALIGN`, Linux 6.1), or the block size of the source for a clone. It is recorded at creation.
     pub logical_block_size: Option<LogicalBlockSize>,
     /// When the image gets its blocks.
     pub provisioning: Provisioning,
+}
+
+impl Default for ImageSpec {
+    /// Direct I/O preferred, the smallest unit of direct I/O, thick.
+    fn default() -> Self {
+        let (logical_block_size, provisioning) = (None, Provisioning::Thick);
+        Self { direct_io: DirectIo::Preferred, logical_block_size, provisioning }
+    }
 }

@@ -131,13 +131,9 @@ impl Staged<'_> {
     /// change.
     pub(super) fn publish(self) -> Result<()> {
         let Self { store, entry, ref name, .. } = self;
-        let published = store.layout.parent(entry).and_then(|parent| {
-            store.layout.rename(&store.layout.staging, name, parent, entry.id()).context("create", entry)
-        });
-        match published {
-            Ok(()) => Ok(()),
-            Err(error) => Err(self.discard(error)),
-        }
+        let (from, to) = (&store.layout.staging, store.layout.parent(entry));
+        let published = store.layout.rename(from, name, to, entry.id()).context("create", entry);
+        published.map_err(|error| self.discard(error))
     }
 
     /// Removes the directory after `error`, and returns that error. The caller holds the shared lock. If the removal fails, recovery

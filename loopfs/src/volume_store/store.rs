@@ -66,7 +66,6 @@ impl VolumeStore {
             }
             Layout::initialise(filesystem.root.as_fd())?;
         }
-        Layout::complete(filesystem.root.as_fd())?;
         if filesystem.recorded_uuid()?.is_none() {
             filesystem.write_record()?;
         }

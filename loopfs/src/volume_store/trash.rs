@@ -58,7 +58,7 @@ impl VolumeStore {
             ContentSource::Snapshot(_) => None,
         };
         let name = layout::unique(entry.id())?;
-        let (from, to) = (self.layout.parent(entry)?, &self.layout.trash);
+        let (from, to) = (self.layout.parent(entry), &self.layout.trash);
         match self.layout.rename_held(from, entry.id(), to, &name, held) {
             Ok(()) => Ok(true),
             // The process that deleted it may have died before the deletion was durable.

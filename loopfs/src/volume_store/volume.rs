@@ -16,7 +16,7 @@ use super::settings;
 use super::source::OwnedContentSource;
 use super::spec::{VolumeKind, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device::Access;
+use crate::loop_device::{Access, AttachOptions, BlockSize};
 use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
 use crate::units::{Bytes, Inodes};
 
@@ -135,7 +135,8 @@ impl Volume {
         }
     }
 
-    /// Opens the directory of a Filesystem volume, for [`bind_mount`](crate::mount::bind_mount).
+    /// Opens the directory of a Filesystem volume with `O_PATH`, for [`bind_mount`](crate::mount::bind_mount) and openat(2). To list
+    /// or sync it, open `.` in it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Block volume.
@@ -143,6 +144,22 @@ impl Volume {
         self.require(VolumeKind::Filesystem)?;
         layout::open_beneath(self.entry.as_fd(), ".", OFlag::O_PATH | OFlag::O_DIRECTORY)
             .context("open the directory of volume", &self.id)
+    }
+
+    /// Returns the options with which the image of a Block volume is attached: its block size and direct I/O, discards only if it is
+    /// thin, and its id as the label. With other options a thick image loses its blocks by discards, and the content depends on the
+    /// block size.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: it is a Filesystem volume. Those of [`image`](Self::image).
+    pub fn attach_options(&self, access: Access) -> Result<AttachOptions> {
+        self.require(VolumeKind::Block)?;
+        let Image { direct_io, logical_block_size, provisioning } = Image::read(&self.entry)?;
+        Ok(AttachOptions::new(access)
+            .block_size(BlockSize::Exact(logical_block_size.bytes()))
+            .direct_io(direct_io)
+            .discard(provisioning.discard())
+            .label(self.id.as_str()))
     }
 
     /// Opens the image of a Block volume, for [`LoopControl`](crate::loop_device::LoopControl).
@@ -262,7 +279,7 @@ impl Volume {
 
     /// Reads the recorded capacity before the size: see [`sizes`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
-        let recorded = sizes::read_capacity(&self.entry)?.unwrap_or_default();
+        let recorded = sizes::read_capacity(&self.entry)?;
         let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
         Ok((recorded, Bytes(size)))
     }

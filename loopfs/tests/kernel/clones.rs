@@ -218,13 +218,13 @@ fn cloning_an_attached_image_does_not_change_its_device() {
 }
 
 #[rstest]
-#[case::the_sectors_of_its_source(DirectIo::Prefer, BlockSize::Exact(512), 512, !linux_at_least(6, 15))]
-#[case::direct_io(DirectIo::Require, BlockSize::Exact(4096), 4096, true)]
+#[case::the_sectors_of_its_source(DirectIo::Preferred, BlockSize::Exact(512), 512, !linux_at_least(6, 15))]
+#[case::direct_io(DirectIo::Required, BlockSize::Exact(4096), 4096, true)]
 #[case::what_the_file_takes(
-    DirectIo::Require, BlockSize::MatchDirectIo, if linux_at_least(6, 15) { 4096 } else { 512 }, true
+    DirectIo::Required, BlockSize::MatchDirectIo, if linux_at_least(6, 15) { 4096 } else { 512 }, true
 )]
 #[case::what_the_kernel_takes(
-    DirectIo::Require, BlockSize::KernelDefault, if linux_at_least(6, 15) { 4096 } else { 512 }, true
+    DirectIo::Required, BlockSize::KernelDefault, if linux_at_least(6, 15) { 4096 } else { 512 }, true
 )]
 fn a_clone_is_attached_with(
     #[case] direct_io: DirectIo,

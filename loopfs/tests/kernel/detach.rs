@@ -121,7 +121,7 @@ fn spin(round: u32, limit: Duration) {
 #[rstest]
 fn unsynced_writes_survive_a_detach(
     #[values(detach, detach_all, device_detach, unmanaged_detach, losetup_detach)] call: Call,
-    #[values(DirectIo::Require, DirectIo::Off)] direct_io: DirectIo,
+    #[values(DirectIo::Required, DirectIo::Off)] direct_io: DirectIo,
 ) {
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -167,7 +167,7 @@ fn losetup_detach_all_keeps_unsynced_writes() {
 #[rstest]
 fn writers_may_close_at_any_moment(
     #[values(detach, detach_all, device_detach, unmanaged_detach, losetup_detach)] call: Call,
-    #[values(DirectIo::Require, DirectIo::Off)] direct_io: DirectIo,
+    #[values(DirectIo::Required, DirectIo::Off)] direct_io: DirectIo,
 ) {
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -345,8 +345,9 @@ impl FullDisk {
         let directory = scratch();
         let disk = image(directory.path(), "disk", 320 * MIB);
         run("LOOPFS_TEST_MKFS_XFS", &["-q"], &directory.path().join("disk"));
-        let options =
-            AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer).lifetime(Lifetime::AutoClear);
+        let options = AttachOptions::new(Access::ReadWrite)
+            .direct_io(DirectIo::Preferred)
+            .lifetime(Lifetime::AutoClear);
         let device = control.attach(&disk, &options).unwrap();
         let mounted = Mounted::new(&device.path(), "xfs");
         let thin = image(mounted.0.path(), "thin", 8 * MIB);

@@ -64,8 +64,8 @@ fn the_kernel_reports_the_requested_properties() {
 
 #[rstest]
 #[case::buffered(DirectIo::Off, 512, false)]
-#[case::preferred(DirectIo::Prefer, 512, true)]
-#[case::large_blocks(DirectIo::Require, 4096, true)]
+#[case::preferred(DirectIo::Preferred, 512, true)]
+#[case::large_blocks(DirectIo::Required, 4096, true)]
 fn direct_io_and_block_size_follow_the_options(
     #[case] direct_io: DirectIo,
     #[case] block_size: u32,
@@ -275,7 +275,7 @@ fn unavailable_direct_io_is_an_error_and_leaves_nothing() {
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotHonoured, "{error}"),
     }
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer);
+    let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred);
     drop(control.ensure_attached(image.as_fd(), &preferred).unwrap());
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();

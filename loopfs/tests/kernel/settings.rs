@@ -5,11 +5,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use loopfs::loop_device::{
-    Access, AttachOptions, BlockSize, Detach, Discard, IndexPolicy, LoopControl, LoopDevice,
+    Access, AttachOptions, Detach, DirectIo, Discard, IndexPolicy, LoopControl, LoopDevice,
 };
 use loopfs::volume_store::{
-    ContentSource, Image, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, SnapshotId, Volume,
-    VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+    ContentSource, ImageSpec, LogicalBlockSize, Provisioning, SnapshotId, Volume, VolumeId, VolumeKind,
+    VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, test_support};
 use rstest::rstest;
@@ -38,12 +38,7 @@ fn open(volume: &Volume) -> File {
 
 /// Attaches the volume as a driver does to publish it.
 fn attach(control: &LoopControl, volume: &Volume) -> loopfs::Result<LoopDevice> {
-    let Image { direct_io, logical_block_size, provisioning } = volume.image().unwrap().unwrap();
-    let options = AttachOptions::new(Access::ReadWrite)
-        .block_size(BlockSize::Exact(logical_block_size.bytes()))
-        .direct_io(direct_io.wish())
-        .discard(provisioning.discard());
-    control.ensure_attached(open(volume).as_fd(), &options)
+    control.ensure_attached(open(volume), &volume.attach_options(Access::ReadWrite)?)
 }
 
 fn allocated(image: &File) -> u64 {
@@ -202,15 +197,15 @@ fn discards_are_enabled_on_an_index_that_a_thick_volume_used() {
 }
 
 #[rstest]
-#[case::least(&[], LogicalBlockSize::B512, ImageDirectIo::Preferred)]
-#[case::small(&[("logicalBlockSize", "512")], LogicalBlockSize::B512, ImageDirectIo::Preferred)]
-#[case::large(&[("logicalBlockSize", "4096")], LogicalBlockSize::B4096, ImageDirectIo::Preferred)]
-#[case::small_and_direct(&[("directIO", "required"), ("logicalBlockSize", "512")], LogicalBlockSize::B512, ImageDirectIo::Required)]
-#[case::large_and_direct(&[("directIO", "required"), ("logicalBlockSize", "4096")], LogicalBlockSize::B4096, ImageDirectIo::Required)]
+#[case::least(&[], LogicalBlockSize::B512, DirectIo::Preferred)]
+#[case::small(&[("logicalBlockSize", "512")], LogicalBlockSize::B512, DirectIo::Preferred)]
+#[case::large(&[("logicalBlockSize", "4096")], LogicalBlockSize::B4096, DirectIo::Preferred)]
+#[case::small_and_direct(&[("directIO", "required"), ("logicalBlockSize", "512")], LogicalBlockSize::B512, DirectIo::Required)]
+#[case::large_and_direct(&[("directIO", "required"), ("logicalBlockSize", "4096")], LogicalBlockSize::B4096, DirectIo::Required)]
 fn a_device_has_the_settings_of_its_volume(
     #[case] settings: &[(&str, &str)],
     #[case] logical_block_size: LogicalBlockSize,
-    #[case] direct_io: ImageDirectIo,
+    #[case] direct_io: DirectIo,
     #[values("thick", "thin")] provisioning: &str,
 ) {
     let leaks = Leaks::watch();
@@ -327,20 +322,31 @@ fn cloning_is_refused_if_the_source_could_not_be_attached_with_shared_blocks() {
     leaks.check();
 }
 
-/// Earlier versions created images like this one.
-#[test]
-fn an_image_without_recorded_settings_is_thick_and_has_512_byte_blocks() {
+#[rstest]
+#[case::settings("trusted.loopfs.image", |volume: &Volume| volume.image().map(drop))]
+#[case::capacity("trusted.loopfs.capacity", |volume: &Volume| volume.stats().map(drop))]
+#[case::device_size("trusted.loopfs.refreshed", |volume: &Volume| volume.device_size().map(drop))]
+fn an_image_that_lost_an_attribute_is_refused(
+    #[case] attribute: &str,
+    #[case] read: fn(&Volume) -> loopfs::Result<()>,
+) {
     let store = store();
-    let (id, volume) = block(&store, "old", &[("provisioning", "thin"), ("logicalBlockSize", "4096")]);
+    let (id, volume) = block(&store, "copied", &[]);
+    read(&volume).unwrap();
+    rustix::fs::fremovexattr(open(&volume), attribute).unwrap();
+    let error = read(&volume).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    assert!(error.to_string().contains(attribute), "{error}");
+    // It does not prevent the creation of others, and it can be deleted.
+    let (other, _) = block(&store, "other", &[]);
+    remove(&store, &[&id, &other]);
+}
+
+#[test]
+fn settings_of_a_later_version_are_refused() {
+    let store = store();
+    let (id, volume) = block(&store, "later", &[]);
     let image = open(&volume);
-    rustix::fs::fremovexattr(&image, "trusted.loopfs.image").unwrap();
-    let expected = Image {
-        direct_io: ImageDirectIo::Preferred,
-        logical_block_size: LogicalBlockSize::B512,
-        provisioning: Provisioning::Thick,
-    };
-    assert_eq!(volume.image().unwrap(), Some(expected));
-    assert_eq!(volume.settings_differ(&VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap(), None);
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::fsetxattr(&image, "trusted.loopfs.image", b"provisioning=striped", flags).unwrap();
     let error = volume.image().unwrap_err();

@@ -4,8 +4,8 @@ use std::time::SystemTime;
 
 use loopfs::loop_device::Access;
 use loopfs::volume_store::{
-    ContentSource, OwnedContentSource, Recovered, Snapshot, SnapshotId, StoreOptions, Volume, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore,
+    ContentSource, OwnedContentSource, Snapshot, SnapshotId, Volume, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
@@ -302,23 +302,6 @@ fn a_snapshot_is_intact_after_its_volume_is_overwritten_on_a_full_file_system() 
     assert_filled(&open(&restore(&store, &one, "restored", SIZE).unwrap()), SIZE, 1);
     remove(&store, &["restored"], &[&one]);
     leaks.check();
-}
-
-#[test]
-fn opening_a_store_of_an_earlier_version_for_use_creates_its_snapshots_directory() {
-    drop(store());
-    std::fs::remove_dir(xfs().join("snapshots")).unwrap();
-    let looking = VolumeStore::open_existing(&xfs(), StoreOptions::default()).unwrap();
-    assert_eq!(looking.snapshots().unwrap(), []);
-    assert_eq!(looking.snapshot(&snapshot_id("one")).unwrap_err().kind(), ErrorKind::NotFound);
-    assert!(!xfs().join("snapshots").exists(), "opening the store for reading creates nothing");
-    let store = store();
-    assert_eq!(store.snapshots().unwrap(), []);
-    let (source, _) = block(&store, "source", MIB);
-    store.create_snapshot(&source, &snapshot_id("one")).unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "a snapshot is not an incomplete volume");
-    store.snapshot(&snapshot_id("one")).unwrap();
-    remove(&store, &["source"], &[&snapshot_id("one")]);
 }
 
 #[test]

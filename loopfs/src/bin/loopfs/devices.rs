@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use loopfs::ErrorKind;
 use loopfs::loop_device::{
     Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice,
@@ -71,8 +71,8 @@ pub(crate) struct Attach {
     #[arg(long, value_name = "SIZE", value_parser = nonzero_size)]
     size_limit: Option<NonZeroU64>,
     /// Direct I/O, which bypasses the page cache of the file
-    #[arg(long, value_enum, default_value_t = DirectIoArg::Require)]
-    direct_io: DirectIoArg,
+    #[arg(long, value_name = "required|preferred|off", default_value = "required", value_parser = direct_io)]
+    direct_io: DirectIo,
     /// 512, 1024, 2048 or 4096; `match`: the smallest for direct I/O on the file; `kernel`: the default of the kernel
     #[arg(long, value_name = "SIZE", default_value = "512", value_parser = block_size)]
     block_size: BlockSize,
@@ -97,14 +97,8 @@ pub(crate) struct DetachArgs {
     wait: u32,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum DirectIoArg {
-    /// Use direct I/O, or fail
-    Require,
-    /// Use direct I/O if the file system supports it
-    Prefer,
-    /// Use buffered I/O
-    Off,
+fn direct_io(text: &str) -> Result<DirectIo, String> {
+    DirectIo::parse(text).ok_or_else(|| "write required, preferred or off".to_owned())
 }
 
 fn nonzero_size(text: &str) -> Result<NonZeroU64, String> {
@@ -167,7 +161,9 @@ impl Attach {
         let status = device.and_then(|device| device.status()).map_err(|error| {
             let remedy = match error.kind() {
                 ErrorKind::AlreadyExists if !self.ensure => "; use --ensure to print the device that it has",
-                ErrorKind::NotHonoured => "; request less with `--direct-io prefer` or `--block-size match`",
+                ErrorKind::NotHonoured => {
+                    "; request less with `--direct-io preferred` or `--block-size match`"
+                }
                 _ => "",
             };
             anyhow::anyhow!("attach {}: {error}{remedy}", self.file.display())
@@ -186,11 +182,7 @@ impl Attach {
         };
         let options = AttachOptions::new(if self.read_only { Access::ReadOnly } else { Access::ReadWrite })
             .offset(self.offset)
-            .direct_io(match self.direct_io {
-                DirectIoArg::Require => DirectIo::Require,
-                DirectIoArg::Prefer => DirectIo::Prefer,
-                DirectIoArg::Off => DirectIo::Off,
-            })
+            .direct_io(self.direct_io)
             .block_size(self.block_size)
             .label(&label)
             .index(self.index);

@@ -27,6 +27,26 @@ pub(crate) fn read<T>(
     })
 }
 
+/// As [`read`], of an attribute that each image and directory of the store has.
+///
+/// # Errors
+/// [`ErrorKind::Damaged`]: the attribute is not set.
+pub(crate) fn require<T>(
+    file: impl AsFd,
+    name: &CStr,
+    operation: &'static str,
+    object: impl Display,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T> {
+    read(file, name, operation, &object, parse)?.ok_or_else(|| {
+        let detail = format!(
+            "it lacks the extended attribute {name:?}; restore it with its attributes (rsync -X, cp --preserve=xattr), or \
+             delete the volume"
+        );
+        Error::new(ErrorKind::Damaged, operation, object, detail)
+    })
+}
+
 /// Returns the value of a key in fields of the form `key=value` that are separated by spaces.
 pub(super) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='))

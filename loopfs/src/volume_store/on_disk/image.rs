@@ -5,19 +5,19 @@ use std::os::fd::AsFd;
 
 use super::attribute::{self, field};
 use crate::error::{Context, Result};
+use crate::loop_device::DirectIo;
 use crate::sys::xattr;
 use crate::volume_store::source::ContentSource;
-use crate::volume_store::spec::{ImageDirectIo, LogicalBlockSize, Provisioning};
+use crate::volume_store::spec::{LogicalBlockSize, Provisioning};
 
 /// The attribute of an image. It is written before the image has a name.
 const IMAGE: &CStr = c"trusted.loopfs.image";
 
-/// The settings of the image of a Block volume, which are recorded and fixed at creation. An image of an earlier version, which
-/// did not record them, has blocks of 512 bytes, prefers direct I/O and is thick.
+/// The settings of the image of a Block volume, which are recorded and fixed at creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Image {
     /// Whether its device must have direct I/O.
-    pub direct_io: ImageDirectIo,
+    pub direct_io: DirectIo,
     /// The logical block size of its device in each attachment: the content depends on it.
     pub logical_block_size: LogicalBlockSize,
     /// When the image gets its blocks.
@@ -25,13 +25,6 @@ pub struct Image {
 }
 
 impl Image {
-    /// The settings of an image without a record.
-    pub(crate) const UNRECORDED: Self = Self {
-        direct_io: ImageDirectIo::Preferred,
-        logical_block_size: LogicalBlockSize::B512,
-        provisioning: Provisioning::Thick,
-    };
-
     /// Records the settings on an image that has no name yet.
     pub(crate) fn record(self, image: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
         let Self { direct_io, logical_block_size, provisioning } = self;
@@ -44,13 +37,12 @@ impl Image {
     }
 
     pub(crate) fn read(image: impl AsFd) -> Result<Self> {
-        let recorded = attribute::read(image, IMAGE, "read the settings of", "an image", Self::parse)?;
-        Ok(recorded.unwrap_or(Self::UNRECORDED))
+        attribute::require(image, IMAGE, "read the settings of", "an image", Self::parse)
     }
 
     fn parse(text: &str) -> Option<Self> {
         Some(Self {
-            direct_io: ImageDirectIo::parse(field(text, "direct-io")?)?,
+            direct_io: DirectIo::parse(field(text, "direct-io")?)?,
             logical_block_size: LogicalBlockSize::parse(field(text, "logical-block-size")?)?,
             provisioning: Provisioning::parse(field(text, "provisioning")?)?,
         })
@@ -63,7 +55,7 @@ mod tests {
 
     #[test]
     fn settings_read_back_as_recorded() {
-        for direct_io in [ImageDirectIo::Required, ImageDirectIo::Preferred] {
+        for direct_io in [DirectIo::Required, DirectIo::Preferred] {
             for logical_block_size in [LogicalBlockSize::B512, LogicalBlockSize::B4096] {
                 for provisioning in [Provisioning::Thick, Provisioning::Thin] {
                     let image = Image { direct_io, logical_block_size, provisioning };

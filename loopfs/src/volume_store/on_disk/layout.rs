@@ -37,10 +37,8 @@ const PUBLICATIONS: &str = ".loopfs/users";
 pub(crate) struct Layout {
     pub(crate) private: OwnedFd,
     pub(crate) volumes: OwnedFd,
-    /// `None` in a store of an earlier version that was opened without changing it, or that is read-only.
-    pub(crate) snapshots: Option<OwnedFd>,
-    /// As `snapshots`.
-    pub(crate) publications: Option<OwnedFd>,
+    pub(crate) snapshots: OwnedFd,
+    pub(crate) publications: OwnedFd,
     pub(crate) staging: OwnedFd,
     pub(crate) trash: OwnedFd,
     pub(crate) boot: Boot,
@@ -89,26 +87,12 @@ impl Layout {
         fsync(root).context("fsync", "the root of the store")
     }
 
-    /// Creates the entries that a store of an earlier version lacks. A read-only file system needs none of them.
-    pub(crate) fn complete(root: BorrowedFd<'_>) -> Result<()> {
-        let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, PUBLICATIONS));
-        match made {
-            Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
-            made => made,
-        }
-    }
-
     pub(crate) fn open(root: BorrowedFd<'_>, lock_timeout: Duration) -> Result<Self> {
-        let open_if_there = |name| match open_directory(root, name) {
-            Ok(directory) => Ok(Some(directory)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        };
         Ok(Self {
             private: open_directory(root, ".loopfs")?,
             volumes: open_directory(root, "volumes")?,
-            snapshots: open_if_there("snapshots")?,
-            publications: open_if_there(PUBLICATIONS)?,
+            snapshots: open_directory(root, "snapshots")?,
+            publications: open_directory(root, PUBLICATIONS)?,
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
@@ -157,21 +141,16 @@ impl Layout {
     }
 
     /// Returns the directory that contains an entry, or will contain it.
-    pub(crate) fn parent(&self, entry: ContentSource<'_>) -> Result<&OwnedFd> {
-        let absent = || {
-            let detail =
-                "the store has no directory of snapshots; a program that opens it for changes creates one";
-            Error::new(ErrorKind::NotFound, "open", entry, detail)
-        };
+    pub(crate) fn parent(&self, entry: ContentSource<'_>) -> &OwnedFd {
         match entry {
-            ContentSource::Volume(_) => Ok(&self.volumes),
-            ContentSource::Snapshot(_) => self.snapshots.as_ref().ok_or_else(absent),
+            ContentSource::Volume(_) => &self.volumes,
+            ContentSource::Snapshot(_) => &self.snapshots,
         }
     }
 
     /// Returns the status of an entry, or `None` if it does not exist.
     pub(crate) fn stat(&self, entry: ContentSource<'_>) -> Result<Option<FileStat>> {
-        match fstatat(self.parent(entry)?, entry.id(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+        match fstatat(self.parent(entry), entry.id(), AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => Ok(Some(status)),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::sys("stat", entry, errno)),
@@ -179,12 +158,12 @@ impl Layout {
     }
 
     pub(crate) fn open_entry(&self, entry: ContentSource<'_>, flags: OFlag) -> Result<OwnedFd> {
-        open_beneath(self.parent(entry)?.as_fd(), entry.id(), flags).context("open", entry)
+        open_beneath(self.parent(entry).as_fd(), entry.id(), flags).context("open", entry)
     }
 
     /// Returns the directories whose entries have reservations.
     pub(crate) fn entry_directories(&self) -> impl Iterator<Item = &OwnedFd> {
-        [&self.volumes, &self.trash].into_iter().chain(&self.snapshots)
+        [&self.volumes, &self.trash, &self.snapshots].into_iter()
     }
 
     /// Moves an entry between directories of the store, never onto another one, durably.

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use super::made_from;
 use crate::error::{Context, Result};
 use crate::sys::xattr;
 
@@ -19,8 +18,6 @@ pub(crate) fn mark(image: impl AsFd) -> Result<(), Errno> {
 
 /// Returns `true` if the image may share blocks with other files.
 pub(crate) fn may_share(image: impl AsFd) -> Result<bool> {
-    let image = image.as_fd();
     let marked = xattr::get(image, SHARES).context("read the attributes of", "an image")?;
-    // Earlier versions marked sources only.
-    Ok(marked.is_some() || made_from::read(image)?.is_some())
+    Ok(marked.is_some())
 }

@@ -24,9 +24,9 @@ pub(crate) fn write_capacity(image: impl AsFd, capacity: Bytes) -> Result<()> {
     write(image, CAPACITY, capacity).context("record the capacity of", "an image")
 }
 
-/// Reads the recorded capacity. Returns `None` for an image of an earlier version, whose capacity is its size.
-pub(crate) fn read_capacity(image: impl AsFd) -> Result<Option<Bytes>> {
-    read(image, CAPACITY, "read the capacity of", "an image")
+/// Reads the recorded capacity.
+pub(crate) fn read_capacity(image: impl AsFd) -> Result<Bytes> {
+    attribute::require(image, CAPACITY, "read the capacity of", "an image", parse)
 }
 
 /// Records the size of the devices of an image that has no name yet, or as `Volume::record_device_size` says.
@@ -34,25 +34,19 @@ pub(crate) fn write_device_size(image: impl AsFd, size: Bytes) -> std::result::R
     write(image, DEVICE_SIZE, size)
 }
 
-/// Reads the recorded device size. Returns `None` for an image of an earlier version.
+/// Reads the recorded device size.
 pub(crate) fn read_device_size(
     image: impl AsFd,
     operation: &'static str,
     object: impl Display,
-) -> Result<Option<Bytes>> {
-    read(image, DEVICE_SIZE, operation, object)
+) -> Result<Bytes> {
+    attribute::require(image, DEVICE_SIZE, operation, object, parse)
 }
 
 fn write(file: impl AsFd, name: &CStr, Bytes(size): Bytes) -> std::result::Result<(), Errno> {
     xattr::set(file, name, size.to_string().as_bytes())
 }
 
-/// Returns `None` if the attribute does not exist.
-fn read(
-    file: impl AsFd,
-    name: &CStr,
-    operation: &'static str,
-    object: impl Display,
-) -> Result<Option<Bytes>> {
-    attribute::read(file, name, operation, object, |text| text.parse().ok().map(Bytes))
+fn parse(text: &str) -> Option<Bytes> {
+    text.parse().ok().map(Bytes)
 }

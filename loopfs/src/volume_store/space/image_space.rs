@@ -66,7 +66,7 @@ pub(crate) enum Released {
 impl Released {
     /// Returns the reservation of an image. Call it before the image is truncated.
     pub(crate) fn of(image: &OwnedFd) -> Result<Self> {
-        // An image of an earlier version has no recorded capacity. Images that it shares blocks with may need less afterwards.
+        // Images that it shares blocks with may need less afterwards.
         let (Some(recorded), false) = (recorded(image), shares::may_share(image)?) else {
             return Ok(Self::Unknown);
         };
@@ -79,7 +79,7 @@ impl Released {
 
 /// Returns the recorded capacity; `None` if there is none or if it cannot be read.
 pub(crate) fn recorded(image: &OwnedFd) -> Option<Bytes> {
-    sizes::read_capacity(image).ok().flatten()
+    sizes::read_capacity(image).ok()
 }
 
 /// Returns `true` also if the settings cannot be read: better to reserve too much.

@@ -122,9 +122,9 @@ impl Request {
             .offset(offset)
             .block_size(BlockSize::Exact(block_size))
             .direct_io(match self.direct_io {
-                Some(true) => DirectIo::Require,
+                Some(true) => DirectIo::Required,
                 Some(false) => DirectIo::Off,
-                None => DirectIo::Prefer,
+                None => DirectIo::Preferred,
             })
             .discard(discard(self.discard))
             .lifetime(if self.auto_clear { Lifetime::AutoClear } else { Lifetime::Persistent })
