@@ -111,7 +111,7 @@ pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
         "--test=kernel",
         "--test=power_cut",
         "--test=engine",
-        "--features=loopfs/kernel-tests,csi/kernel-tests,csi/engine-tests",
+        "--features=loopfs/__tests,csi/__tests,csi/engine-tests",
     ];
     programs(session, "build the tests for virtual machines", &args).await
 }
@@ -122,6 +122,6 @@ pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
 /// An example does not compile.
 pub(crate) async fn loopfs_examples(session: &Session) -> Result<Built> {
     let profile = "--profile=guest-tests";
-    let args = ["build", profile, "--package", "loopfs", "--features", "kernel-tests", "--examples"];
+    let args = ["build", profile, "--package", "loopfs", "--features", "__tests", "--examples"];
     programs(session, "build the examples of loopfs", &args).await
 }

@@ -37,7 +37,7 @@
     allow(dead_code, unused_imports, reason = "the lower modules have what only the volume store uses")
 )]
 
-#[cfg(feature = "bench")]
+#[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod baseline;
 #[cfg(feature = "data-disk")]
@@ -45,7 +45,7 @@ pub mod data_disk;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod descriptor;
 mod error;
-#[cfg(feature = "fault-injection")]
+#[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod fault_injection;
 #[cfg(any(feature = "data-disk", feature = "volume-store"))]
@@ -69,7 +69,7 @@ mod reflink;
 #[cfg(feature = "data-disk")]
 mod shell;
 mod sys;
-#[cfg(feature = "kernel-tests")]
+#[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod test_support;
 mod units;

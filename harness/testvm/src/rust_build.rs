@@ -88,12 +88,12 @@ pub async fn unit_tests(
     Built::parse(&finished.stdout).program(package)
 }
 
-/// Builds the benchmark `name` of a package, which the feature `bench` enables.
+/// Builds the benchmark `name` of a package, which the feature `__tests` enables.
 ///
 /// # Errors
 /// The benchmark does not compile.
 pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
-    let args = ["build", "--profile=bench", "--package", package, "--bench", name, "--features", "bench"];
+    let args = ["build", "--profile=bench", "--package", package, "--bench", name, "--features", "__tests"];
     let title = format!("build the benchmark {name} of {package}");
     programs(session, &title, &args).await?.program(name)
 }

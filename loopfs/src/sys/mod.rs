@@ -6,14 +6,14 @@
 #[cfg(feature = "data-disk")]
 pub(crate) mod block;
 pub(crate) mod devtmpfs;
-#[cfg(feature = "kernel-tests")]
+#[cfg(feature = "__tests")]
 pub(crate) mod discard;
 pub(crate) mod fiemap;
 pub(crate) mod file_attr;
 pub(crate) mod file_handle;
 pub(crate) mod file_lease;
 pub(crate) mod file_lock;
-#[cfg(feature = "fault-injection")]
+#[cfg(feature = "__tests")]
 pub(crate) mod freeze;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;
@@ -25,7 +25,7 @@ pub(crate) mod loop_dev;
 #[cfg(test)]
 #[path = "loop_model.rs"]
 pub(crate) mod loop_dev;
-#[cfg(feature = "fault-injection")]
+#[cfg(feature = "__tests")]
 pub(crate) mod loop_tenant;
 pub(crate) mod mount;
 pub(crate) mod mount_ids;

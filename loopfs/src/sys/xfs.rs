@@ -92,11 +92,11 @@ pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-#[cfg(feature = "fault-injection")]
+#[cfg(feature = "__tests")]
 ioctl!(read xfs_ioc_goingdown with b'X', 125; u32);
 
 /// `XFS_IOC_GOINGDOWN` with `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`. Returns EPERM without `CAP_SYS_ADMIN`.
-#[cfg(feature = "fault-injection")]
+#[cfg(feature = "__tests")]
 pub(crate) fn go_down(file: impl AsFd) -> Result<()> {
     const NO_LOG_FLUSH: u32 = 2;
     let fd = file.as_fd().as_raw_fd();
