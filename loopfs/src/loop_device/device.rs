@@ -220,9 +220,10 @@ impl LoopDevice {
     /// [`ErrorKind::NotFound`]: as for [`status`](Self::status).
     #[doc(alias = "LOOP_SET_CAPACITY")]
     pub fn refresh_capacity(&self, file: impl AsFd) -> Result<Bytes> {
-        let before = self.status()?.size;
-        let name = node_name(self.binding.index);
-        if BackingFile::of(&file)? != self.binding.backing {
+        // Not the range with which it was opened, because another process can change it.
+        let Status { binding, size: before, .. } = self.status()?;
+        let name = node_name(binding.index);
+        if BackingFile::of(&file)? != binding.backing {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "refresh the capacity of",
@@ -231,7 +232,7 @@ impl LoopDevice {
             ));
         }
         let file_size = fstat(file.as_fd()).context("fstat", "the backing file")?.st_size as u64;
-        let shown = file_size.saturating_sub(self.binding.range.offset);
+        let shown = file_size.saturating_sub(binding.range.offset);
         // The kernel would silently shrink a device in use.
         if shown < before.0 {
             let detail = format!("its file has only {shown} of {} bytes left; restore the file", before.0);

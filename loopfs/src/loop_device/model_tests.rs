@@ -13,7 +13,7 @@ use super::*;
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
-use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
+use crate::sys::loop_dev::{self, FOREIGN, Model, acting, reset, with};
 
 const MIB: u64 = 1 << 20;
 /// More calls of the driver than any operation here makes.
@@ -93,6 +93,25 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             drop(user);
             assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
             assert_eq!(attached_index(image.as_fd()), None);
+        },
+    );
+}
+
+#[test]
+fn a_changed_range_is_the_same_attachment() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let mut info = loop_dev::status(&device).unwrap();
+            info.lo_offset = 4096;
+            loop_dev::set_status(&device, &info).unwrap();
+            assert_eq!(device.status().unwrap().binding.range.offset, 4096);
+            image.set_len(2 * MIB).unwrap();
+            assert_eq!(device.refresh_capacity(&image).unwrap().0, 2 * MIB - 4096);
+            assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+            with(|model| assert!(model.bound().is_empty()));
         },
     );
 }
