@@ -37,7 +37,7 @@ impl StaleDevice {
 
     /// Returns the devices of a deleted volume. Queries every loop device.
     pub(crate) fn all_for_deleted(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
-        let bound = storage.loops.list()?;
+        let bound = storage.loops.list()?.devices;
         let stale_devices = bound.into_iter().filter_map(|status| Self::of(storage, volume, None, status));
         // If the kernel truncated the label, the device may belong to another volume.
         let mut found = Vec::new();

@@ -22,6 +22,10 @@ pub(super) const NO_NODE: &str = "the kernel has the device, /dev has no node fo
 pub(super) const NOT_ALLOWED: &str = "the device cgroup of this container denies it: allow the devices `b 7:* rwm` and \
                                       `c 10:237 rwm`, or make the container privileged";
 
+/// Why a device cannot be queried, and the remedy.
+pub(super) const DOES_NOT_RESPOND: &str = "it does not respond: a process is changing it, or the file system of its file does not \
+                                           respond; end that process, or restore or detach that file system";
+
 /// The node that adds and removes devices.
 pub(super) const CONTROL: &str = "/dev/loop-control";
 
@@ -310,7 +314,7 @@ pub(super) fn read_info(fd: impl AsFd, index: u32) -> Result<loop_info64> {
     Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
 }
 
-fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {
+pub(super) fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {
     read_info(&fd, index).map(|info| binding_of(&fd, index, &info))
 }
 
