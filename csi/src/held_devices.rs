@@ -8,13 +8,13 @@
 //! was unbound in the meantime stays mounted until the volume is unpublished, that is until its containers have ended, and
 //! the library uses no index whose node is mounted.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use loopfs::DeviceNumber;
-use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice};
+use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice, query_devices};
 use loopfs::mount::KnownMount;
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeStore};
+use loopfs::{DeviceNumber, ErrorKind};
 
 use crate::error::Result;
 use crate::mounted_devices::MountedDevices;
@@ -32,35 +32,76 @@ struct Held {
 }
 
 impl HeldDevices {
-    /// Opens the mounted devices of the volumes, which an earlier driver has published.
-    pub(crate) fn recover(store: &VolumeStore, mounts: &[KnownMount]) -> Result<Self> {
-        let held = Self::default();
-        let mut images = None;
-        // A node can be mounted several times, by the driver and by the kubelet.
-        let numbers: HashSet<_> = MountedDevices::among(mounts)?.numbers().collect();
-        for number in numbers {
-            let device = match LoopDevice::open_device_number(number) {
-                Ok(device) => device,
+    /// Opens the mounted devices of the volumes, which an earlier driver has published. A device that does not respond is held as soon as it
+    /// does.
+    ///
+    /// The label of a device would name its volume, but a pod can change it. So its volume is the one whose image it is bound to. If a
+    /// pod has bound it to another file, the first call for the target of the volume tells ([`assign`](Self::assign)).
+    pub(crate) fn recover(
+        store: &VolumeStore,
+        loops: &LoopControl,
+        mounts: &[KnownMount],
+    ) -> Result<Arc<Self>> {
+        let held = Arc::new(Self::default());
+        // A node can be mounted several times, by the driver and by the kubelet. Other drivers mount other nodes.
+        let numbers: HashSet<_> =
+            MountedDevices::among(mounts)?.numbers().filter(|number| loops.has(*number)).collect();
+        if numbers.is_empty() {
+            return Ok(held);
+        }
+        let images = Arc::new(Images::of(store)?);
+        for (number, opened) in query_devices(numbers.into_iter().collect(), LoopDevice::open_device_number) {
+            match opened {
+                Ok(device) => held.add_recovered(number, device, &images),
                 Err(error) => {
                     tracing::warn!(%number, %error, "a loop device is mounted below the kubelet directory and cannot be opened; delete \
                         the pods that use it");
-                    continue;
+                    if error.kind() == ErrorKind::Busy {
+                        let (held, images) = (Arc::clone(&held), Arc::clone(&images));
+                        let hold = move || {
+                            if let Ok(device) = LoopDevice::open_device_number(number) {
+                                held.add_recovered(number, device, &images);
+                            }
+                        };
+                        // If no thread can be created, the next publication holds the device. Its index stays unused in the meantime.
+                        std::thread::Builder::new().name("hold-device".to_owned()).spawn(hold).ok();
+                    }
                 }
-            };
-            let backing = device.binding().backing;
-            // Another driver may have published it.
-            if !store.holds(&backing) {
-                continue;
             }
-            // The label would be faster. A pod can change it.
-            let images = match &images {
-                Some(images) => images,
-                None => images.insert(images_of(store)?),
-            };
-            let volume = images.iter().find(|(_, image)| *image == backing).map(|(volume, _)| volume.clone());
-            held.lock().push(Held { volume, number, device });
         }
         Ok(held)
+    }
+
+    fn add_recovered(&self, number: DeviceNumber, device: LoopDevice, images: &Images) {
+        let backing = device.binding().backing;
+        let volume = images.volume(backing).cloned();
+        if volume.is_none() {
+            tracing::warn!(%number, file = %backing, "a loop device is mounted below the kubelet directory and bound to a file that is the \
+                image of no volume; delete the pods that use it, after which it is detached");
+        }
+        let mut held = self.lock();
+        // A call may have published it in the meantime.
+        if held.iter().all(|held| held.number != number) {
+            held.push(Held { volume, number, device });
+        }
+    }
+
+    /// Records the volume of a device, if it is held for none: the kubelet has the volume published at a target that shows the device.
+    pub(crate) fn assign(&self, number: DeviceNumber, volume: &VolumeId) {
+        let mut held = self.lock();
+        if let Some(held) = held.iter_mut().find(|held| held.number == number && held.volume.is_none()) {
+            held.volume = Some(volume.clone());
+        }
+    }
+
+    /// Returns the volume of a held device, `Some(None)` if it is held for none, and `None` if it is not held.
+    pub(crate) fn volume_of(&self, number: DeviceNumber) -> Option<Option<VolumeId>> {
+        self.lock().iter().find(|held| held.number == number).map(|held| held.volume.clone())
+    }
+
+    /// Returns all held devices with their volumes.
+    pub(crate) fn all(&self) -> Vec<(DeviceNumber, Option<VolumeId>)> {
+        self.lock().iter().map(|held| (held.number, held.volume.clone())).collect()
     }
 
     /// Holds a device of a volume. Opens it for reading only, because udev examines devices that were open for writing.
@@ -136,12 +177,36 @@ impl HeldDevices {
     }
 }
 
-/// Returns the images of the Block volumes, without those that cannot be opened.
-fn images_of(store: &VolumeStore) -> Result<Vec<(VolumeId, BackingFile)>> {
-    let image = |id: VolumeId| {
-        let volume = store.volume(&id).ok().filter(|volume| volume.kind() == VolumeKind::Block)?;
-        let image = volume.open_image(Access::ReadOnly).and_then(BackingFile::of).ok()?;
-        Some((id, image))
-    };
-    Ok(store.list()?.into_iter().filter_map(image).collect())
+/// The images of the Block volumes, without those that cannot be opened.
+#[derive(Debug)]
+pub(crate) struct Images(HashMap<BackingFile, VolumeId>);
+
+impl Images {
+    /// Opens all images.
+    pub(crate) fn of(store: &VolumeStore) -> Result<Self> {
+        let image = |id: VolumeId| {
+            let volume = store.volume(&id).ok().filter(|volume| volume.kind() == VolumeKind::Block)?;
+            let image = volume.open_image(Access::ReadOnly).and_then(BackingFile::of).ok()?;
+            Some((image, id))
+        };
+        Ok(Self(store.list()?.into_iter().filter_map(image).collect()))
+    }
+
+    /// Returns the volume of an image.
+    pub(crate) fn volume(&self, image: BackingFile) -> Option<&VolumeId> {
+        self.0.get(&image)
+    }
+}
+
+/// Returns an error if one of these devices does not respond. A call that waited for it would keep its thread for as long.
+pub(crate) fn require_response(numbers: Vec<DeviceNumber>) -> Result<()> {
+    let status = |number| LoopDevice::open_device_number(number).and_then(|device| device.status());
+    for (_, status) in query_devices(numbers, status) {
+        match status {
+            Err(error) if error.kind() == ErrorKind::Busy => return Err(error.into()),
+            // Other errors are those of the call that follows.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(())
 }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use loopfs::DeviceNumber;
+use loopfs::loop_device::mounted_nodes;
 use loopfs::mount::KnownMount;
 
-use crate::error::{Error, Result};
-use crate::loop_node;
+use crate::error::Result;
 
 /// The mounted nodes of loop devices: their mounts and device numbers.
 #[derive(Debug, Default)]
@@ -15,8 +15,7 @@ pub(crate) struct MountedDevices(Vec<(KnownMount, DeviceNumber)>);
 impl MountedDevices {
     /// Finds the mounted devices among mounts.
     pub(crate) fn among(mounts: &[KnownMount]) -> Result<Self> {
-        let failed = |errno| Error::Target { operation: "stat", path: "/dev".into(), errno };
-        Ok(Self(loop_node::mounted(mounts).map_err(failed)?))
+        Ok(Self(mounted_nodes(mounts)?))
     }
 
     /// Returns a mount point of this device, other than `except`.

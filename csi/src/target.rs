@@ -165,12 +165,15 @@ impl Target {
 
     /// Bind-mounts `source` at the path.
     pub(crate) fn bind_mount(&self, source: BorrowedFd<'_>, flags: MountFlags) -> Result<()> {
-        self.at_path(|path| loopfs::mount::bind_mount(source, path, flags))
+        let mounted = loopfs::mount::bind_mount_at(source, &self.parent, Path::new(&self.name), flags);
+        self.of_mount(mounted)
     }
 
     /// Unmounts all mounts at the path. Returns `true` if there was one.
     pub(crate) fn unmount(&self) -> Result<bool> {
-        self.at_path(loopfs::mount::unmount)
+        // umount2(2) takes no directory.
+        let parent = PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_fd().as_raw_fd()));
+        self.of_mount(loopfs::mount::unmount(&parent.join(&self.name)))
     }
 
     /// Removes the empty directory or empty file that a publish call created. Returns an error for anything else,
@@ -218,13 +221,10 @@ impl Target {
         }
     }
 
-    /// Calls a function that takes a path, with a path through the parent directory that is held open.
-    fn at_path<T>(&self, call: impl FnOnce(&Path) -> loopfs::Result<T>) -> Result<T> {
-        let path =
-            PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_fd().as_raw_fd())).join(&self.name);
-        call(&path).map_err(|error| match (error.kind(), error.errno()) {
+    /// Names the path of the request in an error, not the one through the parent directory that is held open.
+    fn of_mount<T>(&self, result: loopfs::Result<T>) -> Result<T> {
+        result.map_err(|error| match (error.kind(), error.errno()) {
             (ErrorKind::Busy, _) => Error::Temporary(format!("{} is in use", self.path.display())),
-            // The error contains the path of the request, not the one through /proc.
             (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
             (_, None) => Error::Storage(error),
         })

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use loopfs::loop_device::{BackingFile, LoopDevice};
+use loopfs::loop_device::{BackingFile, LoopDevice, mounted_nodes};
 use loopfs::mount::KnownMount;
 use loopfs::mount::table::{self, Mount};
 use loopfs::project_quota::ProjectQuota;
@@ -16,8 +16,6 @@ use loopfs::volume_store::VolumeId;
 use loopfs::{DeviceNumber, ErrorKind};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-
-use crate::loop_node;
 
 /// Checks that `data_dir` is a mount point whose file system enforces project quotas.
 ///
@@ -48,7 +46,7 @@ pub fn mount_points(data_dir: &Path, volume: &VolumeId) -> anyhow::Result<Option
     };
     let mounts: Vec<_> = table::read()?.into_iter().map(KnownMount::from).collect();
     let directories = mounts.iter().filter(|mount| is_directory_of(mount, volume, file.device));
-    let nodes = loop_node::mounted(&mounts).context("stat /dev")?;
+    let nodes = mounted_nodes(&mounts)?;
     let mut points: Vec<_> = directories.map(|mount| mount.mount_point.clone()).collect();
     for (mount, number) in nodes {
         if is_bound_to(number, &file)? {

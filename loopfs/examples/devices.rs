@@ -36,7 +36,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let control = LoopControl::open()?;
     match args.as_slice() {
-        [] => control.list()?.iter().filter(|status| is_stray(status)).for_each(print),
+        [] => control.list()?.devices.iter().filter(|status| is_stray(status)).for_each(print),
         [path] => {
             let path = Path::new(path);
             let file = File::open(path).map_err(|error| format!("open {}: {error}", path.display()))?;

@@ -13,6 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// held for longer therefore belongs to a process that hangs, most likely on the disk.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// In place of a timeout that is beyond the range of the clock.
+pub(crate) const LONGEST_TIMEOUT: Duration = Duration::from_secs(1 << 30);
+
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 

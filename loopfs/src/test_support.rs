@@ -55,7 +55,7 @@ pub fn bind_mount_idmapped(source: impl AsFd, target: &Path, user_namespace: imp
     };
     let tree = sys::mount::clone_tree(source.as_fd())?;
     sys::mount::set_attributes(&tree, &attributes)?;
-    Ok(sys::mount::attach_tree(tree, &target)?)
+    Ok(sys::mount::attach_tree(tree, rustix::fs::CWD, &target)?)
 }
 
 /// Returns the number of extents of a file, and how many of them are shared with other files.

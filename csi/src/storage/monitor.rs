@@ -307,8 +307,9 @@ impl StorageMonitor {
                 None => {
                     // A call that unmounts a target in between cleans up afterwards.
                     sync_publications(&store, &root);
-                    let held = HeldDevices::recover(&store, &root.mounts()?)?;
-                    (Arc::new(LoopControl::open()?), Arc::new(held))
+                    let loops = LoopControl::open()?;
+                    let held = HeldDevices::recover(&store, &loops, &root.mounts()?)?;
+                    (Arc::new(loops), held)
                 }
             };
             Ok(Storage { store, loops, held })

@@ -17,6 +17,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
 use crate::error::{Error, Result};
+use crate::held_devices::require_response;
 use crate::loop_node::{is_loop_device, kind_of, number_of};
 use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
@@ -41,7 +42,10 @@ pub(crate) struct BlockVolume<'a> {
 }
 
 impl<'a> BlockVolume<'a> {
+    /// # Errors
+    /// [`Error::Storage`] of kind [`ErrorKind::Busy`]: a published device of the volume does not respond.
     pub(crate) fn open(volume: &'a Volume, storage: &'a Storage) -> Result<Self> {
+        require_response(storage.held.numbers(Some(volume.id())))?;
         let image = volume.open_image(Access::ReadOnly)?;
         let settings =
             volume.image()?.ok_or_else(|| Error::Defect("a Block volume has no image".to_owned()))?;

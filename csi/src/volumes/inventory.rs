@@ -36,7 +36,7 @@ impl Volumes {
     /// Returns the volumes that `filter` selects, in the order of their ids.
     pub(crate) fn list(&self, list: &List<VolumeId>, filter: impl Fn(&VolumeInfo) -> bool) -> Result<Page> {
         let storage = self.monitor.verified()?;
-        let mounts = PublishedMounts::read(self.root.mounts()?)?;
+        let mounts = PublishedMounts::read(&storage, self.root.mounts()?)?;
         let mut ids = storage.store.list()?;
         // Includes volumes whose image was deleted while their device is mounted.
         ids.extend(mounts.volumes());
@@ -50,7 +50,7 @@ impl Volumes {
     pub(crate) fn list_abnormal(&self, list: &List<VolumeId>) -> Result<Page> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
             Err(Error::StorageUnavailable(reason)) => {
-                let published = unavailable::published(&self.root.mounts()?, &reason)?;
+                let published = unavailable::published(&self.root.mounts()?, self.monitor.held(), &reason)?;
                 if published.is_empty() {
                     // An empty list would mean that all volumes are healthy.
                     return Err(Error::StorageUnavailable(reason));
@@ -66,13 +66,13 @@ impl Volumes {
         let storage = match self.monitor.verified() {
             Ok(storage) => storage,
             Err(Error::StorageUnavailable(reason)) => {
-                let published = unavailable::published(&self.root.mounts()?, &reason)?;
+                let published = unavailable::published(&self.root.mounts()?, self.monitor.held(), &reason)?;
                 let found = published.into_iter().find(|info| info.volume == *volume);
                 return found.ok_or(Error::StorageUnavailable(reason));
             }
             Err(error) => return Err(error),
         };
-        let found = self.find(&storage, volume, &PublishedMounts::read(self.root.mounts()?)?)?;
+        let found = self.find(&storage, volume, &PublishedMounts::read(&storage, self.root.mounts()?)?)?;
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
@@ -119,7 +119,7 @@ impl Volumes {
         match found {
             Ok(found) => Ok(Some(found)),
             Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {
-                Ok(mounts.stale(storage, id, None).map(|stale| info(None, true, stale.condition())))
+                Ok(mounts.stale(id, None).map(|stale| info(None, true, stale.condition())))
             }
             Err(error) => {
                 let condition = Condition::abnormal(AbnormalReason::Unreadable, error.to_string());
@@ -138,7 +138,7 @@ impl Volumes {
         let mut published = published_at(volume, storage, &mounts.mounts, &mounts.mounted)?.is_some();
         if volume.kind() == VolumeKind::Block {
             let image = BlockVolume::open(volume, storage)?.image()?;
-            if let Some(stale) = mounts.stale(storage, volume.id(), Some(image)) {
+            if let Some(stale) = mounts.stale(volume.id(), Some(image)) {
                 condition = stale.condition();
                 published = true;
             }

@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use loopfs::volume_store::VolumeId;
 use tokio::sync::Semaphore;
@@ -29,6 +30,9 @@ const DISK_THREADS: usize = 256;
 
 /// The maximum number of those threads that clean up after unpublish calls.
 const CLEANUP_THREADS: usize = 16;
+
+/// How long an unpublish call waits for the cleanup of its volume. The kubelet's timeout is two minutes.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The volumes, and the locks of the operations that are in progress on them.
 #[derive(Clone, Debug)]
@@ -123,8 +127,8 @@ impl VolumeOperations {
         // Also if another call, which waits for the disk, has the volume locked.
         match (ended, self.monitor.current()) {
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
-                let of = volume.clone();
-                blocking::run(move || unavailable::require_detached(&of, &reason)).await?;
+                let (of, monitor) = (volume.clone(), Arc::clone(&self.monitor));
+                blocking::run(move || unavailable::require_detached(&of, monitor.held(), &reason)).await?;
                 self.clone().repeat_clean_up(volume, ClearedTarget::default());
                 Ok(())
             }
@@ -133,9 +137,10 @@ impl VolumeOperations {
     }
 
     /// Unpublishes the volume from its target, and then cleans up if the volume is not published anywhere else. If the
-    /// disk hangs or the storage is unavailable, returns before the cleanup, which continues when the storage is usable.
+    /// disk hangs or the storage is unavailable, returns before the cleanup, which continues when the storage is usable. Also returns
+    /// if the cleanup takes longer than [`CLEANUP_TIMEOUT`]: the pod has ended.
     pub(crate) async fn unpublish(&self, unpublish: Unpublish) -> Result<()> {
-        let work = self.clone();
+        let (work, volume) = (self.clone(), unpublish.volume.clone());
         // A separate task, because the call may be cancelled between the two steps.
         let clearing = tokio::spawn(async move { work.clear(unpublish).await }.in_current_span());
         let cleanup = clearing.await??;
@@ -146,6 +151,10 @@ impl VolumeOperations {
             }
             () = self.monitor.wait_until_unavailable() => {
                 tracing::warn!("the target is unmounted and removed; the cleanup of its volume continues when the storage is available again");
+            }
+            // A device whose user changes it, or another call for the volume.
+            () = tokio::time::sleep(CLEANUP_TIMEOUT) => {
+                tracing::warn!(%volume, "the target is unmounted and removed; the cleanup of its volume takes longer than {CLEANUP_TIMEOUT:?} and continues");
             }
         }
         Ok(())

@@ -13,6 +13,7 @@ use super::directory::Directory;
 use super::stale_device::StaleDevice;
 use super::volume::{TeardownTarget, find, refuse_published, require_kind};
 use crate::error::{Error, Result};
+use crate::held_devices::require_response;
 use crate::mounted_devices::MountedDevices;
 use crate::request::{AccessType, Publish, PublishMode, Stage, TargetPath, Unstage};
 use crate::storage::{Storage, StorageMonitor, TrashCleanup};
@@ -178,7 +179,10 @@ impl Volumes {
             return;
         }
         let closed = self.mounted_devices().and_then(|mounted| {
-            let unmounted = orphans.into_iter().filter(|number| mounted.find(*number, None).is_none());
+            // One that does not respond is closed by a later cleanup.
+            let unmounted = orphans.into_iter().filter(|number| {
+                mounted.find(*number, None).is_none() && require_response(vec![*number]).is_ok()
+            });
             let close = |number| storage.held.close(number, None, None, &storage.loops);
             // All of them, also after an error.
             let closed: Vec<Result<()>> = unmounted.map(close).collect();

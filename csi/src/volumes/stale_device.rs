@@ -1,5 +1,8 @@
-//! Stale loop devices. The image for which such a device was attached was deleted or replaced, so the device is
-//! attached to another file than the volume's image. The label of a device names the volume for which it was attached.
+//! Stale loop devices. The image for which such a device was attached was deleted or replaced, or a pod has bound the device to another
+//! file, so the device is attached to another file than the volume's image.
+//!
+//! A pod can set the label of its device. So a device counts as that of a volume if the driver has published it for the volume, or if it
+//! is mounted at a target of the volume. The label only selects among unmounted devices, and never one that is bound to an image.
 
 use loopfs::Bytes;
 use loopfs::loop_device::{BackingFile, Detach, LoopDevice, Status};
@@ -7,6 +10,7 @@ use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
 use nix::sys::stat::FileStat;
 
 use crate::error::Result;
+use crate::held_devices::{Images, require_response};
 use crate::loop_node::{is_loop_device, number_of};
 use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
@@ -20,7 +24,7 @@ pub(crate) struct StaleDevice {
 }
 
 impl StaleDevice {
-    /// Returns the stale device whose node is at a path with this status.
+    /// Returns the stale device whose node is at a target of the volume with this status.
     pub(crate) fn at_path(
         storage: &Storage,
         volume: &VolumeId,
@@ -30,35 +34,53 @@ impl StaleDevice {
         if !is_loop_device(status) {
             return Ok(None);
         }
-        let device = LoopDevice::open_device_number(number_of(status));
+        let number = number_of(status);
+        require_response(vec![number])?;
+        let device = LoopDevice::open_device_number(number);
         let Ok(status) = device.and_then(|device| device.status()) else { return Ok(None) };
-        Ok(Self::of(storage, volume, image, status))
+        let backing = status.binding.backing;
+        let is_ours = storage.held.volume_of(number).is_some() || storage.store.holds(&backing);
+        // Then the path is a target of that volume.
+        let is_of_other = || -> Result<bool> { Ok(Images::of(&storage.store)?.volume(backing).is_some()) };
+        if image == Some(backing) || !is_ours || is_of_other()? {
+            return Ok(None);
+        }
+        storage.held.assign(number, volume);
+        if storage.held.volume_of(number).flatten().is_some_and(|held| held != *volume) {
+            return Ok(None);
+        }
+        Ok(Self::of(image, status))
     }
 
     /// Returns the devices of a deleted volume. Queries every loop device.
     pub(crate) fn all_for_deleted(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
-        let bound = storage.loops.list()?;
-        let stale_devices = bound.into_iter().filter_map(|status| Self::of(storage, volume, None, status));
-        // If the kernel truncated the label, the device may belong to another volume.
-        let mut found = Vec::new();
-        for stale in stale_devices {
-            if !is_an_image(storage, &stale.status)? {
-                found.push(stale);
-            }
+        let list = storage.loops.list()?;
+        for error in list.skipped {
+            tracing::warn!(%error, "skipped a loop device in the search for those of a deleted volume");
         }
-        Ok(found)
+        let numbers = storage.held.numbers(Some(volume));
+        let is_held = |status: &Status| {
+            let device = LoopDevice::open_binding(&status.binding).and_then(|device| device.device_number());
+            device.is_ok_and(|number| numbers.contains(&number))
+        };
+        let mut found: Vec<Status> = list.devices;
+        found.retain(|status| {
+            let is_labelled =
+                status.is_labelled(volume.as_str()) && storage.store.holds(&status.binding.backing);
+            is_labelled || !numbers.is_empty() && is_held(status)
+        });
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Read after the devices: no image is attached before it exists.
+        let images = Images::of(&storage.store)?;
+        let stale = found.into_iter().filter(|status| images.volume(status.binding.backing).is_none());
+        Ok(stale.map(|status| Self { status, image: None }).collect())
     }
 
-    pub(super) fn of(
-        storage: &Storage,
-        volume: &VolumeId,
-        image: Option<BackingFile>,
-        status: Status,
-    ) -> Option<Self> {
-        let backing = &status.binding.backing;
-        let stale =
-            status.is_labelled(volume.as_str()) && storage.store.holds(backing) && image != Some(*backing);
-        stale.then_some(Self { status, image })
+    /// Returns the device of a volume, if it is not attached to the image.
+    pub(super) fn of(image: Option<BackingFile>, status: Status) -> Option<Self> {
+        (image != Some(status.binding.backing)).then_some(Self { status, image })
     }
 
     /// Detaches the device, unless its node is mounted: the number of a detached device is reused for other volumes.
@@ -115,20 +137,4 @@ impl StaleDevice {
             ),
         }
     }
-}
-
-fn is_an_image(storage: &Storage, status: &Status) -> Result<bool> {
-    for id in storage.store.list()? {
-        if !status.is_labelled(id.as_str()) {
-            continue;
-        }
-        let image = storage
-            .store
-            .volume(&id)
-            .and_then(|volume| volume.open_image(loopfs::loop_device::Access::ReadOnly));
-        if image.and_then(BackingFile::of).is_ok_and(|image| image == status.binding.backing) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }

@@ -26,7 +26,7 @@ impl Volumes {
         let stats = match self.monitor.verified() {
             Ok(storage) => stats_at(target.as_ref(), &request.volume, &storage)?,
             Err(Error::StorageUnavailable(reason)) => match &target {
-                Some(target) => unavailable::stats(&request.volume, target, reason)?,
+                Some(target) => unavailable::stats(&request.volume, target, self.monitor.held(), reason)?,
                 None => None,
             },
             Err(error) => return Err(error),

@@ -13,15 +13,20 @@ use nix::sys::statvfs::statvfs;
 
 use super::volume::VolumeInfo;
 use crate::error::{Error, Result};
+use crate::held_devices::HeldDevices;
 use crate::loop_node::{is_loop_device, number_of};
 use crate::mounted_devices::MountedDevices;
 use crate::target::Target;
 
 /// Returns the published volumes in the order of their ids.
-pub(super) fn published(mounts: &[KnownMount], reason: &str) -> Result<Vec<VolumeInfo>> {
+pub(super) fn published(
+    mounts: &[KnownMount],
+    held: Option<&HeldDevices>,
+    reason: &str,
+) -> Result<Vec<VolumeInfo>> {
     let directories = mounts.iter().filter_map(|mount| volume_of_mount(mount));
     let devices = MountedDevices::among(mounts)?;
-    let images = devices.numbers().filter_map(volume_of_device);
+    let images = devices.numbers().filter_map(|number| volume_of_device(number, held));
     let volumes: BTreeSet<VolumeId> = directories.chain(images).collect();
     let describe = |volume| VolumeInfo {
         volume,
@@ -35,7 +40,12 @@ pub(super) fn published(mounts: &[KnownMount], reason: &str) -> Result<Vec<Volum
 }
 
 /// Returns the use and capacity of the volume at `target`. Returns `None` if the volume is not published there.
-pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Result<Option<VolumeStats>> {
+pub(super) fn stats(
+    volume: &VolumeId,
+    target: &Target,
+    held: Option<&HeldDevices>,
+    reason: String,
+) -> Result<Option<VolumeStats>> {
     let Some(mount) = target.mount()? else { return Ok(None) };
     if volume_of_mount(&mount).as_ref() == Some(volume) {
         return directory_stats(target.path(), reason).map(Some);
@@ -43,7 +53,7 @@ pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Resul
     // The device node is not on the data disk, so this does not block.
     let Some(status) = target.status()?.filter(is_loop_device) else { return Ok(None) };
     let device = number_of(&status);
-    if volume_of_device(device).as_ref() != Some(volume) {
+    if volume_of_device(device, held).as_ref() != Some(volume) {
         return Ok(None);
     }
     let size = size_of_device(device).unwrap_or_default();
@@ -53,7 +63,7 @@ pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Resul
 
 /// Returns an error if a loop device may be attached to the image of the volume. Without the disk, the driver cannot compare the
 /// two, and detaches no device.
-pub(super) fn require_detached(volume: &VolumeId, reason: &str) -> Result<()> {
+pub(super) fn require_detached(volume: &VolumeId, held: Option<&HeldDevices>, reason: &str) -> Result<()> {
     const DEVICES: &str = "/sys/dev/block";
     let failed = |error: std::io::Error| {
         let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
@@ -63,7 +73,7 @@ pub(super) fn require_detached(volume: &VolumeId, reason: &str) -> Result<()> {
         let name = entry.map_err(failed)?.file_name();
         let number = name.to_str().and_then(|name| name.parse::<DeviceNumber>().ok());
         if let Some(number) = number
-            && volume_of_device(number).as_ref() == Some(volume)
+            && volume_of_device(number, held).as_ref() == Some(volume)
         {
             return Err(Error::StorageUnavailable(format!(
                 "{reason}; the block device {number} of volume {volume} can be detached only with the disk"
@@ -102,9 +112,13 @@ fn volume_of_mount(mount: &mountinfo::Mount) -> Option<VolumeId> {
     parse(name.iter().next()?)
 }
 
-/// Returns the Block volume to which a loop device is attached, according to the path of its image. Any query beyond
-/// the path would make the kernel access the data disk.
-fn volume_of_device(device: DeviceNumber) -> Option<VolumeId> {
+/// Returns the Block volume for which this driver holds a device. For other devices, which no pod has or which an earlier driver has
+/// published, returns the volume that the path of the file names. A pod can bind its device to a file with such a path, but that
+/// is believed only until the disk is there. Any query beyond the path would make the kernel access the data disk.
+fn volume_of_device(device: DeviceNumber, held: Option<&HeldDevices>) -> Option<VolumeId> {
+    if let Some(volume) = held.and_then(|held| held.volume_of(device)) {
+        return volume;
+    }
     let path = std::fs::read_to_string(format!("/sys/dev/block/{device}/loop/backing_file")).ok()?;
     let path = path.trim_end_matches('\n');
     // The kernel's mark of a removed file.

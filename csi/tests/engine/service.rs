@@ -111,7 +111,7 @@ fn the_volumes_of_a_failed_test_are_deleted() {
     catch_unwind(AssertUnwindSafe(test)).unwrap_err();
     let store = VolumeStore::open(&path_from("LOOPFS_TEST_XFS"), StoreOptions::default()).unwrap();
     assert_eq!(store.list().unwrap(), []);
-    let bound = LoopControl::open().unwrap().list().unwrap();
+    let bound = LoopControl::open().unwrap().list().unwrap().devices;
     assert!(bound.iter().all(|status| !status.is_labelled("failed")), "{bound:?}");
 }
 

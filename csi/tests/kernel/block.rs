@@ -90,7 +90,7 @@ fn a_volume_that_is_deleted_while_it_is_attached_is_not_published() {
         assert_refused(response.join().unwrap(), Code::NotFound, &["v"]);
     });
     drop(slow);
-    assert_eq!(LoopControl::open().unwrap().list().unwrap(), []);
+    assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
     assert!(!target.exists());
     fixture.finish();
 }

@@ -197,7 +197,7 @@ impl Drop for Fixture {
 
 /// Returns the loop devices, mounts, project ids with limits, and open files of this process.
 fn holdings(data: &Path) -> Vec<String> {
-    let devices = LoopControl::open().unwrap().list().unwrap();
+    let devices = LoopControl::open().unwrap().list().unwrap().devices;
     let mut all: Vec<String> = devices.iter().map(|status| format!("{:?}", status.binding)).collect();
     all.extend(
         mountinfo::read().unwrap().iter().map(|mount| format!("mount {}", mount.mount_point.display())),

@@ -53,7 +53,7 @@ fn each_remaining_object_is_named() {
 
 fn left_behind(data: &Path) -> Vec<String> {
     let mut left = Vec::new();
-    let devices = LoopControl::open().unwrap().list().unwrap();
+    let devices = LoopControl::open().unwrap().list().unwrap().devices;
     left.extend(devices.iter().map(|device| format!("the loop device {:?}", device.binding)));
 
     // The mount of a volume exposes a part of a file system: a directory, or the node of a device.

@@ -148,7 +148,7 @@ fn assert_node_is_as_clients_expect(fixture: &Fixture, volumes: &[&Volume]) {
         volumes.iter().filter(|volume| volume.published && volume.kind == VolumeKind::Block);
     let expected: BTreeMap<String, usize> = published_blocks.map(|volume| (volume.name.clone(), 1)).collect();
     let mut devices: BTreeMap<String, usize> = BTreeMap::new();
-    for status in LoopControl::open().unwrap().list().unwrap() {
+    for status in LoopControl::open().unwrap().list().unwrap().devices {
         assert!(status.direct_io, "{status:?}");
         *devices.entry(status.label).or_default() += 1;
     }

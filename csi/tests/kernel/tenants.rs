@@ -5,7 +5,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use loopfs::Bytes;
-use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
+use loopfs::fault_injection::{
+    LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status, freeze, thaw,
+};
 use loopfs::loop_device::unmanaged::Device;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::volume_store::VolumeKind;
@@ -16,6 +18,7 @@ use tonic::Code;
 
 use crate::driver_process::Process;
 use crate::fixture::{Fixture, MIB, device_number, device_size, id, read_from, write_to};
+use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
 /// The node that a container runtime creates in the container of a pod. The container can open it for as long as it runs, whatever is
@@ -287,8 +290,170 @@ fn replaced_files_of_devices_are_reported() {
     assert!(condition.abnormal && condition.message.contains("another file"), "{condition:?}");
     assert_refused(publish(), Code::FailedPrecondition, &["delete the pods"]);
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    assert_eq!(LoopControl::open().unwrap().list().unwrap(), []);
+    assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
     publish().unwrap();
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
+}
+
+/// A process of another pod got the descriptor of the device (`SCM_RIGHTS`), and outlives the pod.
+#[test]
+fn kept_descriptors_reach_no_other_volume() {
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
+    let tenant = fixture.target("tenant");
+    fixture.node().node_publish_volume(publish("v", &tenant, block())).unwrap();
+    let own = ContainerNode::of(&tenant);
+    let number = device_number(&own);
+    fixture.detach_devices("v");
+    let kept = File::options().read(true).write(true).open(&*own).unwrap();
+    drop(own);
+    fixture.node().node_unpublish_volume(unpublish("v", &tenant)).unwrap();
+    // Finds the device idle and its node mounted nowhere.
+    fixture.restart_driver();
+    let others = ["v", "other-1", "other-2"];
+    for other in others {
+        if other != "v" {
+            fixture.volume(other, VolumeKind::Block);
+        }
+        let target = fixture.target(other);
+        fixture.node().node_publish_volume(publish(other, &target, block())).unwrap();
+        assert_ne!(device_number(&target), number, "{other} is open in another pod");
+    }
+    for other in others {
+        fixture.node().node_unpublish_volume(unpublish(other, &fixture.target(other))).unwrap();
+    }
+    drop(kept);
+    fixture.finish();
+}
+
+/// The pod changes the offset while no driver runs. The next driver still knows the device.
+#[test]
+fn an_offset_changed_before_the_start_is_restored() {
+    let fixture = Fixture::without_driver();
+    fixture.volume("v", VolumeKind::Block);
+    let target = fixture.target("v");
+    let (process, node) = start(&fixture);
+    node.node_publish_volume(publish("v", &target, block())).unwrap();
+    let own = ContainerNode::of(&target);
+    write_to(&own, b"kept").unwrap();
+    process.signal(Signal::SIGKILL);
+    drop(node);
+    let offset = Ioctl::Status(LoopStatusChange::Offset(4096));
+    offset.call(&own);
+    let (process, node) = start(&fixture);
+    let status = node.controller_get_volume(get("v")).unwrap().status.unwrap();
+    let condition = status.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("offset: 4096"), "{condition:?}");
+    node.node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_eq!(read_from(&own, 4), b"kept");
+    offset.call(&own);
+    node.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    drop(node);
+    assert!(process.signal(Signal::SIGTERM).success());
+    fixture.finish();
+}
+
+/// The pod replaces the file while no driver runs.
+#[test]
+fn files_replaced_before_the_start_are_reported() {
+    let fixture = Fixture::without_driver();
+    fixture.volume("v", VolumeKind::Block);
+    fixture.volume("other", VolumeKind::Block);
+    let (target, others) = (fixture.target("v"), fixture.target("other"));
+    let (process, node) = start(&fixture);
+    node.node_publish_volume(publish_read_only("v", &target, block())).unwrap();
+    let own = ContainerNode::of(&target);
+    process.signal(Signal::SIGKILL);
+    drop(node);
+    let file = File::create_new(fixture.scratch().join("of-the-pod")).unwrap();
+    file.set_len(MIB).unwrap();
+    change_loop_file(File::open(&*own).unwrap(), &file).unwrap();
+    drop((own, file));
+
+    let (process, node) = start(&fixture);
+    // The kubelet asks for each volume that it has published.
+    let stats = node.node_get_volume_stats(stats("v", &target)).unwrap();
+    assert!(stats.volume_condition.unwrap().abnormal);
+    let condition = node.controller_get_volume(get("v")).unwrap().status.unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal, "{condition:?}");
+    // No other volume is concerned, whatever the label.
+    node.node_publish_volume(publish("other", &others, block())).unwrap();
+    let other = node.controller_get_volume(get("other")).unwrap().status.unwrap().volume_condition.unwrap();
+    assert!(!other.abnormal, "{other:?}");
+    for (volume, target) in [("other", &others), ("v", &target)] {
+        node.node_unpublish_volume(unpublish(volume, target)).unwrap();
+    }
+    assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
+    drop(node);
+    assert!(process.signal(Signal::SIGTERM).success());
+    fixture.finish();
+}
+
+/// The pod gives its device the label of another volume.
+#[test]
+fn labels_concern_no_other_volume() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    fixture.volume("x", VolumeKind::Block);
+    let targets = ["v", "x"].map(|volume| (volume, fixture.target(volume)));
+    for (volume, target) in &targets {
+        fixture.node().node_publish_volume(publish(volume, target, block())).unwrap();
+    }
+    let own = ContainerNode::of(&targets[0].1);
+    // Changes the label from `v` to `x`.
+    Ioctl::Status(LoopStatusChange::Label).call(&own);
+    let condition = |volume| {
+        fixture.node().controller_get_volume(get(volume)).unwrap().status.unwrap().volume_condition.unwrap()
+    };
+    assert!(condition("v").abnormal);
+    let other = condition("x");
+    assert!(!other.abnormal, "{other:?}");
+    for (volume, target) in &targets {
+        fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
+    }
+    fixture.finish();
+}
+
+/// A process that changes the device holds its lock (`lo_mutex`) until the writes before have ended, which do not on a frozen disk.
+#[test]
+fn a_locked_device_delays_no_other_volume() {
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
+    fixture.volume("other", VolumeKind::Block);
+    let (tenant, others) = (fixture.target("tenant"), fixture.target("other"));
+    fixture.node().node_publish_volume(publish("v", &tenant, block())).unwrap();
+    let own = ContainerNode::of(&tenant);
+    fixture.detach_devices("v");
+    let disk = ScratchDisk::mount_at(fixture.scratch().join("of-the-pod"));
+    let file = File::create_new(disk.data.join("file")).unwrap();
+    file.set_len(MIB).unwrap();
+    let device = File::options().read(true).write(true).open(&*own).unwrap();
+    bind_loop_device(&device, &file).unwrap();
+    drop(file);
+    write_to(&own, &[1; 65_536]).unwrap();
+    freeze(File::open(&disk.data).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| change_loop_status(&device, LoopStatusChange::Offset(4096)));
+        let listed = || LoopControl::open().unwrap().list().unwrap().skipped.len();
+        while listed() == 0 {
+            std::thread::yield_now();
+        }
+        fixture.restart_driver();
+        for _ in 0..2 {
+            fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
+            let all = fixture.node().list_volumes(list(0, "")).unwrap();
+            assert_eq!(all.entries.len(), 2);
+            fixture.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
+        }
+        fixture.node().node_unpublish_volume(unpublish("v", &tenant)).unwrap();
+        assert!(!tenant.exists());
+        thaw(File::open(&disk.data).unwrap()).unwrap();
+        changing.join().unwrap().unwrap();
+    });
+    drop((device, own));
+    // Each cleanup detaches the devices of no volume.
+    while !LoopControl::open().unwrap().list().unwrap().devices.is_empty() {
+        fixture.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
+    }
+    drop(disk);
     fixture.finish();
 }

@@ -136,7 +136,7 @@ pub(super) async fn loop_devices(session: &Session, args: &Args) -> Result<Vec<E
 pub(super) fn loop_plots() -> Vec<Plot> {
     let plot = |title: &str, names: &[&str]| Plot::new(title, "devices attached", names.iter().copied());
     vec![
-        plot("Attach", &["floor_attach", "attach_pool", "attach_get_free", "losetup_attach"]),
+        plot("Attach", &["floor_attach", "attach_pool", "attach_thick", "attach_get_free", "losetup_attach"]),
         plot("Find the device of a file", &["find_device", "losetup_j"]),
         plot("Detach", &["floor_detach", "detach", "losetup_detach"]),
         plot("Write 8 MiB without fsync, and detach", &["write_and_detach", "write_and_losetup_detach"]),

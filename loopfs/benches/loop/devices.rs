@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use loopfs::baseline;
+use loopfs::loop_device::Discard;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
@@ -75,6 +76,7 @@ struct Series {
     n: usize,
     floor_attach: Samples,
     attach_pool: Samples,
+    attach_thick: Samples,
     attach_get_free: Samples,
     losetup_attach: Samples,
     find_device: Samples,
@@ -92,6 +94,7 @@ impl Series {
             n,
             floor_attach: Samples::new("floor_attach", n),
             attach_pool: Samples::new("attach_pool", n),
+            attach_thick: Samples::new("attach_thick", n),
             attach_get_free: Samples::new("attach_get_free", n),
             losetup_attach: Samples::new("losetup_attach", n),
             find_device: Samples::new("find_device", n),
@@ -104,7 +107,13 @@ impl Series {
     }
 
     fn print(self) {
-        let attach = [self.floor_attach, self.attach_pool, self.attach_get_free, self.losetup_attach];
+        let attach = [
+            self.floor_attach,
+            self.attach_pool,
+            self.attach_thick,
+            self.attach_get_free,
+            self.losetup_attach,
+        ];
         let find = [self.find_device, self.losetup_j];
         let detach = [self.floor_detach, self.detach, self.losetup_detach];
         attach.into_iter().chain(find).chain(detach).chain(self.written).for_each(Samples::print);
@@ -115,6 +124,7 @@ impl Series {
 struct Scene {
     configuration: baseline::Configuration,
     image: File,
+    thick_image: File,
     large_image: File,
     port_configuration: baseline::Configuration,
     has_losetup: bool,
@@ -133,6 +143,8 @@ impl Scene {
         population.image(LOSETUP_IMAGE)?.sync_all()?;
         let image = population.image("library.img")?;
         image.sync_all()?;
+        let thick_image = population.image("thick.img")?;
+        thick_image.sync_all()?;
         let large_image = population.image(LARGE_IMAGE)?;
         // With all its blocks, so that each run writes to the same ones.
         std::fs::write(population.path(LARGE_IMAGE), vec![0; LARGE])?;
@@ -145,6 +157,7 @@ impl Scene {
             configuration: baseline::Configuration::new(floor_image.as_fd(), LABEL),
             port_configuration: baseline::Configuration::new(port_image.as_fd(), LABEL),
             image,
+            thick_image,
             large_image,
             has_losetup,
             _configured: [floor_image, port_image],
@@ -158,9 +171,21 @@ impl Scene {
         runs: usize,
         others_every: Option<usize>,
     ) -> Result<()> {
-        let Series { floor_attach, attach_pool, find_device, floor_detach, detach, written, .. } = series;
-        // A warm-up run puts one device into the pool and fills the caches.
-        population.control.detach(population.control.attach(self.image.as_fd(), &options())?)?;
+        let Series {
+            floor_attach,
+            attach_pool,
+            attach_thick,
+            find_device,
+            floor_detach,
+            detach,
+            written,
+            ..
+        } = series;
+        let thick = options().discard(Discard::Disabled);
+        let attach_thick_image = || population.control.attach(self.thick_image.as_fd(), &thick);
+        // A warm-up run puts a device for thin images and one for thick ones into the pool, and fills the caches.
+        let warm = [population.control.attach(self.image.as_fd(), &options())?, attach_thick_image()?];
+        warm.into_iter().try_for_each(|device| population.control.detach(device).map(drop))?;
         population.control.find(self.image.as_fd())?;
 
         for run in 0..runs {
@@ -178,6 +203,8 @@ impl Scene {
                 let device = ours(attach_pool)?;
                 (bare(floor_attach)?, device)
             };
+            // Detached last, so that it is not idle when the methods of others are measured.
+            let thick_device = attach_thick.time(attach_thick_image)?;
             let found = find_device.time(|| population.control.find(self.image.as_fd()))?;
             if found.len() != 1 || found[0].binding() != device.binding() {
                 return Err("the device of the file was not found".into());
@@ -207,6 +234,7 @@ impl Scene {
                 ours(detach)?;
                 bare(floor_detach)?;
             }
+            population.control.detach(thick_device)?;
         }
         Ok(())
     }

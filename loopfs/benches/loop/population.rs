@@ -165,7 +165,7 @@ pub(crate) fn options() -> AttachOptions {
 fn clean_up(directory: &Path) -> Result<Vec<u32>> {
     let mut detached = Vec::new();
     let control = LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?;
-    for status in control.list()? {
+    for status in control.list()?.devices {
         if status.label.contains(LABEL) {
             LoopDevice::open_binding(&status.binding).and_then(LoopDevice::detach).map(drop).or_else(gone)?;
             detached.push(status.binding.index);

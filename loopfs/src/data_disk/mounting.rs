@@ -168,7 +168,7 @@ fn attach(disk: &DataDisk, filesystem: &DataFilesystemInfo, directory: &Path) ->
         let detail = format!("{}{remedy}", elsewhere.unwrap_or_default());
         return Err(Error::new(kind, OPERATION, shown, detail));
     }
-    sys::attach_tree(&tree, &target).context(OPERATION, directory.display())
+    sys::attach_tree(&tree, rustix::fs::CWD, &target).context(OPERATION, directory.display())
 }
 
 /// Checks that the mount has the file system that was checked: another disk can have got the path in the meantime.

@@ -7,13 +7,13 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, OFlag};
 use nix::sys::stat::fstat;
 
-use super::binding::{Access, Binding};
+use super::binding::{Access, BackingRange, Binding};
 use super::detach::{Detach, PendingDetach, request_detach};
 use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, check_node, node_name, read_status};
 use super::discard::{self, Discard, Outcome};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
-use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
+use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime, direct_io_unit};
 use super::pool::Pool;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -27,24 +27,28 @@ pub(super) fn attach(
     control: BorrowedFd<'_>,
     pool: &Pool,
     image: BorrowedFd<'_>,
-    locked: &Exclusion<'_>,
+    locked: &Exclusion,
     options: &AttachOptions,
     absence: Absence,
 ) -> Result<LoopDevice> {
     options.check()?;
+    options.check_file(locked.status(), 0)?;
     let backing = open_backing(image, options)?;
     let mut config = configuration(&backing, options)?;
-    let mut retries = Retries::new(options.deadline);
+    options.check_file(locked.status(), config.block_size)?;
+    let size = Bytes(locked.status().st_size as u64);
+    let mut retries = Retries::until(locked.deadline());
     loop {
+        let mut acquired = None;
         let (index, control_lock) = match options.index {
-            IndexPolicy::Pool => (pool.acquire(control, options.discard)?, None),
+            IndexPolicy::Pool => (acquired.insert(pool.acquire(control, options.discard)?).index, None),
             IndexPolicy::Any => {
                 let lock = lock_control(retries.left())?;
                 (loop_dev::get_free(control).context("find", "a free loop device")?, Some(lock))
             }
             IndexPolicy::Exact(index) => (add(control, index)?, None),
         };
-        let release = || pool.release(index);
+        let release = || pool.release(index, acquired.and_then(|acquired| acquired.sequence));
         // Before the device is bound, so that a crash in between leaves no device without an index lock.
         match index_lock::write(&backing, options.access, index) {
             // Best effort: without the mark the next search queries every device again.
@@ -62,7 +66,7 @@ pub(super) fn attach(
         let opened = loop_dev::open_existing(index, options.access == Access::ReadWrite);
         // Otherwise the file would be bound to another device until its status is read.
         if let Ok(fd) = &opened
-            && loop_dev::device_number(fd) != Ok(pool.number_of(index))
+            && loop_dev::device_number(fd) != Ok(pool.number_of(index).to_raw())
             && let Err(error) = check_node(fd, index)
         {
             retries.stale_nodes += 1;
@@ -77,9 +81,16 @@ pub(super) fn attach(
             index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
             continue;
         }
+        if let Ok(fd) = &opened
+            && let Some(acquired) = acquired
+            && !pool.is_unused(acquired, fd)?
+        {
+            index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
+            continue;
+        }
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
-                let checked = check(&fd, index, &backing, locked.size(), options)
+                let checked = check(&fd, index, &backing, size, options)
                     .and_then(|binding| Ok((binding, discard::set(&fd, index, options.discard)?)));
                 let error = match checked {
                     Ok((binding, Outcome::Done)) => {
@@ -108,7 +119,7 @@ pub(super) fn attach(
                                 detach_for_retry(fd, config.info.lo_flags, binding, retries.left(), reason)?;
                                 index_lock::clear(&backing, options.access)
                                     .context("unlock", "the backing file")?;
-                                release();
+                                pool.release(index, None);
                                 config.block_size = block_size;
                                 continue;
                             }
@@ -178,8 +189,8 @@ struct Retries {
 }
 
 impl Retries {
-    fn new(limit: Duration) -> Self {
-        Self { deadline: Instant::now() + limit, pause: Duration::from_millis(1), lost: 0, stale_nodes: 0 }
+    fn until(deadline: Instant) -> Self {
+        Self { deadline, pause: Duration::from_millis(1), lost: 0, stale_nodes: 0 }
     }
 
     fn left(&self) -> Duration {
@@ -221,12 +232,7 @@ fn larger_blocks(backing: &OwnedFd, config: &loop_config, options: &AttachOption
     if options.block_size != BlockSize::MatchDirectIo {
         return None;
     }
-    matching_block_size(backing).ok().filter(|block_size| *block_size > config.block_size)
-}
-
-fn matching_block_size(backing: &OwnedFd) -> Result<u32> {
-    let unit = statx::direct_io_alignment(backing).context("statx", "the backing file")?;
-    Ok(unit.clamp(512, 4096))
+    direct_io_unit(backing).ok().filter(|block_size| *block_size > config.block_size)
 }
 
 /// Opens the descriptor that the device will keep. With O_DIRECT the kernel checks the alignment immediately.
@@ -256,7 +262,7 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
     let block_size = match options.block_size {
         BlockSize::Exact(size) => size,
         BlockSize::KernelDefault => 0,
-        BlockSize::MatchDirectIo => matching_block_size(backing)?,
+        BlockSize::MatchDirectIo => direct_io_unit(backing)?,
     };
     let mut config = abi::config(backing.as_raw_fd(), block_size);
     config.info.lo_offset = options.range.offset;
@@ -319,26 +325,34 @@ fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
     })
 }
 
-/// Checks the size of the device. For an offset past the end the kernel creates a device of size 0, and it silently rounds the
-/// size down.
+/// Checks the size of the device. The kernel silently rounds the size down.
 fn wrong_size(
     status: &Status,
     before: Bytes,
     backing: &OwnedFd,
     options: &AttachOptions,
 ) -> Result<Option<String>> {
-    let shown_of = |file: Bytes| {
-        let rest = file.0.saturating_sub(options.range.offset);
-        options.range.size_limit.map_or(rest, |limit| limit.get().min(rest))
-    };
-    let shown = shown_of(before);
+    let shown_of = |file: u64| shown_bytes(&options.range, file);
+    let shown = shown_of(before.0);
     let least = shown - shown % u64::from(status.block_size.max(1));
     let mut most = shown;
     if status.size.0 > most {
         // The file was expanded in the meantime.
-        most = shown_of(Bytes(fstat(backing).context("fstat", "the backing file")?.st_size as u64));
+        most = shown_of(fstat(backing).context("fstat", "the backing file")?.st_size as u64);
     }
-    let empty = most == 0 && before.0 > 0;
-    Ok((empty || !(least..=most).contains(&status.size.0))
+    // The file was truncated in the meantime.
+    Ok((most == 0 || !(least..=most).contains(&status.size.0))
         .then(|| format!("the device has {} bytes instead of {shown}", status.size.0)))
+}
+
+/// Returns the size that a device has for a file of this size, in bytes.
+pub(super) fn shown_size(status: &Status, file: u64) -> u64 {
+    let shown = shown_bytes(&status.binding.range, file);
+    // The kernel counts in sectors of 512 bytes.
+    shown - shown % 512
+}
+
+fn shown_bytes(range: &BackingRange, file: u64) -> u64 {
+    let rest = file.saturating_sub(range.offset);
+    range.size_limit.map_or(rest, |limit| limit.get().min(rest))
 }

@@ -75,14 +75,15 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Returns `true` if both are the same attachment. Sequence numbers are compared only if both have one.
+    /// Returns `true` if both are the same attachment. If both have a sequence number, only that and the index are compared: any
+    /// process that may open the device for writing can change its range.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        let comparable = self.disk_sequence.is_some() && other.disk_sequence.is_some();
-        let sequences_agree = !comparable || self.disk_sequence == other.disk_sequence;
+        if self.disk_sequence.is_some() && other.disk_sequence.is_some() {
+            return (self.index, self.disk_sequence) == (other.index, other.disk_sequence);
+        }
         let Self { index, disk_sequence: _, backing, range, access } = self;
-        sequences_agree
-            && (*index, *backing, *range, *access) == (other.index, other.backing, other.range, other.access)
+        (*index, *backing, *range, *access) == (other.index, other.backing, other.range, other.access)
     }
 }
 
@@ -187,6 +188,9 @@ mod tests {
             let other = Binding { disk_sequence: NonZeroU64::new(sequence), ..binding.clone() };
             let comparable = binding.disk_sequence.is_some();
             prop_assert_eq!(binding.is_same(&other), !comparable || binding == other);
+            let changed = BackingRange { offset: !binding.range.offset, ..binding.range };
+            let changed = Binding { range: changed, ..binding.clone() };
+            prop_assert_eq!(binding.is_same(&changed), comparable);
             let unknown = Binding { disk_sequence: None, ..binding.clone() };
             prop_assert!(binding.is_same(&unknown) && unknown.is_same(&binding));
         }

@@ -1,29 +1,35 @@
 //! `/dev/loop-control`, and the search for the device of a file.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 
 use super::binding::{Access, BackingFile, Binding};
-use super::detach::{Detach, PendingDetach};
+use super::detach::{Detach, PendingDetach, is_unbound};
 use super::device::{
     BEYOND_ALL_INDICES, CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, node_name, open_device,
     read_status,
 };
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
-use super::options::{AttachOptions, Lifetime};
+use super::options::AttachOptions;
 use super::pool::{self, Pool, PoolOptions};
+use super::query::query_devices;
 use super::{attach, discard};
+use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev;
+use crate::units::DeviceNumber;
 
 /// Attaches files to loop devices and finds the devices of files. A process needs only one.
 ///
-/// Calls for the same file exclude each other, also between processes: each locks the given descriptor with flock(2).
+/// Calls for the same file exclude each other, also between processes: each locks the file with flock(2), through a descriptor of its own.
+/// If the given descriptor has the file locked exclusively, that lock counts, and stays. Leases of the caller stay, too.
 ///
 /// # Two writable devices of one file
 /// Two writable devices would corrupt a file, because each has caches of its own. [`attach`](Self::attach) and
@@ -38,10 +44,13 @@ use crate::sys::loop_dev;
 /// The guarantee has three limits. Another program can bind a writable device to the file later, because it does not use this
 /// library. If the process is neither the file's owner nor has `CAP_LEASE`, or if leases are disabled
 /// (`/proc/sys/fs/leases-enable` is 0), the library does not notice a writable device that another program bound after the first
-/// attachment by this library, or after the volume was created. And two processes that share one open file description, because
-/// one inherited it or received it from the other, must not use it concurrently.
+/// attachment by this library, or after the volume was created. And two processes that share one open file description with an exclusive
+/// lock, because one inherited it or received it from the other, must not use it concurrently.
 ///
 /// Read-only devices of other programs are not excluded: there may be one beside each device of this library.
+///
+/// A read-only device beside a writable one of the same file has a page cache of its own, and returns old data after a write. The library
+/// allows it, for images that nothing writes to any more.
 ///
 /// # Devices that untrusted programs can open
 /// A process that can open a device can unbind it (`LOOP_CLR_FD`), and bind it to a file of its own; neither needs a capability. If it
@@ -53,7 +62,10 @@ use crate::sys::loop_dev;
 /// the kernel does not unbind a device that is open, it only detaches it at the last close. After a restart, it opens the devices again
 /// ([`LoopDevice::open_device_number`]) before it attaches any file. It detaches a device only when none of these processes is left.
 /// The pool of this [`LoopControl`] uses no index whose node is mounted in the mount namespace of the calling thread, so a
-/// node that a container was given should stay mounted for as long as the container runs.
+/// node that a container was given should stay mounted for as long as the container runs. A process may also have got a descriptor of
+/// the device from another one (`SCM_RIGHTS`). So the pool uses an idle device again only if no process had it open when
+/// this [`LoopControl`] detached it, and no process has bound it since. It removes the others, which the kernel refuses for a device
+/// that is open.
 /// [`restore`](LoopDevice::restore) finds and repairs what such a process has changed.
 ///
 /// [`IndexPolicy`](super::IndexPolicy)`::Any` and `Exact`, and other programs such as losetup(8), use any index that is bound to no file.
@@ -70,6 +82,17 @@ pub struct DeviceCounts {
     pub attached: usize,
     /// Attached devices that use the page cache of their file.
     pub without_direct_io: usize,
+}
+
+/// The bound loop devices of the machine.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct DeviceList {
+    /// The devices in the order of their indices.
+    pub devices: Vec<Status>,
+    /// Why other devices could not be queried. Each error names its device. A process changes the device, or the file system of its file has
+    /// failed or does not respond.
+    pub skipped: Vec<Error>,
 }
 
 #[derive(Debug)]
@@ -129,7 +152,7 @@ impl LoopControl {
     pub fn attach(&self, image: impl AsFd, options: &AttachOptions) -> Result<LoopDevice> {
         let image = image.as_fd();
         let locked = Exclusion::lock(image, options.deadline)?;
-        match self.search(image, locked.backing(), options.access)? {
+        match self.search(image, Some(&locked), locked.backing(), options.access)? {
             Search::None(absence) => self.bind(image, &locked, options, absence),
             Search::Found(device) => {
                 let detail = format!("the file is attached already: {}", device.binding());
@@ -140,27 +163,33 @@ impl LoopControl {
 
     /// Returns the device that `image` is attached to with this access. If there is none, attaches the image first. In both cases
     /// the descriptor of the device is open for writing if the access is [`ReadWrite`](Access::ReadWrite). The call can be
-    /// repeated, and many processes can make it concurrently: there is one device for each access.
+    /// repeated, and many processes can make it concurrently: there is one device for each access. A device that is smaller than its file
+    /// gets the size of the file.
+    ///
+    /// The call does not cancel a deferred detach, which cannot be told from [`Lifetime::AutoClear`](super::Lifetime::AutoClear) of another
+    /// user: call [`LoopDevice::cancel_detach`] for that. A device that another program has bound does not protect a volume from
+    /// [`VolumeStore::delete`](crate::volume_store::VolumeStore::delete), because it has no index lock.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: the image is attached with other properties than the requested ones. Otherwise as
-    /// [`attach`](Self::attach).
+    /// [`ErrorKind::AlreadyExists`]: the image is attached with other properties than the requested ones, or the kernel detaches the device
+    /// at its last close and that was not requested. An empty label matches any. [`ErrorKind::WouldShrink`]: the file has become smaller than
+    /// the device. Otherwise as [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: impl AsFd, options: &AttachOptions) -> Result<LoopDevice> {
         let image = image.as_fd();
         let locked = Exclusion::lock(image, options.deadline)?;
-        let device = match self.search(image, locked.backing(), options.access)? {
+        let device = match self.search(image, Some(&locked), locked.backing(), options.access)? {
             Search::None(absence) => return self.bind(image, &locked, options, absence),
             Search::Found(device) => device,
         };
         let status = device.status()?;
-        if let Some(problem) = options.mismatch(&status) {
+        if let Some(problem) = options.conflict(&status, image)? {
             return Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), problem));
         }
         let device = device.into_writable()?;
-        // Its detach may be deferred, because a process still has it open.
-        if options.lifetime == Lifetime::Persistent {
-            device.cancel_detach()?;
+        // The process that expanded the file may have died before it refreshed the device.
+        if status.size.0 != attach::shown_size(&status, locked.status().st_size as u64) {
+            device.refresh_capacity(image)?;
         }
         // The process that attached it may have died before it set this, and cancelling a detach may have reset it. If a kernel
         // keeps discards disabled, the device is in use and stays as it is.
@@ -179,7 +208,7 @@ impl LoopControl {
         let backing = BackingFile::of(image)?;
         let mut found = Vec::new();
         for access in [Access::ReadWrite, Access::ReadOnly] {
-            if let Search::Found(device) = self.search(image, backing, access)? {
+            if let Search::Found(device) = self.search(image, None, backing, access)? {
                 found.push(device);
             }
         }
@@ -193,14 +222,14 @@ impl LoopControl {
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(&self, device: LoopDevice) -> Result<Detach> {
         let index = device.index();
-        let detached = device.detach();
+        let detached = device.detach_and_examine();
         match &detached {
-            Ok(Detach::Detached) => self.shared.pool.release(index),
+            Ok((Detach::Detached, idle)) => self.shared.pool.release(index, *idle),
             // After an error, the kernel may detach it later.
-            Ok(Detach::Deferred(_)) | Err(_) => self.shared.pool.release_on_close(index),
+            Ok((Detach::Deferred(_), _)) | Err(_) => self.shared.pool.release_on_close(index),
         }
         self.remove_surplus();
-        detached
+        detached.map(|(detach, _)| detach)
     }
 
     /// Detaches every device of the file. Returns [`Detach::Deferred`] if some are still open.
@@ -232,17 +261,34 @@ impl LoopControl {
     }
 
     /// Returns the status of every bound loop device of the machine, including those of other programs. Queries each device, because
-    /// sysfs still names the file of a device that is being detached.
+    /// sysfs still names the file of a device that is being detached. Skips devices that cannot be queried.
     ///
     /// # Errors
     /// ENOENT: `/sys` is not mounted.
-    pub fn list(&self) -> Result<Vec<Status>> {
-        let mut bound = Vec::new();
-        for index in pool::indices()? {
-            // Otherwise the device is idle, being detached, or removed since the listing.
-            bound.extend(if_bound(open_device(index, false).and_then(|fd| read_status(fd, index)))?);
+    pub fn list(&self) -> Result<DeviceList> {
+        let mut list = DeviceList::default();
+        let status = |index| open_device(index, false).and_then(|fd| read_status(fd, index));
+        for (_, result) in self.query_all(move |index| if_bound(status(index)))? {
+            match result {
+                Ok(Some(status)) => list.devices.push(status),
+                // It is idle, being detached, or removed since the listing.
+                Ok(None) => {}
+                Err(error) => list.skipped.push(error),
+            }
         }
-        Ok(bound)
+        Ok(list)
+    }
+
+    /// Queries every device of the machine.
+    fn query_all<T: Send + 'static>(
+        &self,
+        query: impl Fn(u32) -> Result<T> + Clone + Send + 'static,
+    ) -> Result<impl Iterator<Item = (u32, Result<T>)>> {
+        let pool = &self.shared.pool;
+        let numbers = pool::indices()?.into_iter().map(|index| pool.number_of(index)).collect();
+        let minors = pool.number_of(1).minor;
+        let queries = query_devices(numbers, move |number| query(number.minor / minors));
+        Ok(queries.map(move |(number, result)| (number.minor / minors, result)))
     }
 
     /// Returns the counts of bound devices in the range of this [`LoopControl`]. Opens no device, so it delays no detach.
@@ -258,6 +304,13 @@ impl LoopControl {
             }
         }
         Ok(counts)
+    }
+
+    /// Returns `true` if a device number is that of an index in the range of this [`LoopControl`].
+    #[must_use]
+    pub fn has(&self, number: DeviceNumber) -> bool {
+        let pool = &self.shared.pool;
+        number.major == pool.number_of(0).major && pool.contains(number.minor / pool.number_of(1).minor)
     }
 
     /// Returns the number of idle devices in the pool.
@@ -276,7 +329,7 @@ impl LoopControl {
     fn bind(
         &self,
         image: BorrowedFd<'_>,
-        locked: &Exclusion<'_>,
+        locked: &Exclusion,
         options: &AttachOptions,
         absence: Absence,
     ) -> Result<LoopDevice> {
@@ -303,31 +356,43 @@ impl LoopControl {
         std::thread::Builder::new().name("loop-remove".to_owned()).spawn(run).ok();
     }
 
-    fn search(&self, image: BorrowedFd<'_>, backing: BackingFile, access: Access) -> Result<Search> {
+    /// Searches for the device of a file. `locked` has an open file description of the file that the caller of the library does not have.
+    fn search(
+        &self,
+        image: BorrowedFd<'_>,
+        locked: Option<&Exclusion>,
+        backing: BackingFile,
+        access: Access,
+    ) -> Result<Search> {
         let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
-        let writer = index_lock::writer(image, access);
+        let lock = index_lock::read(image, access);
+        if let IndexLock::Index(index) = lock
+            && let Some(device) = open_named_by_lock(index)?.filter(|device| wanted(device.binding()))
+        {
+            return Ok(Search::Found(device));
+        }
+        // A lease of the caller's open file description would end with this one.
+        let writer = match locked {
+            _ if access == Access::ReadOnly => None,
+            Some(locked) => index_lock::writer(locked, access),
+            None => match reopen(image, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+                Ok(own) => index_lock::writer(own, access),
+                Err(_) => None,
+            },
+        };
         if writer == Some(false) {
             return Ok(Search::None(Absence::NoWriter));
         }
-        match index_lock::read(image, access) {
-            IndexLock::Index(index) => {
-                if let Some(device) = open_named_by_lock(index)?.filter(|device| wanted(device.binding())) {
-                    return Ok(Search::Found(device));
-                }
-            }
-            // A writer may be a device of another program.
-            IndexLock::NoLock if writer.is_none() && index_lock::is_tracked(image, access) => {
-                return Ok(Search::None(Absence::Tracked));
-            }
-            IndexLock::NoLock | IndexLock::Unreadable => {}
+        // A writer may be a device of another program.
+        if lock == IndexLock::NoLock && writer.is_none() && index_lock::is_tracked(image, access) {
+            return Ok(Search::None(Absence::Tracked));
         }
-        for index in pool::indices()? {
-            match open_if_bound(index) {
+        for (index, result) in self.query_all(open_if_bound)? {
+            match result {
                 Ok(Some(device)) if wanted(device.binding()) => return Ok(Search::Found(device)),
                 Ok(_) => {}
-                // A device of this library that cannot be queried might be the one. A device of another program, such as one whose
-                // file is on an unreachable server, is ignored.
-                Err(error) if self.shared.pool.contains(index) => return Err(error),
+                // A second writable device would corrupt the file.
+                Err(error) if may_be_bound_to(index, image) => return Err(error),
                 Err(_) => {}
             }
         }
@@ -387,12 +452,26 @@ fn open_named_by_lock(index: u32) -> Result<Option<LoopDevice>> {
     }
 }
 
+/// Returns `true` if a device that cannot be queried may be bound to a file: sysfs has a file of the same name. A tenant can choose
+/// that name, but only keeps its own volume from others by that.
+fn may_be_bound_to(index: u32, image: BorrowedFd<'_>) -> bool {
+    let Ok(bound) = loop_dev::attribute_bytes(index, "loop/backing_file") else { return false };
+    let bound = bound.strip_suffix(b" (deleted)").unwrap_or(&bound);
+    let name_of = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
+    match std::fs::read_link(format!("/proc/self/fd/{}", image.as_raw_fd())) {
+        Ok(path) => {
+            let path = path.into_os_string().into_vec();
+            name_of(path.strip_suffix(b" (deleted)").unwrap_or(&path)) == name_of(bound)
+        }
+        // Without /proc the name of the file is unknown.
+        Err(_) => true,
+    }
+}
+
 fn if_bound<T>(opened: Result<T>) -> Result<Option<T>> {
     match opened {
         Ok(device) => Ok(Some(device)),
-        Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
-            Ok(None)
-        }
+        Err(error) if is_unbound(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

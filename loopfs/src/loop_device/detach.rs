@@ -1,12 +1,13 @@
 //! Detaching a device, immediately or at its last close.
 
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
 use super::binding::Binding;
-use super::device::{LoopDevice, node_name};
+use super::device::{LoopDevice, node_name, open_device, read_binding};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 
@@ -85,15 +86,18 @@ impl PendingDetach {
     }
 }
 
-pub(super) fn is_bound(binding: &Binding) -> Result<bool> {
+fn is_bound(binding: &Binding) -> Result<bool> {
     match LoopDevice::open_binding(binding) {
         Ok(_bound) => Ok(true),
-        // ENODEV: it was removed after it was detached.
-        Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
-            Ok(false)
-        }
+        Err(error) if is_unbound(&error) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Returns `true` if an error says that a device is bound to no file.
+pub(super) fn is_unbound(error: &Error) -> bool {
+    // ENODEV: it was removed after it was detached.
+    error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32)
 }
 
 /// Requests that the kernel detaches the device at its last close. The caller closes `fd`.
@@ -162,6 +166,12 @@ impl LoopDevice {
     #[doc(alias = "LOOP_CLR_FD")]
     #[doc(alias = "sync_file_range")]
     pub fn detach(self) -> Result<Detach> {
+        self.detach_and_examine().map(|(detach, _)| detach)
+    }
+
+    /// As [`detach`](Self::detach). Also returns the sequence number of the idle device, if no process had it open when the kernel unbound
+    /// it.
+    pub(super) fn detach_and_examine(self) -> Result<(Detach, Option<NonZeroU64>)> {
         let flags = self.bound_info()?.lo_flags;
         let Self { fd, binding } = self;
         match request_detach(&fd, binding.index, flags, &node_name(binding.index)) {
@@ -170,11 +180,23 @@ impl LoopDevice {
             requested => requested?,
         }
         drop(fd);
-        Ok(if is_bound(&binding)? {
-            Detach::Deferred(PendingDetach::new(vec![binding]))
-        } else {
-            Detach::Detached
-        })
+        let fd = match open_device(binding.index, false) {
+            Ok(fd) => fd,
+            // A process has it open and has unbound it, or it was removed.
+            Err(error) if is_unbound(&error) => return Ok((Detach::Detached, None)),
+            Err(error) => return Err(error),
+        };
+        match read_binding(&fd, binding.index) {
+            Ok(now) if now.is_same(&binding) => {
+                Ok((Detach::Deferred(PendingDetach::new(vec![binding])), None))
+            }
+            Ok(_) => Ok((Detach::Detached, None)),
+            Err(error) if is_unbound(&error) => {
+                let idle = loop_dev::unbinds_at_last_close().then(|| loop_dev::disk_sequence(&fd).ok());
+                Ok((Detach::Detached, idle.flatten().and_then(NonZeroU64::new)))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Cancels a [`Deferred`](Detach::Deferred) detach (clears `LO_FLAGS_AUTOCLEAR`): the device stays bound after its last close.

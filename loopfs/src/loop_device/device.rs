@@ -22,6 +22,10 @@ pub(super) const NO_NODE: &str = "the kernel has the device, /dev has no node fo
 pub(super) const NOT_ALLOWED: &str = "the device cgroup of this container denies it: allow the devices `b 7:* rwm` and \
                                       `c 10:237 rwm`, or make the container privileged";
 
+/// Why a device cannot be queried, and the remedy.
+pub(super) const DOES_NOT_RESPOND: &str = "it does not respond: a process is changing it, or the file system of its file does not \
+                                           respond; end that process, or restore or detach that file system";
+
 /// The node that adds and removes devices.
 pub(super) const CONTROL: &str = "/dev/loop-control";
 
@@ -220,9 +224,10 @@ impl LoopDevice {
     /// [`ErrorKind::NotFound`]: as for [`status`](Self::status).
     #[doc(alias = "LOOP_SET_CAPACITY")]
     pub fn refresh_capacity(&self, file: impl AsFd) -> Result<Bytes> {
-        let before = self.status()?.size;
-        let name = node_name(self.binding.index);
-        if BackingFile::of(&file)? != self.binding.backing {
+        // Not the range with which it was opened, because another process can change it.
+        let Status { binding, size: before, .. } = self.status()?;
+        let name = node_name(binding.index);
+        if BackingFile::of(&file)? != binding.backing {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "refresh the capacity of",
@@ -231,7 +236,7 @@ impl LoopDevice {
             ));
         }
         let file_size = fstat(file.as_fd()).context("fstat", "the backing file")?.st_size as u64;
-        let shown = file_size.saturating_sub(self.binding.range.offset);
+        let shown = file_size.saturating_sub(binding.range.offset);
         // The kernel would silently shrink a device in use.
         if shown < before.0 {
             let detail = format!("its file has only {shown} of {} bytes left; restore the file", before.0);
@@ -309,7 +314,7 @@ pub(super) fn read_info(fd: impl AsFd, index: u32) -> Result<loop_info64> {
     Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
 }
 
-fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {
+pub(super) fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {
     read_info(&fd, index).map(|info| binding_of(&fd, index, &info))
 }
 

@@ -1,64 +1,74 @@
 //! Mutual exclusion of calls for the same file.
 //!
-//! Processes exclude each other by flock(2) on the caller's descriptor. That lock belongs to the open file description, so threads
-//! that share one exclude each other by a set of files in this process. The descriptor that a device keeps cannot hold the lock:
-//! after a crash the device would hold it for as long as it is bound.
+//! Processes exclude each other by flock(2). That lock belongs to an open file description. Each call opens its own, because the
+//! caller may have locked the file, and have a lease on it, through the given descriptor. Threads exclude each other by a set of files in this
+//! process. The descriptor that a device keeps cannot hold the lock: after a crash the device would hold it for as long as it is
+//! bound.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sys::stat::fstat;
+use nix::sys::stat::{FileStat, fstat};
 
 use super::binding::BackingFile;
 use crate::descriptor::reopen;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::file_lock;
-use crate::units::{Bytes, DeviceNumber};
+use crate::units::DeviceNumber;
 
 /// For errors.
 const OPERATION: &str = "attach or detach the file, which locks it";
 
-/// The exclusive right to attach and detach one file, held until this is dropped. Two processes must not use descriptors of one
-/// open file description for that concurrently.
-pub(super) struct Exclusion<'a> {
-    image: BorrowedFd<'a>,
-    /// An open file description of its own, if the caller's cannot be locked.
-    own: Option<OwnedFd>,
+/// The exclusive right to attach and detach one file, held until this is dropped.
+pub(super) struct Exclusion {
+    /// Open for reading only, and locked unless the caller's descriptor has the file locked.
+    own: OwnedFd,
     entry: Entry,
-    size: Bytes,
+    status: FileStat,
+    deadline: Instant,
 }
 
-impl<'a> Exclusion<'a> {
-    /// Waits until no other call works on the file, for up to `timeout`.
+impl Exclusion {
+    /// Waits until no other call works on the file, for up to `timeout`. The caller's own exclusive lock through `image` (flock(2)) has
+    /// the same effect, and stays.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): another call still has the file. Those of fstat(2) and flock(2).
-    pub(super) fn lock(image: BorrowedFd<'a>, timeout: Duration) -> Result<Self> {
-        let deadline = Instant::now() + timeout;
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): another call still has the file. Those of fstat(2), open(2) and flock(2).
+    pub(super) fn lock(image: BorrowedFd<'_>, timeout: Duration) -> Result<Self> {
+        let start = Instant::now();
+        let deadline = start.checked_add(timeout).unwrap_or(start + flock::LONGEST_TIMEOUT);
         let status = fstat(image).context("fstat", "the backing file")?;
         let backing = BackingFile { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino };
         let still_locked = || flock::still_locked(image, timeout, OPERATION);
         let entry = Entry::insert(backing, deadline).ok_or_else(still_locked)?;
-        let own = match lock_until(deadline, image) {
-            Ok(()) => None,
-            // A descriptor that was opened with O_PATH.
-            Err(Errno::EBADF) => {
-                let own = reopen(image, OFlag::O_RDONLY).context("open", "the backing file")?;
-                match lock_until(deadline, own.as_fd()) {
-                    Err(Errno::EAGAIN) => return Err(still_locked()),
-                    locked => locked.context("lock", "the backing file")?,
+        // O_NONBLOCK: opening a FIFO would wait for a writer.
+        let own = reopen(image, OFlag::O_RDONLY | OFlag::O_NONBLOCK).context("open", "the backing file")?;
+        let locked = match file_lock::try_lock_whole(&own) {
+            Err(Errno::EAGAIN) => match caller_lock(image) {
+                CallerLock::Exclusive => Ok(()),
+                CallerLock::Shared => {
+                    let detail = "the given descriptor has a shared lock of it (flock(2)); take an exclusive one, or none";
+                    return Err(Error::new(ErrorKind::Busy, OPERATION, "the backing file", detail));
                 }
-                Some(own)
-            }
-            Err(Errno::EAGAIN) => return Err(still_locked()),
-            Err(errno) => return Err(errno).context("lock", "the backing file"),
+                CallerLock::None => lock_until(deadline, own.as_fd()),
+            },
+            locked => locked,
         };
-        Ok(Self { image, own, entry, size: Bytes(status.st_size as u64) })
+        match locked {
+            Ok(()) => Ok(Self { own, entry, status, deadline }),
+            Err(Errno::EAGAIN) => Err(match lock_of_this_process(backing) {
+                None => still_locked(),
+                Some(descriptor) => still_locked().explain(format!(
+                    "this process has it locked through its descriptor {descriptor}; pass that descriptor, or unlock it"
+                )),
+            }),
+            Err(errno) => Err(errno).context("lock", "the backing file"),
+        }
     }
 
     /// Returns the file.
@@ -66,18 +76,67 @@ impl<'a> Exclusion<'a> {
         self.entry.0
     }
 
-    /// Returns the size of the file when it was locked.
-    pub(super) fn size(&self) -> Bytes {
-        self.size
+    /// Returns the status of the file when it was locked.
+    pub(super) fn status(&self) -> &FileStat {
+        &self.status
+    }
+
+    /// Returns the end of the time limit of the call.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
     }
 }
 
-impl Drop for Exclusion<'_> {
-    fn drop(&mut self) {
-        let locked = self.own.as_ref().map_or(self.image, AsFd::as_fd);
-        // The descriptor was locked, so it can be unlocked; its last close would do it too.
-        file_lock::unlock_whole(locked).ok();
+impl AsFd for Exclusion {
+    /// Returns a descriptor for reading only, whose open file description belongs to this call.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.own.as_fd()
     }
+}
+
+impl Drop for Exclusion {
+    fn drop(&mut self) {
+        // A child process may have a copy of the descriptor until it calls execve(2), so closing it does not suffice.
+        file_lock::unlock_whole(&self.own).ok();
+    }
+}
+
+/// The lock (flock(2)) of an open file description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallerLock {
+    None,
+    Shared,
+    Exclusive,
+}
+
+/// Returns the lock that a descriptor has. No system call tells, so this reads `/proc/self/fdinfo`.
+fn caller_lock(file: BorrowedFd<'_>) -> CallerLock {
+    locks_of(&file.as_raw_fd().to_string()).map_or(CallerLock::None, |text| lock_in(&text))
+}
+
+fn locks_of(descriptor: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()
+}
+
+fn lock_in(text: &str) -> CallerLock {
+    match text.lines().find_map(|line| line.strip_prefix("lock:")?.split_once(" FLOCK ")) {
+        None => CallerLock::None,
+        Some((_, lock)) if lock.contains(" WRITE ") => CallerLock::Exclusive,
+        Some(_) => CallerLock::Shared,
+    }
+}
+
+/// Returns a descriptor of this process through which the file is locked.
+fn lock_of_this_process(backing: BackingFile) -> Option<String> {
+    let descriptors = std::fs::read_dir("/proc/self/fd").ok()?;
+    let mut names = descriptors.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.find(|name| {
+        let status = nix::sys::stat::stat(format!("/proc/self/fd/{name}").as_str());
+        let is_file = status.is_ok_and(|status| {
+            (DeviceNumber::from_raw(status.st_dev), status.st_ino) == (backing.device, backing.inode)
+        });
+        is_file && locks_of(name).is_some_and(|text| lock_in(&text) != CallerLock::None)
+    })
 }
 
 /// EAGAIN: another open file description has the lock at the deadline.
@@ -130,4 +189,37 @@ impl Drop for Entry {
 fn entries() -> MutexGuard<'static, Entries> {
     // A panic leaves the set consistent.
     ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_of_a_descriptor_is_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let other = file.reopen().unwrap();
+        assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::None);
+        file.as_file().lock_shared().unwrap();
+        assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::Shared);
+        file.as_file().unlock().unwrap();
+        file.as_file().lock().unwrap();
+        assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::Exclusive);
+        assert_eq!(caller_lock(other.as_fd()), CallerLock::None);
+        let found = lock_of_this_process(BackingFile::of(&other).unwrap());
+        assert_eq!(found, Some(file.as_file().as_raw_fd().to_string()));
+    }
+
+    #[test]
+    fn the_callers_exclusive_lock_stays() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().lock().unwrap();
+        drop(Exclusion::lock(file.as_file().as_fd(), Duration::ZERO).unwrap());
+        assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::Exclusive);
+        // Through another descriptor, the lock is that of another caller.
+        let other = file.reopen().unwrap();
+        let error = Exclusion::lock(other.as_fd(), Duration::ZERO).err().unwrap().to_string();
+        let descriptor = format!("descriptor {}", file.as_file().as_raw_fd());
+        assert!(error.contains("this process has it locked") && error.contains(&descriptor), "{error}");
+    }
 }

@@ -76,7 +76,7 @@ pub(super) enum Absence {
 
 /// Returns `true` if a process, or a writable device of any program, may have the file open for writing. Returns `None` if the
 /// kernel does not show that, and for read-only access, because readers are not counted. `file` must be open for reading
-/// only; otherwise it counts as a writer itself.
+/// only; otherwise it counts as a writer itself. No other thread may have its open file description.
 pub(super) fn writer(file: impl AsFd, access: Access) -> Option<bool> {
     match access {
         Access::ReadWrite => is_open_for_writing(file).ok(),

@@ -13,7 +13,7 @@ use super::*;
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
-use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
+use crate::sys::loop_dev::{self, FOREIGN, Model, acting, reset, with};
 
 const MIB: u64 = 1 << 20;
 /// More calls of the driver than any operation here makes.
@@ -95,6 +95,84 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             assert_eq!(attached_index(image.as_fd()), None);
         },
     );
+}
+
+#[test]
+fn a_changed_range_is_the_same_attachment() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let mut info = loop_dev::status(&device).unwrap();
+            info.lo_offset = 4096;
+            loop_dev::set_status(&device, &info).unwrap();
+            assert_eq!(device.status().unwrap().binding.range.offset, 4096);
+            image.set_len(2 * MIB).unwrap();
+            assert_eq!(device.refresh_capacity(&image).unwrap().0, 2 * MIB - 4096);
+            assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+            with(|model| assert!(model.bound().is_empty()));
+        },
+    );
+}
+
+/// Another user asked for what this call does not, so the device stays as it is.
+#[test]
+fn other_properties_of_a_device_are_refused() {
+    reset(|_| {});
+    let image = image();
+    let auto_clear = || options().lifetime(Lifetime::AutoClear);
+    let larger = || options().block_size(BlockSize::Exact(4096)).direct_io(DirectIo::Off);
+    let matching = || options().block_size(BlockSize::MatchDirectIo).direct_io(DirectIo::Off);
+    let cases = [
+        (options(), auto_clear(), "is persistent"),
+        (auto_clear(), options(), "at its last close"),
+        (options().label("a"), options().label("b"), "label"),
+        (larger(), matching(), "block size"),
+    ];
+    for (present, requested, problem) in cases {
+        let control = LoopControl::open().unwrap();
+        let device = control.attach(image.as_fd(), &present).unwrap();
+        let before = device.status().unwrap();
+        let error = control.ensure_attached(image.as_fd(), &requested).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(error.to_string().contains(problem), "{error}");
+        assert_eq!(device.status().unwrap(), before);
+        // The same request, without a label, is met.
+        drop(control.ensure_attached(image.as_fd(), &present.label("")).unwrap());
+        control.detach(device).unwrap();
+    }
+}
+
+/// A device of the pool's range and one of another program: a tenant can block its own.
+#[test]
+fn foreign_devices_fail_no_other_call() {
+    let problems: [fn(&mut Model); 2] =
+        [|model| model.dead_files = [10, 0].into(), |model| model.locked = [10, 0].into()];
+    for problem in problems {
+        old_and_new(
+            |model| (0..=10).step_by(10).for_each(|index| model.bind_foreign(index)),
+            || {
+                let pool = PoolOptions { range: 10..20, keep_idle: 2 };
+                let (control, image) = (LoopControl::with_pool(pool).unwrap(), image());
+                with(problem);
+                // The descriptor is open for writing, so each search queries all devices.
+                let device = control.attach(image.as_fd(), &options()).unwrap();
+                let listed = control.list().unwrap();
+                let names: Vec<String> = listed.skipped.iter().map(Error::to_string).collect();
+                assert_eq!(names.len(), 2, "{names:?}");
+                assert!(listed.devices.iter().all(|status| status.binding == *device.binding()));
+                assert_eq!(control.find(image.as_fd()).unwrap().len(), 1);
+                // The next file may be that of the device of another program.
+                control.detach(device).unwrap();
+                with(|model| {
+                    model.bind_file(1, image.try_clone().unwrap(), FOREIGN);
+                    (model.dead_files, model.locked) = ([1].into(), [].into());
+                });
+                assert_eq!(control.attach(image.as_fd(), &options()).unwrap_err().errno(), Some(libc::EIO));
+            },
+        );
+    }
 }
 
 /// A call that detaches the device of an image.
@@ -444,10 +522,11 @@ fn discards_follow_the_last_request_after_a_crash_at_any_call() {
                     "after a crash at call {after} ({:?})",
                     crashed.is_err()
                 );
-                // The attachment cancels the detach, and LOOP_SET_STATUS64 enables discards on earlier kernels.
-                let Detach::Deferred(_) = control.detach_all(disabled.as_fd()).unwrap() else {
+                // To cancel the detach, LOOP_SET_STATUS64 is called, which enables discards on earlier kernels.
+                let Detach::Deferred(pending) = control.detach_all(disabled.as_fd()).unwrap() else {
                     panic!("held")
                 };
+                drop(pending.cancel().unwrap());
                 let again = control.ensure_attached(disabled.as_fd(), &disabling()).unwrap();
                 assert_eq!(again.discard().unwrap(), Discard::Disabled);
                 drop((device, again));
@@ -473,11 +552,9 @@ fn an_index_whose_discards_stay_disabled_is_recreated_once_no_process_has_it_ope
             let user = crate::sys::loop_dev::open_device(index, false).unwrap();
             let hurried = options().index(IndexPolicy::Exact(index)).deadline(Duration::ZERO);
             assert_eq!(control.attach(enabled.as_fd(), &hurried).unwrap_err().kind(), ErrorKind::Busy);
-            assert_eq!(
-                control.ensure_attached(enabled.as_fd(), &hurried).unwrap().index(),
-                index,
-                "no second one"
-            );
+            // No second one.
+            let error = control.ensure_attached(enabled.as_fd(), &hurried).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
             assert!(matches!(control.detach_all(enabled.as_fd()).unwrap(), Detach::Deferred(_)));
             drop(user);
             with(|model| assert!(model.bound().is_empty()));
@@ -648,18 +725,18 @@ fn waiting_for_the_lock_of_a_file_ends_at_the_deadline() {
     reset(|_| {});
     let (control, image) = (LoopControl::open().unwrap(), image());
     let hurried = options().deadline(Duration::from_millis(20));
-    let assert_busy = || {
+    let assert_busy = |cause: &str| {
         let error = control.attach(image.as_fd(), &hurried).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        assert!(error.to_string().contains("lslocks"), "{error}");
+        assert!(error.to_string().contains(cause), "{error}");
     };
     let by_a_thread = exclusion::Exclusion::lock(image.as_fd(), Duration::ZERO).unwrap();
-    assert_busy();
+    assert_busy("lslocks");
     drop(by_a_thread);
     let own = reopen(image.as_fd(), nix::fcntl::OFlag::O_RDONLY).unwrap();
-    let by_a_process = flock::exclusive(own, Duration::ZERO, "test the lock").unwrap();
-    assert_busy();
-    drop(by_a_process);
+    let by_the_caller = flock::exclusive(own, Duration::ZERO, "test the lock").unwrap();
+    assert_busy("this process has it locked");
+    drop(by_the_caller);
     control.attach(image.as_fd(), &hurried).unwrap();
 }
 

@@ -1,13 +1,17 @@
 //! Options of an attachment.
 
 use std::num::NonZeroU64;
+use std::os::fd::AsFd;
 use std::time::Duration;
+
+use nix::sys::stat::FileStat;
 
 use super::binding::{Access, BackingRange};
 use super::device::Status;
 use super::discard::Discard;
 use super::label;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::statx;
 
 /// Whether I/O of the device bypasses the page cache of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -188,6 +192,69 @@ impl AttachOptions {
         }
     }
 
+    /// Returns how the device of a file differs from all that these options request, or `None` if it does not. A kernel that keeps
+    /// discards disabled may not grant them, so these are set instead.
+    pub(super) fn conflict(&self, status: &Status, image: impl AsFd) -> Result<Option<String>> {
+        if let Some(mismatch) = self.mismatch(status) {
+            return Ok(Some(mismatch));
+        }
+        let Status { label, auto_clear, block_size, .. } = status;
+        if !self.label.is_empty() && !status.is_labelled(&self.label) {
+            return Ok(Some(format!("label {:?} requested, {label:?} found", self.label)));
+        }
+        match (self.lifetime, auto_clear) {
+            (Lifetime::Persistent, true) => {
+                let detail = "the kernel detaches it at its last close, as another user or an earlier detach requested; wait for that, \
+                              or cancel it (LoopDevice::cancel_detach)";
+                return Ok(Some(detail.to_owned()));
+            }
+            (Lifetime::AutoClear, false) => {
+                return Ok(Some("AutoClear requested, and the device is persistent".to_owned()));
+            }
+            _ => {}
+        }
+        if self.block_size == BlockSize::MatchDirectIo {
+            // The file may have been cloned since, which raises the unit of its direct I/O (Linux 6.15).
+            let unit = direct_io_unit(image)?;
+            if *block_size > unit {
+                return Ok(Some(format!("logical block size {unit} requested, {block_size} found")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Checks that a file with this status can be attached as requested, without losing its end. `block_size` is that of the device, as far as it is
+    /// known.
+    pub(super) fn check_file(&self, status: &FileStat, block_size: u32) -> Result<()> {
+        let invalid = |detail: String| Err(Error::new(ErrorKind::InvalidInput, "attach", "the file", detail));
+        match status.st_mode & libc::S_IFMT {
+            libc::S_IFREG => {}
+            libc::S_IFBLK => {
+                return invalid("it is a block device, which can be used without a loop device".to_owned());
+            }
+            _ => return invalid("it is no regular file".to_owned()),
+        }
+        let (size, offset, unit) = (status.st_size as u64, self.range.offset, u64::from(block_size.max(512)));
+        let rest = size.saturating_sub(offset);
+        if rest < unit {
+            return invalid(format!(
+                "it has {size} bytes, and the device would begin at {offset}: less than one block of {unit} bytes is left"
+            ));
+        }
+        match self.range.size_limit {
+            Some(limit) if limit.get() > rest => invalid(format!(
+                "the size limit is {limit}, and the file has only {rest} bytes from {offset} on"
+            )),
+            Some(_) => Ok(()),
+            None if !rest.is_multiple_of(unit) => invalid(format!(
+                "the device would lack the last {} bytes, because blocks have {unit} bytes; make the file larger (truncate(1)), or \
+                 set a size limit",
+                rest % unit
+            )),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let invalid =
             |detail: String| Err(Error::new(ErrorKind::InvalidInput, "attach", "a loop device", detail));
@@ -209,5 +276,61 @@ impl AttachOptions {
             return invalid(format!("label {:?} holds a NUL", self.label));
         }
         Ok(())
+    }
+}
+
+/// Returns the smallest block size in which a file takes direct I/O.
+pub(super) fn direct_io_unit(file: impl AsFd) -> Result<u32> {
+    let unit = statx::direct_io_alignment(file).context("statx", "the backing file")?;
+    Ok(unit.clamp(512, 4096))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[rstest]
+    #[case::whole(MIB, 0, None, 512, None)]
+    #[case::part(MIB, 4096, NonZeroU64::new(4096), 4096, None)]
+    #[case::empty(0, 0, None, 512, Some("0 bytes"))]
+    #[case::less_than_a_block(511, 0, None, 512, Some("less than one block"))]
+    #[case::tail(5000, 0, None, 512, Some("lack the last 392 bytes"))]
+    #[case::tail_of_large_blocks(5120, 0, None, 4096, Some("lack the last 1024 bytes"))]
+    #[case::tail_beyond_the_limit(5000, 0, NonZeroU64::new(4096), 512, None)]
+    #[case::limit_beyond_the_end(MIB, 0, NonZeroU64::new(MIB + 512), 512, Some("only 1048576 bytes"))]
+    #[case::offset_beyond_the_end(MIB, 2 * MIB, None, 512, Some("begin at 2097152"))]
+    fn files_that_are_no_images_are_refused(
+        #[case] size: u64,
+        #[case] offset: u64,
+        #[case] limit: Option<NonZeroU64>,
+        #[case] block_size: u32,
+        #[case] refused: Option<&str>,
+    ) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(size).unwrap();
+        let mut options = AttachOptions::new(Access::ReadWrite).offset(offset);
+        options.range.size_limit = limit;
+        let checked = options.check_file(&nix::sys::stat::fstat(&file).unwrap(), block_size);
+        match refused {
+            None => checked.unwrap(),
+            Some(text) => {
+                let error = checked.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidInput);
+                assert!(error.to_string().contains(text), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_kinds_of_files_are_refused() {
+        for path in ["/dev/null", "/"] {
+            let status = nix::sys::stat::stat(path).unwrap();
+            let error = AttachOptions::new(Access::ReadOnly).check_file(&status, 512).unwrap_err();
+            assert!(error.to_string().contains("no regular file"), "{path}: {error}");
+        }
     }
 }

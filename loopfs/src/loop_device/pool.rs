@@ -5,35 +5,39 @@
 //! waits for RCU grace periods. Idle devices are therefore kept for the next attachment, and surplus ones are removed in the
 //! background, many concurrently.
 //!
-//! A container keeps the node of the device with which it was started, and its processes may unbind the device. If the index were
-//! then bound to another file, they could read and write that file. So an index is left out while its node is mounted anywhere,
-//! unless this process detached the device itself: only the caller knows that no process has the node any more.
+//! A container keeps the node of the device with which it was started, and its processes may unbind the device, and pass a descriptor of
+//! it to any other process. If the index were then bound to another file, they could read and write that file. So an idle device is
+//! used only with the evidence that no process has it open, and that no process has bound it since:
+//!
+//! - This process has detached it, on a kernel that unbinds a device only at its last close, and it has the sequence number of then.
+//! - Otherwise the device is removed first, which the kernel refuses while it is open, and its index is added again.
+//!
+//! An index that this process adds is left out while its node is mounted anywhere: containers can open that node. That does not
+//! apply to a device that this process detached itself: only the caller knows that no process has the node any more.
 //!
 //! `docs/decisions/0001-loop-index-range.md` gives the reasons.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use nix::errno::Errno;
-use nix::sys::stat::makedev;
 
 use super::device::{BEYOND_ALL_INDICES, node_name};
 use super::discard::Discard;
+use super::mounted::{self, mounted_numbers};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::loop_abi::DiscardLimit;
 use crate::sys::loop_dev;
+use crate::units::DeviceNumber;
 
 /// Concurrent removals, which wait for grace periods.
 const REMOVERS: usize = 64;
 
 /// Devices with a deferred detach that one call checks for their last close.
 const CLOSING_LOOKS: usize = 8;
-
-/// The major number of loop devices (linux/major.h).
-const LOOP_MAJOR: u64 = 7;
 
 /// Options of the idle-device pool of a [`LoopControl`](super::LoopControl).
 #[derive(Clone, Debug)]
@@ -62,14 +66,26 @@ pub(super) struct Pool {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+/// An index to bind, and how to check that no process has the device open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Acquired {
+    pub(super) index: u32,
+    /// The sequence number that the device still has if no process has bound it since it was idle. `None`: the index was added just
+    /// now, and its node must not be mounted.
+    pub(super) sequence: Option<NonZeroU64>,
+}
+
+#[derive(Debug, Default)]
 struct State {
-    /// The lowest index is bound next, so that surplus ones are the highest.
-    idle: BTreeSet<u32>,
+    /// Idle devices that no process has open, each with its sequence number. The lowest index is bound next, so that surplus ones are the
+    /// highest.
+    idle: BTreeMap<u32, NonZeroU64>,
+    /// Idle devices that a process may have open. They are removed before their index is used.
+    unproven: BTreeSet<u32>,
     /// Devices with a deferred detach: idle after their last close.
     closing: VecDeque<u32>,
-    /// Devices whose node was mounted at the last scan.
-    mounted: BTreeSet<u32>,
+    /// Devices whose node was mounted when the mount table was last read. Only for the choice of an index.
+    mounted: HashSet<DeviceNumber>,
     /// Devices whose discards were disabled. Newer kernels keep that until the device is removed.
     without_discards: BTreeSet<u32>,
     next: u32,
@@ -89,80 +105,114 @@ impl Pool {
             let range = format!("indices {} to {}", options.range.start, options.range.end - 1);
             return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
         }
-        let next = options.range.start;
-        let state = State {
-            idle: BTreeSet::new(),
-            closing: VecDeque::new(),
-            mounted: BTreeSet::new(),
-            without_discards: BTreeSet::new(),
-            next,
-            adds_until_scan: 0,
-        };
+        let state = State { next: options.range.start, ..State::default() };
         Ok(Self { options, minors: BEYOND_ALL_INDICES / limit, state: Mutex::new(state) })
     }
 
     /// Returns the number of a device. It is not known before the loop module is loaded, and constant while its control device is open.
-    pub(super) fn number_of(&self, index: u32) -> u64 {
-        makedev(LOOP_MAJOR, u64::from(index) * u64::from(self.minors))
+    pub(super) fn number_of(&self, index: u32) -> DeviceNumber {
+        DeviceNumber { major: mounted::MAJOR, minor: index * self.minors }
     }
 
-    /// Returns an index that was idle when last seen. The kernel decides: another program may have bound it since. A device without
-    /// discards is not reused for an attachment with discards: removing it and adding it again takes a hundred times as long as
-    /// adding another one.
-    pub(super) fn acquire(&self, control: BorrowedFd<'_>, discard: Discard) -> Result<u32> {
+    /// Returns an index that was idle when last seen. The kernel decides: another program may have bound it since. The caller opens the
+    /// device and then calls [`is_unused`](Self::is_unused). A device without discards is not reused for an attachment with discards:
+    /// removing it and adding it again takes a hundred times as long as adding another one.
+    pub(super) fn acquire(&self, control: BorrowedFd<'_>, discard: Discard) -> Result<Acquired> {
         let range = &self.options.range;
         for _ in range.clone() {
-            if let Some(index) = self.known_idle(discard) {
-                return Ok(index);
+            if let Some(idle) = self.lock().pop_idle(discard) {
+                return Ok(idle);
             }
+            self.examine_closing();
             if self.is_scan_due() {
                 self.scan()?;
-                if let Some(index) = self.known_idle(discard) {
-                    return Ok(index);
+                if self.has_surplus() {
+                    // The removal in the background may be late. There are as many devices as were added since the last scan.
+                    self.remove_some(control, REMOVERS);
                 }
             }
             let Some(candidate) = self.next() else { continue };
-            match loop_dev::add(control, candidate) {
-                Ok(index) => {
-                    self.lock().without_discards.remove(&index);
-                    return Ok(index);
-                }
+            match self.add(control, candidate) {
+                Ok(added) => return Ok(added),
                 // The device exists already, added by this or another process, and may have become idle without notice.
-                Err(Errno::EEXIST) if is_unbound(candidate) && !self.lock().idle.contains(&candidate) => {
-                    return Ok(candidate);
+                Err(Errno::EEXIST) if is_unbound(candidate) => {
+                    let mut state = self.lock();
+                    if !state.idle.contains_key(&candidate) {
+                        state.unproven.insert(candidate);
+                    }
                 }
                 Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(Error::sys("add", node_name(candidate), errno)),
             }
         }
         // Better a slow attachment than none.
-        if let Some(index) = self.lock().idle.pop_first() {
-            return Ok(index);
+        if let Some((index, sequence)) = self.lock().idle.pop_first() {
+            return Ok(Acquired { index, sequence: Some(sequence) });
+        }
+        let unproven = std::mem::take(&mut self.lock().unproven);
+        let mut unproven = unproven.into_iter();
+        while let Some(index) = unproven.next() {
+            // EBUSY: a process has it open. The next scan finds it again.
+            if loop_dev::remove(control, index).is_ok()
+                && let Ok(added) = self.add(control, index)
+            {
+                self.lock().unproven.extend(unproven);
+                return Ok(added);
+            }
         }
         let detail =
             format!("all indices from {} to {} are in use", range.start, range.end.saturating_sub(1));
         Err(Error::new(ErrorKind::NoSpace, "add", "a loop device", detail))
     }
 
-    fn known_idle(&self, discard: Discard) -> Option<u32> {
+    fn add(&self, control: BorrowedFd<'_>, index: u32) -> std::result::Result<Acquired, Errno> {
+        let index = loop_dev::add(control, index)?;
+        self.lock().without_discards.remove(&index);
+        Ok(Acquired { index, sequence: None })
+    }
+
+    /// Checks that no other process can have the device open, or its node. The caller has it open, so no other process removes it,
+    /// and this library binds it in no other process. Returns `false` if the index must not be used; it is then not in the pool.
+    pub(super) fn is_unused(&self, acquired: Acquired, fd: impl AsFd) -> Result<bool> {
+        if let Some(expected) = acquired.sequence {
+            let unchanged = loop_dev::disk_sequence(fd) == Ok(expected.get());
+            if !unchanged {
+                self.lock().unproven.insert(acquired.index);
+            }
+            return Ok(unchanged);
+        }
+        // Read after the device was added: a node that another process mounts later is of another attachment.
+        let mounted = mounted_numbers(|index| self.number_of(index))?;
+        let unused = !mounted.contains(&self.number_of(acquired.index));
+        self.lock().mounted = mounted;
+        Ok(unused)
+    }
+
+    /// Looks whether some of the devices with a deferred detach are idle.
+    fn examine_closing(&self) {
         let closing: Vec<u32> = {
             let mut state = self.lock();
-            if let Some(index) = state.pop_idle(discard) {
-                return Some(index);
-            }
             let looks = CLOSING_LOOKS.min(state.closing.len());
             state.closing.drain(..looks).collect()
         };
-        let mut found = None;
+        self.sort_closing(closing);
+    }
+
+    /// Adds the devices whose deferred detach is complete to the idle ones. There may be thousands, so other calls do not wait.
+    fn collect_closed(&self) {
+        let closing = std::mem::take(&mut self.lock().closing);
+        self.sort_closing(closing);
+    }
+
+    fn sort_closing(&self, closing: impl IntoIterator<Item = u32>) {
         for index in closing {
-            if found.is_none() && is_unbound(index) && !self.lock().mounted.contains(&index) {
-                found = Some(index);
+            if is_unbound(index) {
+                self.lock().unproven.insert(index);
             } else if loop_dev::exists(index) {
                 // A removed device leaves the list.
                 self.lock().closing.push_back(index);
             }
         }
-        found
     }
 
     /// Returns the next index to add, or `None` if its node is mounted. Starts again at the end of the range, because removed
@@ -173,7 +223,7 @@ impl Pool {
         let candidate = state.next;
         state.next = if candidate + 1 < range.end { candidate + 1 } else { range.start };
         state.adds_until_scan = state.adds_until_scan.saturating_sub(1);
-        (!state.mounted.contains(&candidate)).then_some(candidate)
+        (!state.mounted.contains(&self.number_of(candidate))).then_some(candidate)
     }
 
     fn is_scan_due(&self) -> bool {
@@ -184,28 +234,25 @@ impl Pool {
     /// [`LoopDevice::detach`](super::LoopDevice::detach) detaches them. Without scans, devices would be added until the range is
     /// used up.
     ///
-    /// The next scan is due when as many devices were added as exist now. So each device is scanned at most twice on average,
-    /// and there are at most twice as many devices as were ever bound concurrently.
+    /// The next scan is due when as many devices were added as exist now, and earlier while there are surplus ones. So each device
+    /// is scanned a few times on average, and there are few more devices than twice as many as were ever bound concurrently.
     ///
     /// Opens no device: that would wait for a process that changes it.
     fn scan(&self) -> Result<()> {
         let range = &self.options.range;
         let existing: Vec<u32> = indices()?.into_iter().filter(|index| range.contains(index)).collect();
-        self.lock().adds_until_scan = existing.len().max(REMOVERS);
         let unbound: Vec<u32> = existing.iter().copied().filter(|index| is_unbound(*index)).collect();
         // Read after the devices: each device that was unbound while its node was mounted is then found, unless the node was unmounted.
-        let mounted = loop_dev::mounted().map_err(|errno| {
-            let error = Error::sys("read", "/proc/thread-self/mountinfo", errno);
-            error.explain("mount /proc; it shows which devices other programs have published")
-        })?;
-        let idle: BTreeSet<u32> = unbound.into_iter().filter(|index| !mounted.contains(index)).collect();
-        let without_discards =
-            idle.iter().copied().filter(|index| !takes_discards(*index)).collect::<Vec<_>>();
+        let mounted = mounted_numbers(|index| self.number_of(index))?;
+        let unused = unbound.into_iter().filter(|index| !mounted.contains(&self.number_of(*index)));
+        let unused: Vec<u32> = unused.collect();
         let mut state = self.lock();
         state.mounted = mounted;
-        state.without_discards.extend(without_discards);
-        state.closing.retain(|index| !idle.contains(index));
-        state.idle.extend(idle);
+        let State { idle, unproven, closing, .. } = &mut *state;
+        unproven.extend(unused.into_iter().filter(|index| !idle.contains_key(index)));
+        closing.retain(|index| !unproven.contains(index));
+        let has_surplus = state.count_idle() >= self.options.keep_idle + REMOVERS;
+        state.adds_until_scan = if has_surplus { REMOVERS } else { existing.len().max(REMOVERS) };
         if let Some(last) = existing.last().filter(|last| **last + 1 < range.end) {
             state.next = state.next.max(last + 1);
         }
@@ -221,13 +268,23 @@ impl Pool {
         };
     }
 
-    /// Returns an index that is not bound to the pool.
-    pub(super) fn release(&self, index: u32) {
-        if self.options.range.contains(&index) {
-            let mut state = self.lock();
-            state.closing.retain(|closing| *closing != index);
-            state.mounted.remove(&index);
-            state.idle.insert(index);
+    /// Returns an index that is not bound to the pool. `sequence` is that of the idle device, if no process had it open when it was
+    /// detached.
+    pub(super) fn release(&self, index: u32, sequence: Option<NonZeroU64>) {
+        if !self.options.range.contains(&index) {
+            return;
+        }
+        let mut state = self.lock();
+        state.closing.retain(|closing| *closing != index);
+        match sequence {
+            Some(sequence) => {
+                state.unproven.remove(&index);
+                state.idle.insert(index, sequence);
+            }
+            None => {
+                state.idle.remove(&index);
+                state.unproven.insert(index);
+            }
         }
     }
 
@@ -235,20 +292,10 @@ impl Pool {
     pub(super) fn release_on_close(&self, index: u32) {
         if self.options.range.contains(&index) {
             let mut state = self.lock();
-            state.mounted.remove(&index);
             if !state.closing.contains(&index) {
                 state.closing.push_back(index);
             }
         }
-    }
-
-    /// Adds the devices whose deferred detach is complete to the idle ones. There may be thousands, so other calls do not wait.
-    fn collect_closed(&self) {
-        let closing = std::mem::take(&mut self.lock().closing);
-        let (closed, open): (Vec<u32>, Vec<u32>) = closing.into_iter().partition(|index| is_unbound(*index));
-        self.lock().idle.extend(closed);
-        let open: Vec<u32> = open.into_iter().filter(|index| loop_dev::exists(*index)).collect();
-        self.lock().closing.extend(open);
     }
 
     pub(super) fn contains(&self, index: u32) -> bool {
@@ -258,12 +305,12 @@ impl Pool {
     /// Returns the number of idle devices, also of those that earlier processes left.
     pub(super) fn idle(&self) -> usize {
         self.scan_if_due();
-        self.lock().idle.len()
+        self.lock().count_idle()
     }
 
     /// Returns `true` if there are enough surplus devices for a round of removals.
     pub(super) fn has_surplus(&self) -> bool {
-        self.lock().idle.len() >= self.options.keep_idle + REMOVERS
+        self.lock().count_idle() >= self.options.keep_idle + REMOVERS
     }
 
     pub(super) fn keep_idle(&self) -> usize {
@@ -275,10 +322,16 @@ impl Pool {
     pub(super) fn remove_idle(&self, control: BorrowedFd<'_>, keep: usize) -> usize {
         self.scan_if_due();
         self.collect_closed();
+        let count = self.lock().count_idle().saturating_sub(keep);
+        self.remove_some(control, count)
+    }
+
+    /// Removes `count` idle devices, first those that a process may have open. One that is open is found again by the next scan.
+    fn remove_some(&self, control: BorrowedFd<'_>, count: usize) -> usize {
         let surplus: Vec<u32> = {
             let mut state = self.lock();
-            let count = state.idle.len().saturating_sub(keep);
-            std::iter::from_fn(|| state.idle.pop_last()).take(count).collect()
+            let last = || state.unproven.pop_last().or_else(|| state.idle.pop_last().map(|(index, _)| index));
+            std::iter::from_fn(last).take(count).collect()
         };
         let share = surplus.len().div_ceil(REMOVERS).max(1);
         let remove =
@@ -313,23 +366,21 @@ impl Pool {
 
 impl State {
     /// Takes the lowest idle index that suits an attachment.
-    fn pop_idle(&mut self, discard: Discard) -> Option<u32> {
+    fn pop_idle(&mut self, discard: Discard) -> Option<Acquired> {
         let Self { idle, without_discards, .. } = self;
+        let suitable = |with: bool| idle.keys().find(|index| without_discards.contains(index) != with);
         let index = match discard {
-            Discard::Enabled => idle.difference(without_discards).next(),
-            Discard::Disabled => idle.intersection(without_discards).next().or(idle.first()),
+            Discard::Enabled => suitable(true),
+            Discard::Disabled => suitable(false).or_else(|| suitable(true)),
         };
         let index = index.copied()?;
-        self.idle.remove(&index);
-        Some(index)
+        let sequence = self.idle.remove(&index);
+        Some(Acquired { index, sequence })
     }
-}
 
-/// Returns `false` if the discards of an idle device were disabled. Returns `true` if that is unknown, as for a device that was never
-/// bound.
-fn takes_discards(index: u32) -> bool {
-    let limit = |limit| loop_dev::discard_limit(index, limit).ok();
-    limit(DiscardLimit::Set) != Some(0) || limit(DiscardLimit::Hardware).is_none_or(|most| most == 0)
+    fn count_idle(&self) -> usize {
+        self.idle.len() + self.unproven.len()
+    }
 }
 
 /// Returns `true` also for a device that the kernel is about to unbind completely; it refuses to bind that one.

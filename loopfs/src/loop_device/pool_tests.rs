@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::resource::{Resource, setrlimit};
 use rstest::rstest;
 
+use super::binding::Access;
 use super::control::LoopControl;
 use super::detach::Detach;
 use super::device::LoopDevice;
@@ -15,6 +17,8 @@ use super::discard::Discard;
 use super::model_tests::{image, old_and_new, options};
 use super::options::{AttachOptions, Lifetime};
 use super::pool::PoolOptions;
+use super::unmanaged;
+use crate::descriptor::reopen;
 use crate::error::ErrorKind;
 use crate::sys::loop_dev::{FOREIGN, reset, with};
 
@@ -159,37 +163,28 @@ fn an_attachment_looks_at_few_of_the_devices_that_are_closing() {
 
 #[test]
 fn thin_volumes_avoid_devices_without_discards() {
-    for earlier_process in [false, true] {
-        old_and_new(
-            |model| model.keeps_discards_disabled = true,
-            || {
-                let (mut control, image) = (small_pool(), image());
-                let (thin, thick) = (options(), options().discard(Discard::Disabled));
-                let attached = |control: &LoopControl, options: &AttachOptions| {
-                    let device = control.attach(image.as_fd(), options).unwrap();
-                    let index = device.index();
-                    control.detach(device).unwrap();
-                    index
-                };
-                assert_eq!(attached(&control, &thick), 10);
-                if earlier_process {
-                    control = small_pool();
-                }
-                assert_eq!(attached(&control, &thin), 11);
-                assert_eq!(attached(&control, &thick), 10);
-                assert_eq!(attached(&control, &thin), 11);
-                with(|model| assert_eq!(model.calls.get("remove"), None));
-                // All three are idle, and none suits.
-                control.remove_idle(0);
-                let all =
-                    [image.try_clone().unwrap(), super::model_tests::image(), super::model_tests::image()];
-                for device in attach_all(&control, &all, &thick) {
-                    control.detach(device).unwrap();
-                }
-                attached(&control, &thin);
-            },
-        );
+    reset(|model| (model.unbinds_at_last_close, model.keeps_discards_disabled) = (true, true));
+    let (control, image) = (small_pool(), image());
+    let (thin, thick) = (options(), options().discard(Discard::Disabled));
+    let attached = |options: &AttachOptions| {
+        let device = control.attach(image.as_fd(), options).unwrap();
+        let index = device.index();
+        control.detach(device).unwrap();
+        index
+    };
+    for _ in 0..2 {
+        assert_eq!(attached(&thick), 10);
+        assert_eq!(attached(&thin), 11);
     }
+    with(|model| assert_eq!(model.calls.get("remove"), None));
+    // All three are idle, and none suits.
+    control.remove_idle(0);
+    let all = [image.try_clone().unwrap(), super::model_tests::image(), super::model_tests::image()];
+    for device in attach_all(&control, &all, &thick) {
+        control.detach(device).unwrap();
+    }
+    attached(&thin);
+    with(|model| assert!(model.violations.is_empty(), "{:?}", model.violations));
 }
 
 #[test]
@@ -214,6 +209,7 @@ fn indices_of_mounted_nodes_are_unused() {
     );
 }
 
+/// If the kernel unbinds a device that a process still has open, the library removes the device first, and then looks for mounts.
 #[test]
 fn own_detached_devices_are_used_while_mounted() {
     old_and_new(
@@ -224,7 +220,85 @@ fn own_detached_devices_are_used_while_mounted() {
             let control = small_pool();
             let device = LoopDevice::open_index(10).unwrap();
             control.detach(device).unwrap();
-            assert_eq!(control.attach(image.as_fd(), &options()).unwrap().index(), 10);
+            let index = control.attach(image.as_fd(), &options()).unwrap().index();
+            assert_eq!(index == 10, with(|model| model.unbinds_at_last_close));
+        },
+    );
+}
+
+/// A tenant has passed a descriptor of the device to a process that outlives it.
+#[test]
+fn open_devices_are_unused() {
+    let unbind: [fn(); 3] = [
+        // The scan of the next process finds it.
+        || with(|model| model.add_idle(10)),
+        // It exists when the pool adds its index.
+        || drop(small_pool().attach(image().as_fd(), &options()).map(LoopDevice::detach)),
+        // Its detach was deferred.
+        || {
+            let (control, image) = (small_pool(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let user = LoopDevice::open_index(10).unwrap();
+            assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
+            drop(user);
+        },
+    ];
+    for unbind in unbind {
+        old_and_new(
+            |_| {},
+            || {
+                unbind();
+                let kept = unmanaged::Device::open_index(10, Access::ReadWrite).unwrap();
+                let (control, images) = (small_pool(), [image(), image(), image()]);
+                let devices = attach_all(&control, &images[..2], &options());
+                assert!(devices.iter().all(|device| device.index() != 10), "{devices:?}");
+                let full = control.attach(images[2].as_fd(), &options()).unwrap_err();
+                assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+                drop(kept);
+                assert_eq!(control.attach(images[2].as_fd(), &options()).unwrap().index(), 10);
+                with(|model| assert!(model.calls["remove"] >= 1));
+            },
+        );
+    }
+}
+
+/// Earlier kernels unbind a device for the only process that has it open, although that process keeps it open.
+#[test]
+fn a_device_that_its_user_unbinds_is_unused() {
+    reset(|_| {});
+    let (control, image) = (small_pool(), image());
+    let device = control.attach(image.as_fd(), &options()).unwrap();
+    let user = unmanaged::Device::open_index(10, Access::ReadWrite).unwrap();
+    with(|model| model.foreign_unbinds_at_close = true);
+    assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+    assert_ne!(control.attach(image.as_fd(), &options()).unwrap().index(), 10);
+    drop(user);
+}
+
+/// Another process with the same range has published the device in the meantime, and its tenant has unbound it.
+#[test]
+fn a_device_that_another_process_bound_is_unused() {
+    reset(|model| model.unbinds_at_last_close = true);
+    let (control, image) = (small_pool(), image());
+    control.detach(control.attach(image.as_fd(), &options()).unwrap()).unwrap();
+    with(|model| {
+        model.bind_foreign(10);
+        model.unbind_all([10]);
+        model.mounted = [10].into();
+    });
+    assert_ne!(control.attach(image.as_fd(), &options()).unwrap().index(), 10);
+}
+
+/// The mount table is read when the index is added, and not only by the scan before.
+#[test]
+fn a_node_mounted_after_the_scan_counts() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, images) = (small_pool(), [image(), image()]);
+            assert_eq!(control.attach(images[0].as_fd(), &options()).unwrap().index(), 10);
+            with(|model| model.mounted = [11].into());
+            assert_eq!(control.attach(images[1].as_fd(), &options()).unwrap().index(), 12);
         },
     );
 }
@@ -290,7 +364,9 @@ fn without_threads_idle_devices_are_removed_one_by_one() {
     }
     reset(|_| {});
     let control = LoopControl::with_pool(PoolOptions { range: 10..200, keep_idle: 0 }).unwrap();
-    let images: Vec<File> = (0..70).map(|_| image()).collect();
+    // Without a writer, no call queries the devices: the stack of a thread that has ended can be used again.
+    let reader = |_| File::from(reopen(image().as_fd(), OFlag::O_RDONLY).unwrap());
+    let images: Vec<File> = (0..70).map(reader).collect();
     let devices = attach_all(&control, &images, &options());
     for device in devices {
         assert_eq!(device.detach().unwrap(), Detach::Detached);

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
+use rustix::fs::CWD;
 
 use super::options::{AccessTime, MountFlags};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -50,13 +51,27 @@ impl MountFlags {
 #[doc(alias = "mount_setattr")]
 #[doc(alias = "move_mount")]
 pub fn bind_mount(source: impl AsFd, target: &Path, flags: MountFlags) -> Result<()> {
-    let source = source.as_fd();
+    bind_mount_at(source, CWD, target, flags)
+}
+
+/// As [`bind_mount`], for a target relative to an open directory (`O_PATH` is enough), which another process may have moved or
+/// replaced by a symbolic link.
+///
+/// # Errors
+/// As [`bind_mount`].
+#[doc(alias = "move_mount")]
+pub fn bind_mount_at(
+    source: impl AsFd,
+    directory: impl AsFd,
+    target: &Path,
+    flags: MountFlags,
+) -> Result<()> {
     let object = target.display();
     let path = CString::new(target.as_os_str().as_bytes())
         .map_err(|nul| Error::new(ErrorKind::InvalidInput, "mount", &object, nul))?;
     let tree = sys::clone_tree(source).context("clone the mount for", &object)?;
     sys::set_attributes(&tree, &flags.attributes()).context("set the mount flags of", &object)?;
-    sys::attach_tree(&tree, &path).context("mount", &object)
+    sys::attach_tree(&tree, directory, &path).context("mount", &object)
 }
 
 /// Unmounts everything mounted at `target`. Returns `false` if nothing was mounted: `target` need not be a mount point nor

@@ -6,7 +6,7 @@ mod isolation;
 mod options;
 pub mod table;
 
-pub use bind::{bind_mount, is_mount_point, unmount};
+pub use bind::{bind_mount, bind_mount_at, is_mount_point, unmount};
 pub use cache::{KnownMount, MountCache, RootFile};
 pub use isolation::Isolation;
 pub use options::{AccessTime, MountFlags, MountOptionError};

@@ -1,7 +1,5 @@
 //! Structures and constants of the loop driver (linux/loop.h).
 
-use std::collections::BTreeSet;
-
 use linux_raw_sys::loop_device as uapi;
 
 pub(crate) use uapi::{loop_config, loop_info64};
@@ -22,18 +20,6 @@ const MINOR_BITS: u32 = 20;
 pub(crate) const fn index_limit_of(max_part: u32) -> u32 {
     let shift = u32::BITS - max_part.leading_zeros();
     if shift < MINOR_BITS { 1 << (MINOR_BITS - shift) } else { 1 }
-}
-
-/// Returns the indices of the devices whose node is mounted, from the text of a mount table (proc(5)). The node is recognised by its
-/// name, because the node of a removed device cannot be examined. A file of another kind with such a name counts, too.
-pub(crate) fn mounted_indices(table: &[u8]) -> BTreeSet<u32> {
-    let index = |line: &[u8]| {
-        let root = std::str::from_utf8(line.split(|byte| *byte == b' ').nth(3)?).ok()?;
-        // The kernel appends this if the node was removed together with its device.
-        let root = root.strip_suffix("//deleted").unwrap_or(root);
-        root.rsplit('/').next()?.strip_prefix("loop")?.parse().ok()
-    };
-    table.split(|byte| *byte == b'\n').filter_map(index).collect()
 }
 
 /// A limit of the discards that a device accepts, in bytes.
@@ -74,18 +60,6 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-
-    #[test]
-    fn mounted_nodes_are_found_by_name() {
-        let table = b"\
-24 1 0:5 / /dev rw - devtmpfs udev rw\n\
-40 24 0:5 /loop65536 /pods/1/dev rw - devtmpfs udev rw\n\
-41 24 0:5 /loop70000//deleted /pods/2/dev rw - devtmpfs udev rw\n\
-42 24 0:31 /dev/loop8 /pods/3/dev rw - overlay o rw\n\
-43 24 0:31 /loop-control /pods/4/dev rw - tmpfs t rw\n\
-44 24 0:31 /loop7p1 /loop9 rw - tmpfs t rw\n";
-        assert_eq!(Vec::from_iter(mounted_indices(table)), [8, 65536, 70000]);
-    }
 
     #[test]
     fn layouts_and_requests_match_the_kernel_headers() {

@@ -2,8 +2,8 @@
 //!
 //! Unit tests replace this module with `loop_model.rs`, a model of the driver with the same functions.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread::JoinHandle;
 
 use ioctl_sys::ioctl;
 use linux_raw_sys::{ioctl as block, loop_device as uapi};
@@ -16,7 +16,7 @@ use rustix::fs::ioctl_blksszget;
 
 use super::devtmpfs::is_devtmpfs;
 use super::kernel_version;
-use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64, mounted_indices};
+use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
 use super::result::{Result, errno};
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
@@ -166,6 +166,11 @@ pub(crate) fn indices() -> Result<Vec<u32>> {
     Ok(indices)
 }
 
+/// Starts a thread that makes calls of this module.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work)
+}
+
 /// Returns the indices of all loop devices, bound or not, in the order of the directory in sysfs.
 pub(crate) fn indices_in_sysfs_order() -> Result<Vec<u32>> {
     let mut indices = Vec::new();
@@ -192,11 +197,6 @@ pub(crate) fn attachment_inodes(indices: &[u32]) -> Result<Vec<Option<u64>>> {
 /// process changes it (Linux 6.11).
 pub(crate) fn is_bound(index: u32) -> bool {
     std::fs::metadata(attribute(index, "loop")).is_ok()
-}
-
-/// Returns the indices of the devices whose node is mounted in the mount namespace of this thread.
-pub(crate) fn mounted() -> Result<BTreeSet<u32>> {
-    std::fs::read("/proc/thread-self/mountinfo").map(|table| mounted_indices(&table)).map_err(errno_of)
 }
 
 /// Reads an attribute of device `index` in sysfs as bytes, without the line feed at its end.
@@ -294,6 +294,12 @@ pub(crate) fn stays_bound(index: u32) -> bool {
         }
         Err(_) => true,
     }
+}
+
+/// Returns `true` if the kernel unbinds a device only at its last close (Linux 6.11). Earlier ones also do it for a process that has the
+/// device open alone, which may keep it open.
+pub(crate) fn unbinds_at_last_close() -> bool {
+    kernel_version::is_at_least(6, 11)
 }
 
 /// `LOOP_CTL_ADD`: creates device `index` and returns the index. Returns EEXIST if the device exists already.

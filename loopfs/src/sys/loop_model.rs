@@ -61,8 +61,14 @@ pub(crate) struct Model {
     pub(crate) max_part: u32,
     /// If set, the file is resized to this many bytes when it is bound, as if another process changed its size concurrently.
     pub(crate) size_when_bound: Option<u64>,
+    /// A process that has the device open unbinds it as soon as it has it open alone.
+    pub(crate) foreign_unbinds_at_close: bool,
     /// The devices whose node is mounted somewhere.
     pub(crate) mounted: BTreeSet<u32>,
+    /// The devices whose `lo_mutex` a process holds: opening them waits.
+    pub(crate) locked: BTreeSet<u32>,
+    /// The devices whose file is on a dead file system.
+    pub(crate) dead_files: BTreeSet<u32>,
     /// The node of the first index opens the device of the second index.
     pub(crate) wrong_node: Option<(u32, u32)>,
 }
@@ -176,6 +182,12 @@ impl Model {
         self.bind(index, &config, owner).ok();
     }
 
+    /// Adds an idle device without this library.
+    pub(crate) fn add_idle(&mut self, index: u32) {
+        self.last_sequence += 1;
+        self.devices.insert(index, Device { sequence: self.last_sequence, ..Device::default() });
+    }
+
     /// Unbinds an index without this library.
     pub(crate) fn unbind_all(&mut self, indices: impl IntoIterator<Item = u32>) {
         indices.into_iter().for_each(|index| self.unbind(index));
@@ -261,8 +273,10 @@ impl Model {
         let gone: Vec<u32> =
             self.handles.extract_if(.., |handle| handle.is_closed()).map(|handle| handle.index).collect();
         for index in gone {
-            if self.openers(index) == 0 {
-                self.close_last(index);
+            match self.openers(index) {
+                0 => self.close_last(index),
+                1 if self.foreign_unbinds_at_close => self.unbind(index),
+                _ => {}
             }
         }
     }
@@ -353,6 +367,9 @@ pub(crate) fn open_control() -> Result<OwnedFd> {
 }
 
 pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
+    while with(|model| model.locked.contains(&index)) {
+        std::thread::yield_now();
+    }
     with(|model| {
         model.enter("open", Some(index))?;
         let index = model.wrong_node.filter(|(node, _)| *node == index).map_or(index, |(_, device)| device);
@@ -413,6 +430,19 @@ pub(crate) fn number(index: u32) -> Result<u64> {
     })
 }
 
+/// The thread has the model of this one.
+pub(crate) fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let (model, actor) = (MODEL.with_borrow(Arc::clone), ACTOR.with_borrow(|actor| *actor));
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        MODEL.set(model);
+        ACTOR.set(actor);
+        work();
+    })
+}
+
 pub(crate) fn indices() -> Result<Vec<u32>> {
     with(|model| Ok(model.exist()))
 }
@@ -438,13 +468,20 @@ pub(crate) fn mounted() -> Result<BTreeSet<u32>> {
     with(|model| model.enter("mounted", None).map(|()| model.mounted.clone()))
 }
 
+pub(crate) fn unbinds_at_last_close() -> bool {
+    with(|model| model.unbinds_at_last_close)
+}
+
 pub(crate) fn attribute_bytes(index: u32, name: &str) -> Result<Vec<u8>> {
     with(|model| {
         let bound =
             model.devices.get(&index).and_then(|device| device.bound.as_ref()).ok_or(Errno::ENOENT)?;
         let flag = |flag| u32::from(bound.info.lo_flags & flag != 0).to_string();
         Ok(match name {
-            "loop/backing_file" => format!("/inode-{}", bound.info.lo_inode),
+            "loop/backing_file" => {
+                let path = std::fs::read_link(format!("/proc/self/fd/{}", bound.file.as_raw_fd()));
+                path.or(Err(Errno::EIO))?.display().to_string()
+            }
             "loop/offset" => bound.info.lo_offset.to_string(),
             "loop/sizelimit" => bound.info.lo_sizelimit.to_string(),
             "loop/autoclear" => flag(AUTOCLEAR),
@@ -532,7 +569,7 @@ pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
         if index >= index_limit_of(model.max_part) {
             return Err(Errno::EINVAL);
         }
-        model.devices.insert(index, Device::default());
+        model.add_idle(index);
         Ok(index)
     })
 }
@@ -569,7 +606,10 @@ pub(crate) fn configure(device: impl AsFd, config: &loop_config) -> Result<()> {
 }
 
 pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
-    with(|model| model.bound_of("status", device).map(|(_, bound)| bound.info))
+    with(|model| {
+        let (index, info) = model.bound_of("status", device).map(|(index, bound)| (index, bound.info))?;
+        if model.dead_files.contains(&index) { Err(Errno::EIO) } else { Ok(info) }
+    })
 }
 
 pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use linux_raw_sys::general as uapi;
 use nix::errno::Errno;
-use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::result::{Result, errno};
@@ -75,10 +74,10 @@ pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result
     Errno::result(result).map(drop)
 }
 
-/// `move_mount(tree, "", target)`: attaches the detached mount at `target`. The kernel does not follow a symbolic link in
-/// the last component of `target`.
-pub(crate) fn attach_tree(tree: impl AsFd, target: &CStr) -> Result<()> {
-    move_mount(tree, c"", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(errno)
+/// `move_mount(tree, "", directory, target)`: attaches the detached mount at `target`, which is relative to the directory. The kernel
+/// does not follow a symbolic link in the last component of `target`.
+pub(crate) fn attach_tree(tree: impl AsFd, directory: impl AsFd, target: &CStr) -> Result<()> {
+    move_mount(tree, c"", directory, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(errno)
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, RenameFlags, readlinkat, renameat2};
@@ -41,7 +42,7 @@ use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
-use crate::mount::table::{self as mountinfo, Mount};
+use crate::mount::table::Mount;
 use crate::units::DeviceNumber;
 
 /// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
@@ -126,7 +127,9 @@ impl VolumeStore {
             Some(libc::S_IFREG) => self.layout.open_entry(entry, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?,
             Some(libc::S_IFDIR) => {
                 // A program that uses only the library keeps no records.
-                return match self.published_at(id, &mountinfo::read()?)? {
+                // A panic leaves a cache that has too few mounts, and the next read adds them.
+                let mounts = self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()?;
+                return match self.published_at(id, &mounts)? {
                     Some(place) => busy(format!("it is in use: mounted at {}; unmount it", place.display())),
                     None => Ok(DeletionGuard { _records: records, _image: None }),
                 };
@@ -263,6 +266,6 @@ mod tests {
     #[case::deleted("/trash/pvc-1.0123456789abcdef", None)]
     fn the_root_of_a_mount_names_the_volume(#[case] root: &str, #[case] expected: Option<&str>) {
         let table = format!("50 40 254:16 {root} /target rw - xfs /dev/vdb rw,prjquota\n");
-        assert_eq!(published_volume(&mountinfo::parse(table.as_bytes()).unwrap()[0]), expected);
+        assert_eq!(published_volume(&crate::mount::table::parse(table.as_bytes()).unwrap()[0]), expected);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Mutex;
 
 use nix::fcntl::OFlag;
 
@@ -15,6 +16,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::flock;
 use crate::loop_device::BackingFile;
+use crate::mount::MountCache;
 use crate::project_quota::ProjectIds;
 
 /// A store of volumes on one XFS file system, which is mounted with project quotas.
@@ -26,6 +28,8 @@ pub struct VolumeStore {
     pub(super) layout: Layout,
     pub(super) options: StoreOptions,
     pub(super) ids: ProjectIds,
+    /// All mounts, for deletions.
+    pub(super) mounts: Mutex<MountCache>,
 }
 
 /// Opens the file system that is mounted at `data_dir`, unless another one is recorded beside it. Changes nothing.
@@ -98,7 +102,8 @@ impl VolumeStore {
         let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
             .with_lock_timeout(options.lock_timeout);
-        Ok(Self { filesystem, layout, options, ids })
+        let mounts = Mutex::new(MountCache::below("/".into()));
+        Ok(Self { filesystem, layout, options, ids, mounts })
     }
 
     /// Checks that the store is unchanged since it was opened: the same mount of the same file system, writable, with enforced

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::sys::stat::fstat;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, fstat};
 use nix::sys::statvfs::fstatvfs;
 use nix::unistd::{Whence, lseek};
 
@@ -219,7 +219,10 @@ impl Volume {
         let usage = self.usage(attributes)?;
         let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
         let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
-        let filesystem = fstatvfs(&self.entry).context("statfs volume", &self.id)?;
+        // In a directory with a project, statfs(2) returns the free space of the project, which the owner can change. The directory above is
+        // that of the store.
+        let above = openat(&self.entry, "..", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+        let filesystem = above.and_then(fstatvfs).context("statfs the file system of volume", &self.id)?;
         let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
         Ok(VolumeStats {
             capacity,

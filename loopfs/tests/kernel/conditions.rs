@@ -3,6 +3,7 @@
 use std::fs::File;
 
 use loopfs::loop_device::LoopControl;
+use loopfs::project_quota::{ProjectId, assign_project, project_of};
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -25,6 +26,29 @@ fn a_directory_without_project_inheritance_is_reported() {
     assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
     drop(directory);
     remove(&store, &id);
+    leaks.check();
+}
+
+/// The owner of a directory can put it into any project, also into one without free space.
+#[test]
+fn free_space_ignores_the_directorys_project() {
+    let leaks = Leaks::watch();
+    let (store, id, full) = (store(), id("tenant"), crate::environment::id("full"));
+    for id in [&id, &full] {
+        store.create(id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    }
+    std::fs::write(entry(&full).join("file"), vec![1; 1 << 19]).unwrap();
+    let available = store.stats(&id).unwrap().available;
+    let [directory, other] = [&id, &full].map(|id| File::open(entry(id)).unwrap());
+    let [own, others] =
+        [&directory, &other].map(|directory| ProjectId::new(project_of(directory).unwrap()).unwrap());
+    assign_project(&directory, others).unwrap();
+    assert_eq!(store.stats(&id).unwrap().available, available);
+    assign_project(&directory, own).unwrap();
+    drop((directory, other));
+    for id in [&id, &full] {
+        remove(&store, id);
+    }
     leaks.check();
 }
 

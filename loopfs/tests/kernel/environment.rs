@@ -67,6 +67,7 @@ impl Leaks {
         let mut all: Vec<String> = control
             .list()
             .expect("loop devices")
+            .devices
             .iter()
             .map(|status| format!("{:?}", status.binding))
             .collect();

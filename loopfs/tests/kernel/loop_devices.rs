@@ -225,8 +225,9 @@ fn a_device_that_is_open_elsewhere_is_detached_at_its_last_close() {
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 }
 
+/// The kernel does not tell whose request it is: another user may have attached the file until its last close.
 #[test]
-fn attaching_cancels_a_deferred_detach() {
+fn attaching_cancels_no_deferred_detach() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -236,6 +237,9 @@ fn attaching_cancels_a_deferred_detach() {
     let holder = File::open(device.path()).unwrap();
     drop(device);
     assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
+    let error = control.ensure_attached(image.as_fd(), &options).unwrap_err();
+    assert!(error.kind() == ErrorKind::AlreadyExists && error.to_string().contains("cancel"), "{error}");
+    LoopDevice::open_binding(&binding).unwrap().cancel_detach().unwrap();
     let again = control.ensure_attached(image.as_fd(), &options).unwrap();
     assert_eq!(again.binding(), &binding);
     drop((holder, again));
@@ -245,6 +249,42 @@ fn attaching_cancels_a_deferred_detach() {
         "the last close detached the device"
     );
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+}
+
+/// Another process expanded the file, and died before it refreshed the device.
+#[test]
+fn an_attached_device_gets_the_files_size() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(Access::ReadWrite);
+    drop(control.attach(image.as_fd(), &options).unwrap());
+    image.set_len(2 * MIB).unwrap();
+    let device = control.ensure_attached(image.as_fd(), &options).unwrap();
+    assert_eq!(device.status().unwrap().size.0, 2 * MIB);
+    image.set_len(MIB).unwrap();
+    let error = control.ensure_attached(image.as_fd(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldShrink, "{error}");
+    assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+}
+
+/// The caller's own lock and lease are of its open file description.
+#[test]
+fn the_callers_lock_and_lease_stay() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    drop(image(directory.path(), "image", MIB));
+    let path = directory.path().join("image");
+    let reader = File::open(&path).unwrap();
+    reader.lock().unwrap();
+    let options = AttachOptions::new(Access::ReadOnly);
+    let device = control.attach(&reader, &options).unwrap();
+    control.ensure_attached(&reader, &options).unwrap();
+    control.detach(device).unwrap();
+    control.detach_all(&reader).unwrap();
+    let other = File::open(&path).unwrap();
+    assert!(other.try_lock().is_err(), "the lock was dropped");
+    reader.unlock().unwrap();
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
     });
     assert_eq!(loop_devices(), devices_before + DEVICES);
 
-    let snapshot = control.list().unwrap().into_iter();
+    let snapshot = control.list().unwrap().devices.into_iter();
     let listed: HashMap<u32, Binding> =
         snapshot.map(|status| (status.binding.index, status.binding)).collect();
     for binding in bindings.iter().flatten() {

@@ -5,7 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
-use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice, PoolOptions};
+use loopfs::loop_device::{
+    Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice, PoolOptions, unmanaged,
+};
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind, test_support};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
@@ -142,9 +144,10 @@ fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_
     for device in [first, second] {
         assert_eq!(device.detach().unwrap(), Detach::Detached);
     }
+    // Not the node of the good one: a mounted node keeps its index out of the pool.
+    unmanaged::add(50_012).unwrap();
     let (nothing, node) = (None::<&str>, format!("/dev/loop{stale}"));
-    mount(Some(format!("/dev/loop{good}").as_str()), node.as_str(), nothing, MsFlags::MS_BIND, nothing)
-        .unwrap();
+    mount(Some("/dev/loop50012"), node.as_str(), nothing, MsFlags::MS_BIND, nothing).unwrap();
     let indices = [(); 2].map(|()| {
         let device = control.attach(image.as_fd(), &options)?;
         let index = device.index();
@@ -152,9 +155,33 @@ fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_
         Ok::<_, loopfs::Error>(index)
     });
     umount(node.as_str()).unwrap();
+    unmanaged::remove(50_012).unwrap();
     for index in indices {
         assert_eq!(index.unwrap(), good);
     }
+    leaks.check();
+}
+
+/// A tenant can have the kubelet mount a file of any name as a subPath of its volume.
+#[test]
+fn a_mounted_files_name_takes_no_index() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let control = LoopControl::with_pool(PoolOptions { range: 50_020..50_021, keep_idle: 1 }).unwrap();
+    let [image, target] = ["image", "target"].map(|name| image(directory.path(), name, MIB));
+    let (nothing, named) = (None::<&str>, tempfile::tempdir_in("/run").unwrap());
+    let (file, target_path) = (named.path().join("loop50020"), directory.path().join("target"));
+    File::create_new(&file).unwrap();
+    mount(Some(&file), &target_path, nothing, MsFlags::MS_BIND, nothing).unwrap();
+    let attached = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite));
+    let index = attached.map(|device| {
+        let index = device.index();
+        control.detach(device).map(|_| index)
+    });
+    umount(&target_path).unwrap();
+    assert_eq!(index.unwrap().unwrap(), 50_020);
+    control.remove_idle(0);
+    drop(target);
     leaks.check();
 }
 

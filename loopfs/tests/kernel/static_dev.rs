@@ -110,7 +110,7 @@ fn a_device_of_another_namespace_gets_its_node_when_it_is_found() {
     with_static_dev(no_loop_nodes, MsFlags::empty(), || {
         let node = format!("/dev/loop{}", binding.index);
         assert!(!Path::new(&node).exists());
-        assert!(control.list().unwrap().iter().any(|status| status.binding == binding));
+        assert!(control.list().unwrap().devices.iter().any(|status| status.binding == binding));
         assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding);
         assert!(Path::new(&node).exists());
         assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);

@@ -71,7 +71,7 @@ pub(super) fn with_malformed_names(
         code
     };
     let locked = || {
-        let devices = LoopControl::open().unwrap().list().unwrap().len();
+        let devices = LoopControl::open().unwrap().list().unwrap().devices.len();
         (fixture.store.list().unwrap(), fixture.store.snapshots().unwrap(), devices)
     };
     let before = locked();

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use loopfs::ErrorKind;
 use loopfs::loop_device::{
-    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice,
-    PoolOptions, Status,
+    Access, AttachOptions, Binding, BlockSize, Detach, DeviceList, DirectIo, IndexPolicy, LoopControl,
+    LoopDevice, PoolOptions, Status,
 };
 use serde::Serialize;
 
@@ -139,7 +139,10 @@ impl DeviceCommand {
 impl List {
     fn run(&self) -> Result<Output> {
         let control = LoopControl::open()?;
-        let mut bound = control.list()?;
+        let DeviceList { devices: mut bound, skipped, .. } = control.list()?;
+        for error in skipped {
+            eprintln!("loopfs: skipped a device: {error}");
+        }
         let ours = PoolOptions::default().range;
         bound.retain(|status| self.all || ours.contains(&status.binding.index));
         bound.sort_by_key(|status| status.binding.index);

@@ -111,7 +111,7 @@ impl State {
                 self.attached(*file, request, attachment, *keep)
             }
             (Call::EnsureAttached { file, request, keep }, Reply::Device { attachment, .. }) => {
-                let found = self.found(*file, request.mapping.read_only);
+                let (found, size) = (self.found(*file, request.mapping.read_only), self.files[*file].size);
                 let is_it = |at: &usize| {
                     let existing = &self.devices[*at].attachment;
                     existing.is_same(attachment) || existing.index == UNSEEN
@@ -120,7 +120,7 @@ impl State {
                     Some(at) => vec![self.changed(at, |device| {
                         let Attachment { index, sequence, .. } = *attachment;
                         (device.attachment.index, device.attachment.sequence) = (index, sequence);
-                        device.ensure(request);
+                        device.ensure(request, size);
                         device.users.extend(keep.map(User::Handle));
                     })],
                     None => self.attached(*file, request, attachment, *keep),
@@ -132,8 +132,8 @@ impl State {
             ) => {
                 let repeats = matches!(call, Call::EnsureAttached { .. });
                 let differs = |at: &usize| {
-                    let Attachment { mapping, direct_io, .. } = self.devices[*at].attachment;
-                    !repeats || !request.is_met_by(mapping, direct_io)
+                    let Attachment { mapping, direct_io, auto_clear, .. } = self.devices[*at].attachment;
+                    !repeats || !request.is_met_by(mapping, direct_io) || auto_clear != request.auto_clear
                 };
                 let found = self.found(*file, request.mapping.read_only);
                 let allowed = match kind {
@@ -207,8 +207,9 @@ impl State {
                     let repeats = matches!(call, Call::EnsureAttached { .. });
                     let Attachment { mapping, direct_io, .. } = self.devices[at].attachment;
                     if repeats && request.is_met_by(mapping, direct_io) {
+                        let size = self.files[*file].size;
                         states.push(self.changed(at, |device| {
-                            device.ensure(request);
+                            device.ensure(request, size);
                             device.discard_is_known = false;
                         }));
                     }
@@ -370,11 +371,9 @@ impl State {
 }
 
 impl Device {
-    /// Changes what `ensure_attached` changes of an attached device.
-    fn ensure(&mut self, request: &Request) {
-        if !request.auto_clear {
-            self.attachment.auto_clear = false;
-        }
+    /// Changes what `ensure_attached` changes of an attached device. `size` is that of the file.
+    fn ensure(&mut self, request: &Request, size: u64) {
+        self.attachment.size = self.attachment.mapping.size(size);
         if self.attachment.discard != request.discard {
             self.attachment.discard = request.discard;
             // Some kernels keep discards disabled.

@@ -148,7 +148,7 @@ impl Process {
                 found.iter().map(Attachment::of).collect::<Result<_, _>>().map(Reply::Devices)
             }
             Call::List => {
-                let bound = self.control.list()?;
+                let bound = self.control.list()?.devices;
                 Ok(Reply::Devices(bound.iter().map(Attachment::of_status).collect()))
             }
             Call::DetachAll { file } => self.control.detach_all(self.open(file)).map(of_detach),

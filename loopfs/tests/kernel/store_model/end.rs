@@ -38,7 +38,7 @@ pub(super) fn check(store: &VolumeStore, control: &LoopControl, before: Space) -
     if !quotas.is_empty() {
         return Err(format!("invariant: no project has usage or limits: {:?}", quotas.values()).into());
     }
-    let devices = control.list()?;
+    let devices = control.list()?.devices;
     if !devices.is_empty() {
         return Err(format!("invariant: no loop device is attached: {devices:?}").into());
     }
@@ -73,7 +73,7 @@ fn delete_all(store: &VolumeStore, control: &LoopControl) -> Result<()> {
 
 /// Detaches the devices of deleted images too, which a killed process may have attached.
 fn detach_all(control: &LoopControl) -> Result<()> {
-    for device in control.list()? {
+    for device in control.list()?.devices {
         control.detach(LoopDevice::open_binding(&device.binding)?)?;
     }
     Ok(())
