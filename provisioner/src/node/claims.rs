@@ -35,8 +35,8 @@ use crate::{
 /// Claims reconciled concurrently. A reconcile mostly waits for the API server, and the store serialises what it must.
 const CONCURRENCY: u16 = 32;
 
-/// Claims whose volumes are copied concurrently. Copying a directory of many files takes minutes.
-const COPY_CONCURRENCY: u16 = 4;
+/// Claims whose volumes are copied concurrently, of all namespaces. Copying a directory of many files takes minutes.
+const COPY_SLOTS: usize = 8;
 
 /// Runs until `stop` completes and the reconciles in progress have ended. `related` delivers claims whose PersistentVolume or class
 /// changed.
@@ -64,7 +64,7 @@ pub(crate) async fn run(
         |ctx| &ctx.claims.backoff,
     );
     let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
-    let copies = Slow { concurrency: COPY_CONCURRENCY, is_slow: is_to_be_copied };
+    let copies = Slow { slots: COPY_SLOTS, is_slow: is_to_be_copied };
     let workers = Workers { concurrency: CONCURRENCY, slow: copies, depth: ctx.queues.queue("claims") };
     queue::run(workers, queue, ctx.claims.cache.clone(), reconcile, ctx, stop).await;
 }
