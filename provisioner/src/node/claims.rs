@@ -81,9 +81,13 @@ fn observe(
     ctx: &Context,
 ) -> Option<ObjectRef<PersistentVolumeClaim>> {
     match change {
-        CacheChange::Applied(claim) => Some(ObjectRef::from_obj(&*claim)),
+        CacheChange::Applied(claim) => {
+            ctx.claim_names.insert(&claim);
+            Some(ObjectRef::from_obj(&*claim))
+        }
         CacheChange::Deleted(claim) => {
             let key = ObjectRef::from_obj(&*claim);
+            ctx.claim_names.remove(&claim);
             ctx.claims.writes.forget(&key);
             ctx.claims.conflicts.clear(&key);
             // A claim that is rescheduled to another node may come back. Its back-off is kept for that case. Otherwise this node would
@@ -95,6 +99,8 @@ fn observe(
             None
         }
         CacheChange::Listed => {
+            // The claims of the list follow.
+            ctx.claim_names.clear();
             ctx.claims.listed();
             ctx.claims_deleted.notify_one();
             None

@@ -167,6 +167,7 @@ impl TestContext {
             Cluster { client: Client::new(service, "default"), identity: fixtures::identity(), events },
             Intents::beside(&scratch.path().join("data")),
             cache(caches.claims).0,
+        let claims = caches.claims.clone();
             cache(caches.volumes).0,
             classes,
             || Timestamp::UNIX_EPOCH,
@@ -175,6 +176,7 @@ impl TestContext {
         for signal in [&ctx.claims.synced, &ctx.volumes.synced, &ctx.classes_synced] {
             signal.set();
         }
+        claims.iter().for_each(|claim| ctx.claim_names.insert(claim));
         TestContext { ctx, volumes, class_cache, event_requests, server, _scratch: scratch }
     }
 
