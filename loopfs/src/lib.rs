@@ -52,6 +52,8 @@ pub mod fault_injection;
 mod filesystem_uuid;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod flock;
+#[cfg(feature = "volume-store")]
+mod idle_io;
 #[cfg(feature = "loop-device")]
 pub mod loop_device;
 #[cfg(feature = "mount")]

@@ -60,6 +60,11 @@ pub(crate) enum Error {
         "another task is creating, copying or deleting volume {0} at this moment; the provisioner retries"
     )]
     InFlight(VolumeId),
+    /// The claim was deleted or rescheduled while its data source was copied.
+    #[error(
+        "the copy of the data source into volume {0} ended, because the claim does not wait for it any more"
+    )]
+    CopyEnded(VolumeId),
     /// An immutable field of an object that must not be deleted differs from its declaration.
     #[error(
         "{object} has other values of {fields} than declared, and the API server does not allow to change them; it stays, because while \
@@ -115,6 +120,7 @@ impl Error {
             Error::StillReferenced { .. } => "StillReferenced",
             Error::SourceElsewhere { .. } => "SourceElsewhere",
             Error::InFlight(_) => "InFlight",
+            Error::CopyEnded(_) => "CopyEnded",
             Error::Immutable { .. } => "Immutable",
             Error::StoredOtherwise { .. } => "StoredOtherwise",
             Error::NodeDeleted(_) => "NodeDeleted",
@@ -123,14 +129,14 @@ impl Error {
     }
 
     /// Returns `true` if the API object changed in the meantime, or another task works on the volume. Nothing is wrong then: the
-    /// reconcile decides again shortly.
+    /// reconcile decides again shortly, if the object still exists.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
             // The API server's own reason decides. A proxy that returns the same HTTP status has not read any object.
             Error::Api { source: kube::Error::Api(status), .. } => {
                 matches!(status.reason.as_str(), "Conflict" | "NotFound")
             }
-            Error::InFlight(_) => true,
+            Error::InFlight(_) | Error::CopyEnded(_) => true,
             _ => false,
         }
     }

@@ -96,7 +96,19 @@ impl CloneReport {
 pub fn clone_tree(
     source: impl AsFd,
     target: impl AsFd,
-    progress: impl FnMut(&CloneReport),
+    mut progress: impl FnMut(&CloneReport),
+) -> Result<CloneReport> {
+    try_clone_tree(source, target, |report| {
+        progress(report);
+        Ok(())
+    })
+}
+
+/// As [`clone_tree`]. An error of `progress` ends the call.
+pub(crate) fn try_clone_tree(
+    source: impl AsFd,
+    target: impl AsFd,
+    progress: impl FnMut(&CloneReport) -> Result<()>,
 ) -> Result<CloneReport> {
     let mut cloning = Cloning {
         target: Target::open(target.as_fd())?,
@@ -118,7 +130,7 @@ struct Cloning<P> {
     report: CloneReport,
 }
 
-impl<P: FnMut(&CloneReport)> Cloning<P> {
+impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
     fn end(mut self, outcome: WalkOutcome) -> Result<CloneReport> {
         if !self.target.is_finished() {
             let detail = "another process kept moving directories ahead of the walk";
@@ -182,7 +194,7 @@ impl<P: FnMut(&CloneReport)> Cloning<P> {
     }
 }
 
-impl<P: FnMut(&CloneReport)> Visitor for Cloning<P> {
+impl<P: FnMut(&CloneReport) -> Result<()>> Visitor for Cloning<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == Kind::Directory;
         if self.skipped > 0 {
@@ -191,7 +203,7 @@ impl<P: FnMut(&CloneReport)> Visitor for Cloning<P> {
         }
         self.report.names += 1;
         if self.report.names.is_multiple_of(REPORT_EVERY) {
-            (self.progress)(&self.report);
+            (self.progress)(&self.report)?;
         }
         let status = fstat(inode.held)
             .map_err(|errno| failure(OpError { operation: "read the status of", errno }, at))?;
@@ -233,7 +245,7 @@ impl<P: FnMut(&CloneReport)> Visitor for Cloning<P> {
     }
 }
 
-impl<P: FnMut(&CloneReport)> Cloning<P> {
+impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
     fn is_target(&self, status: &FileStat) -> bool {
         self.target
             .root_status()

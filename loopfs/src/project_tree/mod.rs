@@ -30,6 +30,7 @@ mod walk;
 mod xattrs;
 
 pub use audit::{StrayInode, TreeAudit, audit_tree};
+pub(crate) use clone::try_clone_tree;
 pub use clone::{CloneReport, clone_tree};
 pub(crate) use foreign::{ForeignInodes, find_foreign};
 pub use skipped::{SkipReason, Skipped, SkippedEntry, SpecialFiles};

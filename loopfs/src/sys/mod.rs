@@ -18,6 +18,8 @@ pub(crate) mod freeze;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;
 pub(crate) mod getdents;
+#[cfg(feature = "volume-store")]
+pub(crate) mod io_priority;
 pub(crate) mod kernel_version;
 pub(crate) mod loop_abi;
 #[cfg(not(test))]

@@ -22,6 +22,7 @@ use super::on_disk::{Attributes, ForeignFinding, ForeignRecord, layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
+use crate::idle_io::IdleIo;
 use crate::project_quota::{ProjectId, Usage};
 use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, tag_tree};
 
@@ -112,7 +113,8 @@ impl VolumeStore {
     /// Searches the directories of Filesystem volumes for files that have another project id than their volume. It searches
     /// all volumes, or only those in `volumes`. It records the result for [`Volume::stats`](super::Volume::stats), both on the
     /// volumes that contain such files and on the volumes that are charged for them. The time is proportional to the number
-    /// of files. The search calls `yield_now` every 1024 names, which may wait. If the owner of a volume moves directories in
+    /// of files. The search calls `yield_now` every 1024 names, which may wait. In the meantime, the calling thread has the I/O
+    /// class idle (ioprio_set(2)), so that a scheduler of the disk serves all other reads first. If the owner of a volume moves directories in
     /// the meantime, the result for this volume may be incomplete; the record of an earlier search is then kept.
     ///
     /// # Errors
@@ -123,6 +125,7 @@ impl VolumeStore {
         volumes: Option<&BTreeSet<VolumeId>>,
         mut yield_now: impl FnMut(),
     ) -> Result<Vec<ForeignFiles>> {
+        let _idle = IdleIo::begin();
         let owners = self.owners()?;
         let known: HashSet<ProjectId> = owners.keys().copied().collect();
         let mut found = Vec::new();

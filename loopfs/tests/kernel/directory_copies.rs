@@ -97,6 +97,30 @@ fn delete_all(store: &VolumeStore, volumes: &[&str], snapshots: &[&str]) {
 }
 
 #[test]
+fn an_unwanted_copy_ends() {
+    let leaks = Leaks::watch();
+    let store = clean_store();
+    create_with_files(&store, "source", 32 * MIB, 5000);
+    let mut asked = 0;
+    let is_wanted = || {
+        asked += 1;
+        asked < 2
+    };
+    let source = id("source");
+    let copied =
+        store.clone_from_while(ContentSource::Volume(&source), &id("clone"), &spec(32 * MIB), is_wanted);
+    let error = copied.unwrap_err();
+    assert_eq!((error.kind(), asked), (ErrorKind::Other, 2), "{error}");
+    assert_eq!(store.list().unwrap(), [source]);
+    store.empty_trash().unwrap();
+    assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
+    clone(&store, "source", "clone", 32 * MIB).unwrap();
+    assert_has_files(volume_path("clone"), 5000);
+    delete_all(&store, &["source", "clone"], &[]);
+    leaks.check();
+}
+
+#[test]
 fn a_clone_of_a_directory_has_its_content_and_its_own_limit() {
     let leaks = Leaks::watch();
     let store = clean_store();

@@ -38,6 +38,10 @@ pub(crate) enum Reason {
     Provisioning,
     ProvisioningSucceeded,
     ProvisioningFailed,
+    /// The controller removed the selected node from the claim, so that another one can be selected.
+    SelectedNodeRemoved,
+    /// The selected node of the claim does not run the driver.
+    DriverNotRegistered,
     /// The volume of the claim held data before.
     ExistingDataFound,
     Resizing,
@@ -93,6 +97,8 @@ impl Reason {
             Reason::Provisioning => ("Provisioning", NORMAL, "Provision"),
             Reason::ProvisioningSucceeded => ("ProvisioningSucceeded", NORMAL, "Provision"),
             Reason::ProvisioningFailed => ("ProvisioningFailed", WARNING, "Provision"),
+            Reason::SelectedNodeRemoved => ("SelectedNodeRemoved", NORMAL, "SelectNode"),
+            Reason::DriverNotRegistered => ("DriverNotRegistered", WARNING, "SelectNode"),
             Reason::ExistingDataFound => ("ExistingDataFound", WARNING, "Provision"),
             Reason::Resizing => ("Resizing", NORMAL, "Resize"),
             Reason::VolumeResizeSuccessful => ("VolumeResizeSuccessful", NORMAL, "Resize"),

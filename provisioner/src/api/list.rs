@@ -1,7 +1,10 @@
 //! Lists objects in pages, so that the unwanted ones of a large cluster are never in memory together.
 
+use std::fmt::Debug;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, api::ListParams};
+use serde::de::DeserializeOwned;
 
 use crate::api::{
     pruned::{Prune, Pruned},
@@ -20,11 +23,24 @@ pub(crate) async fn selected<K: Object + Prune>(
     parameters: ListParams,
     wanted: impl Fn(&K) -> bool,
 ) -> kube::Result<Vec<K>> {
+    let selected = of_items(api, parameters, |object: &Pruned<K>| wanted(object)).await?;
+    Ok(selected.into_iter().map(Pruned::into_inner).collect())
+}
+
+/// Returns the listed objects of any type that `wanted` selects.
+///
+/// # Errors
+/// When the request of a page fails.
+pub(crate) async fn of_items<T: Clone + Debug + DeserializeOwned>(
+    api: &Api<T>,
+    parameters: ListParams,
+    wanted: impl Fn(&T) -> bool,
+) -> kube::Result<Vec<T>> {
     let mut parameters = parameters.limit(PAGE_SIZE);
     let mut selected = Vec::new();
     loop {
         let page = api.list(&parameters).await?;
-        selected.extend(page.items.into_iter().map(Pruned::into_inner).filter(&wanted));
+        selected.extend(page.items.into_iter().filter(&wanted));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
             None => return Ok(selected),

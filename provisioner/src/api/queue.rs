@@ -20,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::{
     backoff::Backoff,
+    fair_slots::FairSlots,
     pruned::{Prune, Pruned},
     queue_metrics::QueueDepth,
     signals::RetryGeneration,
@@ -42,14 +43,14 @@ pub(crate) struct Workers<K> {
 
 /// Objects whose reconciliation can take minutes.
 pub(crate) struct Slow<K> {
-    /// How many are reconciled concurrently, in addition to the others.
-    pub(crate) concurrency: u16,
+    /// How many are reconciled concurrently, in addition to the others. Namespaces share them; see [`FairSlots`].
+    pub(crate) slots: usize,
     pub(crate) is_slow: fn(&K) -> bool,
 }
 
 impl<K> Slow<K> {
     pub(crate) fn none() -> Self {
-        Slow { concurrency: 1, is_slow: |_object| false }
+        Slow { slots: 1, is_slow: |_object| false }
     }
 }
 
@@ -96,10 +97,16 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
             Some(object)
         })
     });
-    let reconcile = &reconcile;
+    let (reconcile, slots) = (&reconcile, FairSlots::new(slow.slots));
+    // The slots, and not the applier, limit the slow ones: the applier knows no namespaces.
+    const UNLIMITED: u16 = 0;
     tokio::join!(
-        apply(concurrency, turns, cache.clone(), reconcile, Arc::clone(&ctx), &depth),
-        apply(slow.concurrency, receiver(slow_turns), cache, reconcile, ctx, &depth),
+        apply(concurrency, turns, cache.clone(), None, reconcile, Arc::clone(&ctx), &depth),
+        apply(UNLIMITED, receiver(slow_turns), cache, Some(&slots), reconcile, ctx, &depth),
+        async {
+            naming.await.ok();
+            slots.close();
+        },
     );
 }
 
@@ -108,6 +115,7 @@ async fn apply<K, Ctx, Reconciling>(
     concurrency: u16,
     turns: impl Stream<Item = ObjectRef<K>>,
     cache: Store<K>,
+    slots: Option<&Arc<FairSlots>>,
     reconcile: &impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
     ctx: Arc<Ctx>,
     depth: &QueueDepth,
@@ -116,10 +124,25 @@ async fn apply<K, Ctx, Reconciling>(
     Reconciling: Future<Output = Action> + Send + 'static,
 {
     let queue = turns.map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
+    let known = cache.clone();
     let reconcile = |object: Arc<K>, ctx| {
-        depth.started(&*object);
-        let reconciling = AbortOnDropHandle::new(tokio::spawn(reconcile(object, ctx)));
+        let known = &known;
         Box::pin(async move {
+            let (object, _slot) = match slots {
+                None => (object, None),
+                Some(slots) => {
+                    let key = ObjectRef::from_obj(&*object);
+                    let slot = slots.acquire(key.namespace.clone()).await;
+                    // It may have changed while it waited, or be deleted.
+                    let (Some(object), Some(slot)) = (known.get(&key), slot) else {
+                        depth.left(&key);
+                        return Ok(Action::await_change());
+                    };
+                    (object, Some(slot))
+                }
+            };
+            depth.started(&*object);
+            let reconciling = AbortOnDropHandle::new(tokio::spawn(reconcile(object, ctx)));
             let ended = reconciling.await;
             Ok::<_, Infallible>(ended.unwrap_or_else(|error| resume_unwind(error.into_panic())))
         })
@@ -315,10 +338,18 @@ mod tests {
     #[tokio::test]
     async fn slow_objects_do_not_delay_the_others() {
         let (cache, mut writer) = reflector::store();
-        let names = ["slow-1", "slow-2", "slow-3", "quick"];
+        let claims = [
+            ("shop", "slow-1"),
+            ("shop", "slow-2"),
+            ("shop", "slow-3"),
+            ("shop", "slow-4"),
+            ("shop", "slow-5"),
+            ("shop", "quick"),
+            ("bank", "slow-of-bank"),
+        ];
         writer.apply_watcher_event(&Event::Init);
-        for name in names {
-            let claim = fixtures::claim(json!({"metadata": {"name": name}}));
+        for (namespace, name) in claims {
+            let claim = fixtures::claim(json!({"metadata": {"namespace": namespace, "name": name}}));
             writer.apply_watcher_event(&Event::InitApply(claim));
         }
         writer.apply_watcher_event(&Event::InitDone);
@@ -336,19 +367,19 @@ mod tests {
                 Action::await_change()
             }
         };
-        let queue = futures::stream::iter(names.map(|name| ObjectRef::new(name).within("shop")))
-            .chain(futures::stream::pending());
+        let queue =
+            futures::stream::iter(claims.map(|(namespace, name)| ObjectRef::new(name).within(namespace)))
+                .chain(futures::stream::pending());
         let stopped = async { drop(stopped.await) };
         let depth = QueueMetrics::default().queue("claims");
-        let workers = Workers { concurrency: 1, slow: Slow { concurrency: 2, is_slow }, depth };
+        let workers = Workers { concurrency: 1, slow: Slow { slots: 4, is_slow }, depth };
         let running = tokio::spawn(run(workers, queue, cache, reconcile, ctx, stopped));
         let mut started = Vec::new();
-        while started.len() < 3 {
+        while started.len() < 4 {
             let next = timeout(Duration::from_secs(60), beginnings.recv()).await;
-            started.push(next.expect("three reconciliations start").unwrap());
+            started.push(next.expect("four reconciliations start").unwrap());
         }
-        started.sort();
-        assert_eq!(started[0], "quick");
+        assert!(["quick", "slow-of-bank"].iter().all(|name| started.iter().any(|started| started == name)));
         signal.set();
         assert!(beginnings.recv().await.unwrap().starts_with("slow"));
         drop(stop);

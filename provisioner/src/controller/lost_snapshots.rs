@@ -22,6 +22,7 @@ use crate::{
     api::{
         cluster::Cluster,
         events::{Reason, some_names},
+        list,
     },
     error::Error,
     loss::{POLL_INTERVAL, is_node_deleted, loss_began},
@@ -63,15 +64,16 @@ async fn check(
 ) -> Result<Option<Duration>, Error> {
     let contents: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &snapshot::content_resource());
     let labelled = ListParams::default().labels(snapshot::MANAGED_BY);
-    let listed = match contents.list(&labelled).await {
-        Ok(listed) => listed.items,
+    let listed = list::of_items(&contents, labelled, |content| waits_for_its_node(content, cluster)).await;
+    let waiting_contents = match listed {
+        Ok(waiting) => waiting,
         // The cluster has no snapshots.
         Err(kube::Error::Api(status)) if status.code == 404 => vec![],
         Err(error) => return Err(Error::api("list", "the VolumeSnapshotContents", error)),
     };
     let (known, mut waiting, mut next) = (nodes.names(now), BTreeMap::new(), None);
     let mut released = Vec::new();
-    for content in listed.iter().filter(|content| waits_for_its_node(content, cluster)) {
+    for content in &waiting_contents {
         let node = content.labels().get(snapshot::MANAGED_BY).map(String::as_str).unwrap_or_default();
         let is_lost = match known.contains(node) {
             true => Ok(false),
@@ -183,6 +185,21 @@ mod tests {
             "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContentList", "metadata": {}, "items": [content],
         });
         expect(Method::GET, CONTENTS, None).respond(list)
+    }
+
+    /// Returns the first page of a list, without the content.
+    fn first_page() -> ExpectedRequest {
+        let list = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContentList",
+            "metadata": {"continue": "next"}, "items": [],
+        });
+        expect(Method::GET, CONTENTS, None).respond(list)
+    }
+
+    #[tokio::test]
+    async fn contents_are_listed_in_pages() {
+        let requests = vec![first_page(), listed(content(json!({}))), deleted()];
+        assert_eq!(checked_at([Duration::ZERO], requests).await, (vec![Some(GRACE)], vec![]));
     }
 
     fn deleted() -> ExpectedRequest {

@@ -6,7 +6,7 @@ use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
     runtime::{
-        reflector::{self, ObjectRef, Store, store::Writer},
+        reflector::{self, Store, store::Writer},
         watcher,
     },
 };
@@ -22,7 +22,7 @@ use crate::{
     objects::{claim_status, ownership},
 };
 
-/// A cache of the claims, which several duties share: the API server sends each change of a claim once.
+/// A cache of the claims, which several duties share, so that they need one watch.
 pub(crate) struct PendingClaims {
     pub(crate) cache: Store<PersistentVolumeClaim>,
     pub(crate) synced: SyncSignal,
@@ -56,11 +56,6 @@ impl PendingClaims {
                 std::future::ready(())
             })
             .await;
-    }
-
-    /// Returns `true` if the claim still waits.
-    pub(crate) fn contains(&self, claim: &ObjectRef<PersistentVolumeClaim>) -> bool {
-        self.cache.get(claim).is_some()
     }
 
     /// Returns a receiver that learns of each change of a claim.

@@ -5,6 +5,9 @@
 //! volume, whose disk was moved. Without the annotation, the scheduler or the controller selects again, and the node of the
 //! volume expands it.
 //!
+//! A claim whose node exists, but does not run the driver, keeps its node and gets an event: the driver may start again, and the volume may
+//! be on that node already.
+//!
 //! The node of a claim that waits for its volume may provision in the meantime. Then the claim has a volume there, and nothing is lost.
 
 use std::{
@@ -36,7 +39,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Checks the selected nodes until shutdown.
 pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, claims: &PendingClaims) {
     tokio::join!(nodes.synced.wait(), claims.synced.wait());
-    let check = WrongSelections { cluster, nodes, claims, backoff: Backoff::default() };
+    let check = WrongSelections::new(cluster, nodes, claims);
     let (mut node_changes, mut claim_changes) = (nodes.changes(), claims.changes());
     loop {
         let next = check.check(Instant::now()).await.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
@@ -55,17 +58,32 @@ struct WrongSelections<'a> {
     cluster: &'a Cluster,
     nodes: &'a RegisteredNodes,
     claims: &'a PendingClaims,
-    /// The claims that were checked, with their UIDs. A change of a claim does not shorten the wait: its owner can change it, and the
-    /// node that it names, as often as they like.
-    backoff: Backoff<ObjectRef<PersistentVolumeClaim>, Option<String>>,
+    /// The claims that lost their node or were compared with their volume, with their UIDs. A change of a claim does not shorten the
+    /// wait: its owner can change it, and the node that it names, as often as they like. Nor does its end, after which it can wait again.
+    checked: Backoff<ObjectRef<PersistentVolumeClaim>, Option<String>>,
+    /// The nodes that were read and exist, or could not be read.
+    read: Backoff<String, ()>,
 }
 
-impl WrongSelections<'_> {
+/// The result of reading a node that does not run the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unregistered {
+    Deleted,
+    /// It exists, and did not run the driver when it was read before either. A driver registers some time after its node.
+    Lasting,
+    /// It exists and may run the driver soon, could not be read, or is in back-off.
+    Unknown,
+}
+
+impl<'a> WrongSelections<'a> {
+    fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, claims: &'a PendingClaims) -> Self {
+        WrongSelections { cluster, nodes, claims, checked: Backoff::default(), read: Backoff::default() }
+    }
+
     /// Checks all claims that are not in back-off. Returns the time after which a claim has to be checked again.
     async fn check(&self, now: Instant) -> Option<Duration> {
-        self.backoff.retain(|claim| self.claims.contains(claim));
         let registered = self.nodes.names(now);
-        let (mut deleted, mut next) = (BTreeMap::new(), None);
+        let (mut read, mut next) = (BTreeMap::new(), None);
         for claim in self.claims.cache.state() {
             let Some(node) = ownership::selected_node(&claim) else { continue };
             let volume = ownership::bound_volume(&claim);
@@ -73,19 +91,12 @@ impl WrongSelections<'_> {
                 continue;
             }
             let key = ObjectRef::from_obj(&*claim);
-            let wait = match self.backoff.remaining(&key, &claim.uid(), now) {
-                Some(remaining) => remaining,
-                None => {
-                    let checked = match volume {
-                        None => self.check_waiting(&claim, node, &mut deleted).await,
-                        Some(volume) => self.check_bound(&claim, node, volume).await,
-                    };
-                    if let Err(error) = checked
-                        && !error.is_conflict()
-                    {
-                        tracing::warn!(claim = %key, %error, "could not check the selected node of a claim; the check is retried");
-                    }
-                    self.backoff.failed(key, claim.uid(), now)
+            let wait = match (self.checked.remaining(&key, &claim.uid(), now), volume) {
+                (Some(remaining), _) => remaining,
+                (None, None) => self.check_waiting(&claim, node, &mut read, now).await,
+                (None, Some(volume)) => {
+                    let checked = self.check_bound(&claim, node, volume).await;
+                    self.checked(&claim, checked, now)
                 }
             };
             next = next.into_iter().chain([wait]).min();
@@ -93,28 +104,75 @@ impl WrongSelections<'_> {
         next
     }
 
-    /// Checks a claim that waits for a volume. `deleted` has the nodes that were read in this pass, and whether they were deleted.
+    /// Returns the wait until the next check of the claim.
+    fn checked(&self, claim: &PersistentVolumeClaim, checked: Result<(), Error>, now: Instant) -> Duration {
+        let key = ObjectRef::from_obj(claim);
+        if let Err(error) = checked
+            && !error.is_conflict()
+        {
+            tracing::warn!(claim = %key, %error, "could not check the selected node of a claim; the check is retried");
+        }
+        self.checked.failed(key, claim.uid(), now)
+    }
+
+    /// Checks a claim that waits for a volume on a node without the driver. `read` has the nodes that were read in this pass. Returns
+    /// the wait until the next check.
     async fn check_waiting(
         &self,
         claim: &PersistentVolumeClaim,
         node: &str,
-        deleted: &mut BTreeMap<String, bool>,
-    ) -> Result<(), Error> {
-        if !deleted.contains_key(node) {
-            // After an error, the other claims of the node do not wait for another timeout.
-            let read = is_node_deleted(self.cluster, node).await;
-            deleted.insert(node.to_owned(), matches!(read, Ok(true)));
-            read?;
+        read: &mut BTreeMap<String, (Unregistered, Duration)>,
+        now: Instant,
+    ) -> Duration {
+        let (state, wait) = match read.get(node) {
+            Some(known) => *known,
+            None => *read.entry(node.to_owned()).or_insert(self.read_node(node, now).await),
+        };
+        match state {
+            Unregistered::Deleted => {
+                let removed = self.remove_deleted(claim, node).await;
+                return self.checked(claim, removed, now);
+            }
+            Unregistered::Lasting => {
+                let note = format!(
+                    "the claim waits for its volume on node {node:?}, which was selected for it and does not run driver {}; start the \
+                     driver on that node (its DaemonSet says why it does not run there), or delete the claim and its pod, and keep the \
+                     new pod off that node",
+                    self.cluster.identity.driver()
+                );
+                self.cluster.events.publish(claim, Reason::DriverNotRegistered, note);
+            }
+            Unregistered::Unknown => {}
         }
-        if deleted.get(node) != Some(&true) {
-            return Ok(());
+        wait
+    }
+
+    /// Reads a node that does not run the driver, unless it is in back-off. Returns the wait until it is read again.
+    async fn read_node(&self, node: &str, now: Instant) -> (Unregistered, Duration) {
+        let key = node.to_owned();
+        if let Some(remaining) = self.read.remaining(&key, &(), now) {
+            return (Unregistered::Unknown, remaining);
         }
+        let state = match is_node_deleted(self.cluster, node).await {
+            Ok(true) => return (Unregistered::Deleted, Duration::ZERO),
+            Ok(false) if self.read.has_failed(&key) => Unregistered::Lasting,
+            Ok(false) => Unregistered::Unknown,
+            Err(error) => {
+                tracing::warn!(%error, "could not read the selected node of claims; the check is retried");
+                Unregistered::Unknown
+            }
+        };
+        (state, self.read.failed(key, (), now))
+    }
+
+    /// Removes a deleted node from a claim.
+    async fn remove_deleted(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<(), Error> {
         pending_claims::select_node(self.cluster, claim, None).await?;
         let note = format!(
             "node {node:?}, which was selected for the claim, was deleted from the cluster; the controller removed the selected node \
              from the claim, so that another one can be selected"
         );
-        self.cluster.events.publish(claim, Reason::ProvisioningFailed, note);
+        self.cluster.events.publish(claim, Reason::SelectedNodeRemoved, note);
         Ok(())
     }
 
@@ -139,7 +197,7 @@ impl WrongSelections<'_> {
             "PersistentVolume {volume} of the claim is on node {node:?}, and {selected:?} was selected for the claim; the controller \
              removed the selected node, so that node {node:?} expands the volume"
         );
-        self.cluster.events.publish(claim, Reason::Resizing, note);
+        self.cluster.events.publish(claim, Reason::SelectedNodeRemoved, note);
         Ok(())
     }
 }
@@ -202,12 +260,7 @@ mod tests {
         let test_context = TestContext::new(store, Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
         let (nodes, claims) = (RegisteredNodes::of(&["node-a"]), PendingClaims::of(claims));
-        let check = WrongSelections {
-            cluster: &ctx.cluster,
-            nodes: &nodes,
-            claims: &claims,
-            backoff: Backoff::default(),
-        };
+        let check = WrongSelections::new(&ctx.cluster, &nodes, &claims);
         let start = Instant::now();
         for time in seconds {
             check.check(start + Duration::from_secs(*time)).await;
@@ -221,7 +274,7 @@ mod tests {
     async fn a_waiting_claim_loses_a_deleted_node() {
         let claim = || vec![on_node_b(json!({}))];
         let requests = vec![node_deleted(), removes_selection()];
-        assert_eq!(checked_at(&[0], claim(), requests).await, ["ProvisioningFailed"]);
+        assert_eq!(checked_at(&[0], claim(), requests).await, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]
@@ -235,12 +288,57 @@ mod tests {
         assert_eq!(checked_at(&[0, 0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
     }
 
+    fn node_exists() -> ExpectedRequest {
+        expect(Method::GET, NODE, None).respond(fixtures::metadata_only(json!({"name": "node-b"})))
+    }
+
+    /// Its driver has not registered yet at the first check.
     #[tokio::test]
-    async fn a_node_is_read_once_for_all_claims() {
-        let other = on_node_b(json!({"metadata": {"name": "other"}}));
-        let exists = fixtures::metadata_only(json!({"name": "node-b"}));
-        let requests = vec![expect(Method::GET, NODE, None).respond(exists)];
-        assert_eq!(checked_at(&[0], vec![on_node_b(json!({})), other], requests).await, [""; 0]);
+    async fn claims_of_a_node_without_driver_get_an_event() {
+        let claims = ["data", "other"].map(|name| on_node_b(json!({"metadata": {"name": name}})));
+        let requests = vec![node_exists(), node_exists()];
+        let reasons = checked_at(&[0, 0, 1, 1], claims.to_vec(), requests).await;
+        assert_eq!(reasons, ["DriverNotRegistered"; 2]);
+    }
+
+    /// Its owner creates one claim after the other for a node that exists.
+    #[tokio::test]
+    async fn new_claims_do_not_read_a_node_again() {
+        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
+        let test_context = TestContext::new(store, Caches::default(), vec![node_exists()]);
+        let ctx = Arc::clone(&test_context.ctx);
+        let nodes = RegisteredNodes::of(&["node-a"]);
+        let [first, second] = ["first", "second"]
+            .map(|name| PendingClaims::of(vec![on_node_b(json!({"metadata": {"name": name, "uid": name}}))]));
+        let check = WrongSelections::new(&ctx.cluster, &nodes, &first);
+        let now = Instant::now();
+        check.check(now).await;
+        let check = WrongSelections { claims: &second, ..check };
+        assert_eq!(check.check(now).await, Some(Duration::from_secs(1)));
+        drop(check);
+        drop(ctx);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    /// Its owner lets it wait again as soon as it was provisioned or expanded.
+    #[tokio::test]
+    async fn a_claim_that_waits_again_stays_in_back_off() {
+        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
+        let requests = vec![node_deleted(), removes_selection()];
+        let test_context = TestContext::new(store, Caches::default(), requests);
+        let ctx = Arc::clone(&test_context.ctx);
+        let nodes = RegisteredNodes::of(&["node-a"]);
+        let (waits, none) = (PendingClaims::of(vec![on_node_b(json!({}))]), PendingClaims::of(vec![]));
+        let check = WrongSelections::new(&ctx.cluster, &nodes, &waits);
+        let now = Instant::now();
+        check.check(now).await;
+        let check = WrongSelections { claims: &none, ..check };
+        check.check(now).await;
+        let check = WrongSelections { claims: &waits, ..check };
+        check.check(now).await;
+        drop(check);
+        drop(ctx);
+        assert_eq!(test_context.finish().await, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]
@@ -263,7 +361,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_cannot_exist_is_not_read() {
         let claim = on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "?"}}}));
-        assert_eq!(checked_at(&[0], vec![claim], vec![removes_selection()]).await, ["ProvisioningFailed"]);
+        assert_eq!(checked_at(&[0], vec![claim], vec![removes_selection()]).await, ["SelectedNodeRemoved"]);
     }
 
     #[tokio::test]
@@ -276,7 +374,7 @@ mod tests {
     #[tokio::test]
     async fn an_expanding_claim_loses_another_node() {
         let requests = vec![reads(fixtures::volume(json!({}))), removes_selection()];
-        assert_eq!(checked_at(&[0], vec![expanding()], requests).await, ["Resizing"]);
+        assert_eq!(checked_at(&[0], vec![expanding()], requests).await, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]

@@ -34,7 +34,7 @@ impl Cluster {
     }
 
     /// Waits until the metrics report these numbers of findings.
-    async fn found(&self, provisioner: &Provisioner, orphans: usize, missing: usize) {
+    pub(super) async fn found(&self, provisioner: &Provisioner, orphans: usize, missing: usize) {
         let line = |finding, count| {
             format!("\nloopfs_provisioner_audit_findings{{finding=\"{finding}\"}} {count}\n")
         };

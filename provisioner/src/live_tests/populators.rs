@@ -1,11 +1,11 @@
 //! Tests of claims whose data source belongs to a volume populator. The tests do what the populator would do.
 
-use super::*;
+use super::{audit::auditing, *};
 
 #[tokio::test]
 async fn a_volume_is_handed_over_by_its_populator() {
     let cluster = Cluster::connect().await;
-    let provisioner = cluster.provisioner().await;
+    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
     let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
     cluster.claim("data", json!({"spec": {"dataSourceRef": source}})).await;
     cluster.event_that("data", "Provisioning", "Backup \"monday\"").await;
@@ -25,6 +25,10 @@ async fn a_volume_is_handed_over_by_its_populator() {
     cluster.request_size("data", "2Mi").await;
     until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(2 * MIB)));
+    // The audit finds nothing but a volume that was not handed over.
+    let orphan = cluster.create_orphan("orphan");
+    cluster.found(&provisioner, 1, 0).await;
+    cluster.volumes.state().volumes.remove(&orphan);
     cluster.delete_claim("data").await;
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     until_empty(&cluster.volumes).await;

@@ -14,7 +14,7 @@ async fn a_claim_of_a_deleted_node_is_provisioned_elsewhere() {
     let cluster = Cluster::connect().await;
     let running = [cluster.provisioner().await, cluster.controller(ONLY_PLACEMENT).await];
     cluster.claim("data", selecting("node-that-was-deleted")).await;
-    cluster.event_that("data", "ProvisioningFailed", "was deleted from the cluster").await;
+    cluster.event_that("data", "SelectedNodeRemoved", "was deleted from the cluster").await;
     until(&cluster.claims(), "data", |claim| selected_node(claim).is_none()).await;
     // The scheduler selects again.
     cluster.select("data", HERE).await;

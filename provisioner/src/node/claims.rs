@@ -35,8 +35,8 @@ use crate::{
 /// Claims reconciled concurrently. A reconcile mostly waits for the API server, and the store serialises what it must.
 const CONCURRENCY: u16 = 32;
 
-/// Claims whose volumes are copied concurrently. Copying a directory of many files takes minutes.
-const COPY_CONCURRENCY: u16 = 4;
+/// Claims whose volumes are copied concurrently, of all namespaces. Copying a directory of many files takes minutes.
+const COPY_SLOTS: usize = 8;
 
 /// Runs until `stop` completes and the reconciles in progress have ended. `related` delivers claims whose PersistentVolume or class
 /// changed.
@@ -64,7 +64,7 @@ pub(crate) async fn run(
         |ctx| &ctx.claims.backoff,
     );
     let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
-    let copies = Slow { concurrency: COPY_CONCURRENCY, is_slow: is_to_be_copied };
+    let copies = Slow { slots: COPY_SLOTS, is_slow: is_to_be_copied };
     let workers = Workers { concurrency: CONCURRENCY, slow: copies, depth: ctx.queues.queue("claims") };
     queue::run(workers, queue, ctx.claims.cache.clone(), reconcile, ctx, stop).await;
 }
@@ -81,9 +81,13 @@ fn observe(
     ctx: &Context,
 ) -> Option<ObjectRef<PersistentVolumeClaim>> {
     match change {
-        CacheChange::Applied(claim) => Some(ObjectRef::from_obj(&*claim)),
+        CacheChange::Applied(claim) => {
+            ctx.claim_names.insert(&claim);
+            Some(ObjectRef::from_obj(&*claim))
+        }
         CacheChange::Deleted(claim) => {
             let key = ObjectRef::from_obj(&*claim);
+            ctx.claim_names.remove(&claim);
             ctx.claims.writes.forget(&key);
             ctx.claims.conflicts.clear(&key);
             // A claim that is rescheduled to another node may come back. Its back-off is kept for that case. Otherwise this node would
@@ -95,6 +99,8 @@ fn observe(
             None
         }
         CacheChange::Listed => {
+            // The claims of the list follow.
+            ctx.claim_names.clear();
             ctx.claims.listed();
             ctx.claims_deleted.notify_one();
             None

@@ -1,7 +1,8 @@
 //! The state that all reconciles of a node share.
 
 use std::{
-    sync::Arc,
+    collections::{BTreeSet, HashMap, hash_map::Entry},
+    sync::{Arc, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,10 @@ use k8s_openapi::{
     },
     jiff::Timestamp,
 };
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{
+    ResourceExt,
+    runtime::reflector::{ObjectRef, Store},
+};
 use loopfs::Bytes;
 use tokio::sync::{Mutex, Notify, watch};
 
@@ -50,6 +54,8 @@ pub(crate) struct Context {
     pub(crate) claim_scope: CurrentScope,
     /// The claims that could concern this node.
     pub(crate) claims: ControllerState<PersistentVolumeClaim>,
+    /// The names of the claims in the cache, by namespace.
+    pub(crate) claim_names: ClaimNames,
     /// This node's PersistentVolumes.
     pub(crate) volumes: ControllerState<PersistentVolume>,
     /// Cache of all storage classes.
@@ -92,6 +98,7 @@ impl Context {
             intents,
             claim_scope: Default::default(),
             claims: ControllerState::new(claims),
+            claim_names: Default::default(),
             volumes: ControllerState::new(volumes),
             classes,
             classes_synced: Default::default(),
@@ -173,6 +180,40 @@ impl Context {
     }
 }
 
+/// The names of claims by namespace. A search of the whole cache for each claim that does not fit would take time that grows with the
+/// square of their number.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimNames(std::sync::Mutex<HashMap<String, BTreeSet<String>>>);
+
+impl ClaimNames {
+    pub(crate) fn insert(&self, claim: &PersistentVolumeClaim) {
+        self.lock().entry(claim.namespace().unwrap_or_default()).or_default().insert(claim.name_any());
+    }
+
+    pub(crate) fn remove(&self, claim: &PersistentVolumeClaim) {
+        let mut names = self.lock();
+        if let Entry::Occupied(mut of_namespace) = names.entry(claim.namespace().unwrap_or_default()) {
+            of_namespace.get_mut().remove(&claim.name_any());
+            if of_namespace.get().is_empty() {
+                of_namespace.remove();
+            }
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<String> {
+        self.lock().get(namespace).into_iter().flatten().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, BTreeSet<String>>> {
+        // Every critical section leaves the map whole, so a panicked holder does no harm.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The state of the controller of one type of object.
 pub(crate) struct ControllerState<K: Object> {
     pub(crate) cache: Store<K>,
@@ -245,4 +286,30 @@ pub(crate) struct RetryKey {
     pub(crate) class_version: Option<String>,
     /// See [`RetryGeneration`].
     pub(crate) retry_generation: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    #[test]
+    fn names_of_claims_are_those_in_the_cache() {
+        let names = ClaimNames::default();
+        let claims = [("shop", "a"), ("shop", "b"), ("bank", "c")].map(|(namespace, name)| {
+            fixtures::claim(json!({"metadata": {"namespace": namespace, "name": name}}))
+        });
+        claims.iter().for_each(|claim| names.insert(claim));
+        names.insert(&claims[0]);
+        assert_eq!(names.in_namespace("shop"), ["a", "b"]);
+        names.remove(&claims[0]);
+        names.remove(&claims[2]);
+        names.remove(&claims[2]);
+        assert_eq!((names.in_namespace("shop"), names.in_namespace("bank")), (vec!["b".to_owned()], vec![]));
+        assert_eq!(names.lock().len(), 1);
+        names.clear();
+        assert_eq!(names.in_namespace("shop"), [""; 0]);
+    }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
     storage::v1::StorageClass,
 };
-use kube::{ResourceExt, api::PostParams};
+use kube::{ResourceExt, api::PostParams, runtime::reflector::ObjectRef};
 use loopfs::Bytes;
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::{OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
@@ -202,6 +202,18 @@ pub(crate) async fn apply(
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
     let (intents, intent, new_id) = (ctx.intents.clone(), Intent::of(claim), id.clone());
+    // A copy takes minutes, and a claim that is deleted or rescheduled meanwhile leaves its slot to others.
+    let (known, key, uid) = (ctx.claims.cache.clone(), ObjectRef::from_obj(claim), claim.uid());
+    let identity = ctx.cluster.identity.clone();
+    let is_wanted = move || {
+        known.get(&key).is_some_and(|claim| {
+            claim.uid() == uid
+                && ownership::is_claim_to_provision(&claim, &identity)
+                && ownership::selected_node(&claim) == Some(identity.node())
+        })
+    };
+    let is_still_wanted = is_wanted.clone();
+    let is_copy = source.is_some();
     let creating = ctx.storage.run(move |volumes| {
         // An interrupted attempt has left a record, and only of volumes that nothing has written to but the attempt. The record is
         // looked for last, because another process that creates the volume now writes it first.
@@ -212,12 +224,19 @@ pub(crate) async fn apply(
             intents.record(&new_id, &intent)?;
         }
         let capacity = match &source {
-            Some(source) => volumes.clone_from(source.as_ref(), &new_id, &spec)?,
+            Some(source) => volumes.clone_from(source.as_ref(), &new_id, &spec, &is_wanted)?,
             None => volumes.create(&new_id, &spec)?,
         };
         Ok((held_data, capacity, volumes.filesystem_uuid()))
     });
-    let (held_data, capacity, filesystem_uuid) = creating.await?;
+    let (held_data, capacity, filesystem_uuid) = match creating.await {
+        Err(_) if is_copy && !is_still_wanted() => {
+            // The copied files are there. The record of provisioning stays for the cleanup.
+            ctx.trash.notify_one();
+            return Err(Error::CopyEnded(id));
+        }
+        created => created?,
+    };
     ctx.capacity.notify_one();
     let kind = spec.kind;
     let description = Description {

@@ -8,6 +8,7 @@ use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClas
 use kube::{
     ResourceExt,
     api::{Patch, PatchParams},
+    runtime::reflector::ObjectRef,
 };
 use loopfs::ErrorKind;
 use serde_json::Value;
@@ -57,11 +58,13 @@ pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Err
         let [one, other] = [claim, other].map(|claim| claim.metadata.creation_timestamp.as_ref());
         one.zip(other).map_or(u64::MAX, |(one, other)| one.0.as_second().abs_diff(other.0.as_second()))
     };
-    let siblings = ctx.claims.cache.state().into_iter().filter(|other| {
-        other.metadata.namespace == claim.metadata.namespace
-            && other.metadata.uid != claim.metadata.uid
-            && is_here(other)
+    let namespace = claim.namespace().unwrap_or_default();
+    let names = ctx.claim_names.in_namespace(&namespace);
+    let claims = names.iter().filter_map(|name| {
+        let key = ObjectRef::new(name).within(&namespace);
+        ctx.claims.cache.get(&key)
     });
+    let siblings = claims.filter(|other| other.metadata.uid != claim.metadata.uid && is_here(other));
     let mut siblings: Vec<_> = siblings.map(|other| (distance(&other), other.name_any())).collect();
     if siblings.is_empty() {
         return String::new();

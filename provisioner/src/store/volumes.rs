@@ -22,12 +22,13 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::create`]; returns the recorded capacity.
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
-    /// Copies a volume or snapshot; see [`VolumeStore::clone_from`]. Returns the recorded capacity.
+    /// Copies a volume or snapshot; see [`VolumeStore::clone_from_while`]. Returns the recorded capacity.
     fn clone_from(
         &self,
         source: ContentSource<'_>,
         id: &VolumeId,
         spec: &VolumeSpec,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::expand`]; returns the recorded capacity.
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
@@ -140,8 +141,9 @@ impl Volumes for VolumeStore {
         source: ContentSource<'_>,
         id: &VolumeId,
         spec: &VolumeSpec,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Bytes, VolumeError> {
-        Ok(VolumeStore::clone_from(self, source, id, spec)?.capacity())
+        Ok(self.clone_from_while(source, id, spec, is_wanted)?.capacity())
     }
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {

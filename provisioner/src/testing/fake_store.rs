@@ -166,6 +166,7 @@ impl Volumes for FakeStore {
         source: ContentSource<'_>,
         id: &VolumeId,
         spec: &VolumeSpec,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Bytes, VolumeError> {
         let kind = match source {
             ContentSource::Volume(source) => self.state().volumes.get(source).map(|(kind, _)| *kind),
@@ -179,6 +180,9 @@ impl Volumes for FakeStore {
             Some(_) => {}
         }
         self.copies.wait();
+        if !is_wanted() {
+            return Err(error(ErrorKind::Other, format!("{source}: the caller ended the copy")));
+        }
         if self.state().busy {
             return Err(error(
                 ErrorKind::Busy,

@@ -85,6 +85,10 @@ impl ExpectedRequest {
         }))
     }
 
+    pub(crate) fn response_size(&self) -> usize {
+        self.response.len()
+    }
+
     /// Delays the response until the test sends [`Paused::respond`].
     pub(crate) fn pause(mut self) -> (Self, Paused) {
         let (arrived, requested) = oneshot::channel();
@@ -163,6 +167,7 @@ impl TestContext {
         let volumes = Arc::new(volumes);
         let scratch = tempfile::tempdir().unwrap();
         let (classes, class_cache) = cache(caches.classes);
+        let claims = caches.claims.clone();
         let ctx = Arc::new(Context::new(
             Cluster { client: Client::new(service, "default"), identity: fixtures::identity(), events },
             Intents::beside(&scratch.path().join("data")),
@@ -171,6 +176,7 @@ impl TestContext {
             classes,
             || Timestamp::UNIX_EPOCH,
         ));
+        claims.iter().for_each(|claim| ctx.claim_names.insert(claim));
         ctx.storage.open(volumes.clone());
         for signal in [&ctx.claims.synced, &ctx.volumes.synced, &ctx.classes_synced] {
             signal.set();

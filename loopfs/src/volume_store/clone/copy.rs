@@ -50,8 +50,23 @@ impl VolumeStore {
     #[doc(alias = "FICLONE")]
     #[doc(alias = "reflink")]
     pub fn clone_from(&self, source: ContentSource<'_>, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
+        self.clone_from_while(source, id, spec, || true)
+    }
+
+    /// As [`clone_from`](Self::clone_from), but ends the copy of a directory once `is_wanted` returns `false`. The call asks after
+    /// every 1024 names, and holds no lock then. The copy of an image is one system call, which does not end early.
+    ///
+    /// # Errors
+    /// As [`clone_from`](Self::clone_from), and [`ErrorKind::Other`](crate::ErrorKind::Other): `is_wanted` has returned `false`.
+    pub fn clone_from_while(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+        mut is_wanted: impl FnMut() -> bool,
+    ) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        self.copy(source, Target::Volume { id, spec, capacity })?;
+        self.copy(source, Target::Volume { id, spec, capacity }, &mut is_wanted)?;
         self.volume(id)
     }
 
@@ -64,11 +79,16 @@ impl VolumeStore {
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no such volume. [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists): the id names a snapshot of another
     /// volume. [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): as [`clone_from`](Self::clone_from).
     pub fn create_snapshot(&self, source: &VolumeId, id: &SnapshotId) -> Result<Snapshot> {
-        self.copy(ContentSource::Volume(source), Target::Snapshot { id })?;
+        self.copy(ContentSource::Volume(source), Target::Snapshot { id }, &mut || true)?;
         self.snapshot(id)
     }
 
-    fn copy(&self, source: ContentSource<'_>, target: Target<'_>) -> Result<()> {
+    fn copy(
+        &self,
+        source: ContentSource<'_>,
+        target: Target<'_>,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         let lock = self.layout.lock_shared()?;
         // Before the source is opened: it may have been deleted when the call is repeated.
         if self.exists_durably(|| self.has_copy(source, target))? {
@@ -79,7 +99,7 @@ impl VolumeStore {
         target.require_kind(source, original.content.kind())?;
         let copied = match original.content.kind() {
             VolumeKind::Block => self.copy_image(&original, target),
-            VolumeKind::Filesystem => self.copy_directory(lock, &original, target),
+            VolumeKind::Filesystem => self.copy_directory(lock, &original, target, is_wanted),
         };
         copied.or_else(|error| self.unless_created_concurrently(error, || self.has_copy(source, target)))
     }

@@ -8,7 +8,7 @@ use nix::fcntl::Flock;
 use super::target::{Original, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::Usage;
-use crate::project_tree::{SkipReason, clone_tree};
+use crate::project_tree::{SkipReason, try_clone_tree};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::Attributes;
 use crate::volume_store::spec::inodes_for;
@@ -26,6 +26,7 @@ impl VolumeStore {
         lock: Flock<OwnedFd>,
         original: &Original<'_>,
         target: Target<'_>,
+        is_wanted: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let of_source = original.content.attributes()?;
         let usage = original.content.usage(of_source)?;
@@ -38,7 +39,7 @@ impl VolumeStore {
         let attributes = |project| Attributes { project, bytes_per_inode };
         let staged = self.stage(target.entry(), target.operation(), limits, attributes)?;
         drop(lock);
-        let copied = copy_tree(&from, &staged, target);
+        let copied = copy_tree(&from, &staged, target, is_wanted);
         // Also held for the removal after an error, because recovery could free the project concurrently.
         let _lock = self.layout.lock_shared()?;
         if let Err(error) = copied {
@@ -111,8 +112,19 @@ fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
     staged.set_final_limits(bytes, inodes)
 }
 
-fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<()> {
-    let report = clone_tree(from.as_fd(), staged.as_fd(), |_| {})?;
+fn copy_tree(
+    from: &OwnedFd,
+    staged: &Staged<'_>,
+    target: Target<'_>,
+    is_wanted: &mut dyn FnMut() -> bool,
+) -> Result<()> {
+    let report = try_clone_tree(from.as_fd(), staged.as_fd(), |_| match is_wanted() {
+        true => Ok(()),
+        false => {
+            let detail = "the caller ended the copy; nothing is left of it";
+            Err(Error::new(ErrorKind::Other, target.operation(), target.entry(), detail))
+        }
+    })?;
     if report.is_complete() {
         return Ok(());
     }

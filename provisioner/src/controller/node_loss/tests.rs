@@ -433,6 +433,35 @@ async fn volumes_are_listed_once_in_an_interval() {
     test_context.finish().await;
 }
 
+/// 1,000 CSINodes change within a minute beside 100,000 PersistentVolumes, for example in an upgrade of the driver. A list for each change
+/// would be a thousand times as much.
+#[tokio::test]
+async fn changes_of_nodes_list_volumes_once() {
+    const PAGES: usize = 200;
+    let volumes: Vec<_> = (0..500).map(|_| fixtures::volume_on("node-a", deleting_claim())).collect();
+    let page = |more: bool| {
+        let mut page = metadata(&volumes);
+        page["metadata"] = if more { json!({"continue": "next"}) } else { json!({}) };
+        expect(Method::GET, VOLUMES, None).respond(page)
+    };
+    let requests: Vec<_> = (1..=PAGES).map(|number| page(number < PAGES)).collect();
+    let bytes: usize = requests.iter().map(ExpectedRequest::response_size).sum();
+    let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
+    let test_context = TestContext::new(store, Caches::default(), requests);
+    let ctx = Arc::clone(&test_context.ctx);
+    let nodes = RegisteredNodes::of(&["node-a"]);
+    let settings = Settings { list_interval: LIST_INTERVAL, ..SETTINGS };
+    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
+    let start = Instant::now();
+    for change in 0..1000 {
+        controller.reconcile(start + Duration::from_millis(59 * change)).await.unwrap();
+    }
+    drop(controller);
+    drop(ctx);
+    test_context.finish().await;
+    assert!(bytes < 100 << 20, "{bytes} bytes, without compression");
+}
+
 #[tokio::test]
 async fn volumes_are_listed_in_pages() {
     let volume = volume(json!({}));

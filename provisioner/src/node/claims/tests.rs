@@ -331,22 +331,48 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
     fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
 }
 
+/// Returns a context whose store has the source of the clones.
+fn context_with_source(claims: Vec<PersistentVolumeClaim>, requests: Vec<ExpectedRequest>) -> TestContext {
+    let test_context =
+        TestContext::new(FakeStore::of_size(Bytes(GIB)), Caches { claims, ..caches(vec![]) }, requests);
+    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    test_context
+}
+
+#[rstest]
+#[case::deleted(vec![])]
+#[case::created_again(vec![clone_named("copy", "another")])]
+#[case::rescheduled(vec![rescheduled()])]
+#[tokio::test]
+async fn a_copy_ends_if_its_claim_is(#[case] claims: Vec<PersistentVolumeClaim>) {
+    let requests = vec![
+        expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
+        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
+    ];
+    let test_context = context_with_source(claims, requests);
+    let action = reconcile_claim(&test_context, clone_named("copy", "uid")).await;
+    assert_eq!(action, Action::requeue(backoff::CONFLICT.first));
+    assert_eq!(test_context.volumes.copies_begun(), 1);
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1, "the cleanup removes what is left");
+    assert_eq!(test_context.finish().await, ["Provisioning"]);
+}
+
+fn rescheduled() -> PersistentVolumeClaim {
+    let mut claim = clone_named("copy", "uid");
+    claim.metadata.annotations.as_mut().unwrap().remove(SELECTED_NODE);
+    claim
+}
+
 #[tokio::test]
 async fn clones_of_one_source_are_copied_concurrently() {
     // The mock API server expects the requests in this order. Neither claim gets a PersistentVolume: each copy waits until
     // both have begun, and then fails because the source is busy.
     let source = || expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({})));
     let volume = || expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({})));
-    let test_context = TestContext::new(
-        FakeStore::of_size(Bytes(GIB)),
-        caches(vec![]),
-        vec![source(), source(), volume(), volume()],
-    );
-    test_context
-        .volumes
-        .state()
-        .volumes
-        .insert(VolumeId::parse(fixtures::VOLUME).unwrap(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+    let claims = vec![clone_named("copy-1", "uid-1"), clone_named("copy-2", "uid-2")];
+    let test_context = context_with_source(claims, vec![source(), source(), volume(), volume()]);
     test_context.volumes.state().busy = true;
     test_context.volumes.wait_for_copies(2);
     tokio::join!(
