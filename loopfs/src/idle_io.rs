@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_thread_is_idle_meanwhile() {
+    fn the_class_returns_after_the_work() {
         let before = io_priority::get().unwrap();
         let idle = IdleIo::begin();
         assert_eq!(io_priority::get(), Ok(io_priority::IDLE));

@@ -58,6 +58,8 @@ pub(super) enum Part {
     Claims,
     /// Of scale: the placement of one claim by the controller, beside many nodes.
     Placement,
+    /// Of scale: the memory of a provisioner beside claims with large annotations.
+    Annotations,
     /// Of scale: many provisioners beside one API server.
     Fleet,
 }
@@ -131,7 +133,7 @@ impl Part {
     fn bench(self) -> Bench {
         match self {
             Part::Losetup | Part::Pods | Part::Stats => Bench::Node,
-            Part::Claims | Part::Placement | Part::Fleet => Bench::Scale,
+            Part::Claims | Part::Placement | Part::Annotations | Part::Fleet => Bench::Scale,
         }
     }
 }

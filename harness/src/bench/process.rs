@@ -70,7 +70,12 @@ impl MeasuredProcess {
 
     /// Returns its resident memory in bytes.
     pub(super) fn rss(&self) -> Result<u64> {
-        read(self.id(), "status", rss_in)
+        read(self.id(), "status", |status| kib_in(status, "VmRSS:"))
+    }
+
+    /// Returns its largest resident memory in bytes since its start.
+    pub(super) fn peak_rss(&self) -> Result<u64> {
+        read(self.id(), "status", |status| kib_in(status, "VmHWM:"))
     }
 
     /// Runs `measuring`. Returns an error if the process or its CSI controller ends before it.
@@ -146,8 +151,8 @@ fn read<T>(id: i32, file: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result
 }
 
 /// Returns the bytes of a line such as `VmRSS:     1234 kB`.
-fn rss_in(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+fn kib_in(status: &str, field: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib * 1024)
 }
@@ -227,13 +232,14 @@ mod tests {
 
     #[test]
     fn resident_memory_is_in_bytes() {
-        assert_eq!(rss_in("Name:\tx\nVmRSS:\t    1234 kB\nVmData:\t 1 kB\n"), Some(1234 * 1024));
-        assert_eq!(rss_in("Name:\tx\n"), None);
+        assert_eq!(kib_in("Name:\tx\nVmRSS:\t    1234 kB\nVmData:\t 1 kB\n", "VmRSS:"), Some(1234 * 1024));
+        assert_eq!(kib_in("Name:\tx\n", "VmRSS:"), None);
     }
 
     #[test]
     fn a_process_has_memory_and_processor_time() {
         let id = std::process::id().try_into().unwrap();
-        assert!(read(id, "status", rss_in).unwrap() > 0 && processor_time(id).is_ok());
+        let rss = read(id, "status", |status| kib_in(status, "VmRSS:"));
+        assert!(rss.unwrap() > 0 && processor_time(id).is_ok());
     }
 }

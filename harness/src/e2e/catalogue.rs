@@ -154,7 +154,7 @@ pub(super) const STORIES: &[Story] = &[
     },
     Story {
         name: clones::NAME,
-        about: "a claim with another claim as its data source",
+        about: "a claim with another claim as its data source, and one that a volume populator fills",
         when: When::All,
         run: Run::AnyCluster(|s, state| Box::pin(clones::run(s, state.env))),
     },
@@ -255,7 +255,7 @@ pub(super) const STORIES: &[Story] = &[
     },
     Story {
         name: second_node::NAME,
-        about: "a second node joins, gets volumes, and leaves",
+        about: "a second node joins, gets volumes, and leaves; a claim that names it gets another",
         when: When::All,
         run: Run::OwnNode {
             skipped: "boot a second node",

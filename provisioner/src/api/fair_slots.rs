@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_closed_slots() {
+    async fn closed_slots_end_all_waits() {
         let slots = FairSlots::new(2);
         let used = slots.acquire(named("a")).await.unwrap();
         let (waited, ()) = tokio::join!(slots.acquire(named("a")), async { slots.close() });

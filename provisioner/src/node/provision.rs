@@ -202,7 +202,7 @@ pub(crate) async fn apply(
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
     let (intents, intent, new_id) = (ctx.intents.clone(), Intent::of(claim), id.clone());
-    // A copy takes minutes, and a claim that is deleted or rescheduled meanwhile leaves its slot to others.
+    // A copy takes minutes, and a claim that is deleted or rescheduled in the meantime leaves its slot to others.
     let (known, key, uid) = (ctx.claims.cache.clone(), ObjectRef::from_obj(claim), claim.uid());
     let identity = ctx.cluster.identity.clone();
     let is_wanted = move || {

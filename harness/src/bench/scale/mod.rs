@@ -27,7 +27,10 @@
 //! In the part `fleet`, the provisioners of up to 1,000 nodes serve claims. They are tasks of one process, because so many processes do
 //! not fit on a machine. Each has the client, the token, the volumes in memory and the watches of its own node.
 //! kube-controller-manager runs, and binds the claims.
+//!
+//! The part [`annotations`] measures the memory of one provisioner beside claims with large annotations.
 
+mod annotations;
 mod claims;
 mod fleet;
 mod one_node;
@@ -52,6 +55,9 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environmen
         if args.runs(Part::Placement) {
             parts.push(Box::pin(placement::run(session, args, &logs.join("placement"))).await?);
         }
+        if args.runs(Part::Annotations) {
+            parts.push(Box::pin(annotations::run(session, args, &logs.join("annotations"))).await?);
+        }
         if args.runs(Part::Fleet) {
             parts.push(Box::pin(fleet::run(session, args, &logs)).await?);
         }
@@ -64,8 +70,9 @@ pub(super) fn requirements(args: &Args) -> Vec<Requirement> {
     let of_part = |part, requirements: fn() -> Vec<Requirement>| args.runs(part).then(requirements);
     let claims = of_part(Part::Claims, one_node::requirements);
     let placement = of_part(Part::Placement, placement::requirements);
+    let annotations = of_part(Part::Annotations, annotations::requirements);
     let fleet = of_part(Part::Fleet, fleet::requirements);
-    claims.into_iter().chain(placement).chain(fleet).flatten().collect()
+    claims.into_iter().chain(placement).chain(annotations).chain(fleet).flatten().collect()
 }
 
 pub(super) fn plots() -> Vec<Plot> {

@@ -176,6 +176,10 @@ impl Observed {
         self.process.rss()
     }
 
+    pub(super) fn peak_rss(&self) -> Result<u64> {
+        self.process.peak_rss()
+    }
+
     /// Waits until it receives nothing, and returns the bytes that it has received from the API server since its start.
     pub(super) async fn until_idle(&self) -> Result<u64> {
         self.process.until_idle(self.quiet_time).await

@@ -1,19 +1,29 @@
 //! A claim with another claim as its data source has the source's content. Later writes to one do not change
-//! the other.
+//! the other. A claim with a data source of another kind gets the volume that a volume populator fills for it.
 
-use anyhow::Result;
-use k8s_openapi::api::core::v1::TypedLocalObjectReference;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, TypedLocalObjectReference, TypedObjectReference, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt;
+use serde_json::json;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::objects;
+use testvm_cluster::waiting::until_event;
+use testvm_cluster::workload::until_pod_runs;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, reads, start, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::{VolumeMode, claim, holder};
 
 pub(in crate::e2e) const NAME: &str = "clones";
 
-const SIZE: Size = Size::mebibytes(2);
+/// The size of the claims, which the store rounds up. A clone that requests the same size as its source gets the same capacity.
+const DECIMAL_SIZE: &str = "2M";
+const EXPANDED: Size = Size::mebibytes(4);
 const ORIGINAL: &str = "of the original";
 const CHANGED: &str = "no longer shared";
 
@@ -21,6 +31,11 @@ const CHANGED: &str = "no longer shared";
 const KINDS: [(VolumeMode, &str); 2] = [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")];
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    clone_claims(steps, env).await?;
+    populate(steps, env).await
+}
+
+async fn clone_claims(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     for (mode, file) in KINDS {
         let original = format!("original-{}", mode.as_str().to_lowercase());
         let clone = format!("clone-{}", mode.as_str().to_lowercase());
@@ -56,7 +71,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
 }
 
 async fn create(env: &TestEnv<'_>, name: &str, mode: VolumeMode, source: Option<&str>) -> Result<()> {
-    let mut object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+    let mut object = decimal(env, name, mode)?;
     let source = source.map(|source| TypedLocalObjectReference {
         api_group: None,
         kind: "PersistentVolumeClaim".into(),
@@ -64,4 +79,61 @@ async fn create(env: &TestEnv<'_>, name: &str, mode: VolumeMode, source: Option<
     });
     object.spec.get_or_insert_default().data_source = source;
     claims::create(env, &object).await.map(drop)
+}
+
+fn decimal(env: &TestEnv<'_>, name: &str, mode: VolumeMode) -> Result<PersistentVolumeClaim> {
+    let mut object = claim(name, &env.driver.class_name(), Size::mebibytes(2), mode, "ReadWriteOnce")?;
+    let requests = [("storage".to_owned(), Quantity(DECIMAL_SIZE.to_owned()))].into();
+    object.spec.get_or_insert_default().resources =
+        Some(VolumeResourceRequirements { requests: Some(requests), ..Default::default() });
+    Ok(object)
+}
+
+const POPULATED: &str = "populated";
+const OF_THE_POPULATOR: &str = "of-the-populator";
+
+/// The steps of a volume populator are those of `lib-volume-populator`: it fills the volume of a claim of its own, and binds the
+/// PersistentVolume to the claim of the user.
+async fn populate(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    let mode = VolumeMode::Filesystem;
+    let (_, file) = KINDS[0];
+    let waits = async {
+        let mut object = decimal(env, POPULATED, mode)?;
+        object.spec.get_or_insert_default().data_source_ref = Some(TypedObjectReference {
+            api_group: Some("example.com".into()),
+            kind: "Backup".into(),
+            name: "monday".into(),
+            namespace: None,
+        });
+        let object = claims::create(env, &object).await?;
+        objects::create(&env.pods(), &holder(POPULATED, POPULATED, mode)?).await?;
+        let left = |message: &str| message.contains("populator") && message.contains("Backup");
+        until_event(&env.client, &object, &["Provisioning"], env.timeouts.start, left).await.map(drop)
+    };
+    steps.step("a claim with a data source of another kind waits for its volume populator", waits).await?;
+    let handed_over = async {
+        let claim = objects::read(&env.claims(), POPULATED).await?;
+        let node = claim.annotations().get(claims::SELECTED_NODE).context("no node is selected")?;
+        let own = claims::with_selected_node(decimal(env, OF_THE_POPULATOR, mode)?, node);
+        claims::create(env, &own).await?;
+        start(env, OF_THE_POPULATOR, OF_THE_POPULATOR, mode).await?;
+        write(env, OF_THE_POPULATOR, mode, file, ORIGINAL).await?;
+        end(env, OF_THE_POPULATOR).await?;
+        let volume = claims::volume_of(env, OF_THE_POPULATOR).await?;
+        let change = json!({"spec": {"claimRef": {
+            "namespace": env.namespace, "name": POPULATED, "uid": claim.uid(), "resourceVersion": claim.resource_version(),
+        }}});
+        claims::patch_volume(env, &volume.name_any(), &change).await?;
+        claims::delete(env, OF_THE_POPULATOR).await
+    };
+    steps.step("the populator fills a volume and binds it to the claim", handed_over).await?;
+    let used = async {
+        until_pod_runs(&env.pods(), POPULATED, env.timeouts.start).await?;
+        reads(env, POPULATED, file, ORIGINAL).await?;
+        claims::ask(env, POPULATED, EXPANDED).await?;
+        claims::has(env, POPULATED, EXPANDED).await?;
+        end(env, POPULATED).await?;
+        claims::delete_with_volume(env, POPULATED).await
+    };
+    steps.step("its pod reads the content, and the volume is expanded and deleted", used).await
 }
