@@ -60,10 +60,12 @@ impl Volume {
         let mut volume = Self { id, kind, entry, capacity: Bytes(0) };
         volume.capacity = match kind {
             VolumeKind::Filesystem => volume.limit()?,
-            VolumeKind::Block => {
-                let (recorded, size) = volume.recorded_and_size()?;
-                recorded.max(size)
-            }
+            VolumeKind::Block => match volume.recorded_and_size() {
+                Ok((recorded, size)) => recorded.max(size),
+                // It is opened to be detached and deleted.
+                Err(error) if error.kind() == ErrorKind::Damaged => volume.image_size()?,
+                Err(error) => return Err(error),
+            },
         };
         Ok(volume)
     }
@@ -283,8 +285,11 @@ impl Volume {
     /// Reads the recorded capacity before the size: see [`sizes`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
         let recorded = sizes::read_capacity(&self.entry)?;
-        let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
-        Ok((recorded, Bytes(size)))
+        Ok((recorded, self.image_size()?))
+    }
+
+    fn image_size(&self) -> Result<Bytes> {
+        Ok(Bytes(fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64))
     }
 
     /// Checks that an image is not truncated. Expanding a truncated image, or writing to it as a device, would hide the loss.

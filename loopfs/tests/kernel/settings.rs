@@ -337,7 +337,7 @@ fn an_image_that_lost_an_attribute_is_refused(
     let error = read(&volume).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains(attribute), "{error}");
-    drop(volume);
+    drop((volume, store.volume(&id).unwrap()));
     // It does not prevent the creation of others, and it can be deleted.
     let (other, _) = block(&store, "other", &[]);
     remove(&store, &[&id, &other]);
