@@ -24,7 +24,7 @@ impl VolumeStore {
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: the id names a volume of another kind or a smaller one. [`ErrorKind::NoSpace`]: the file system
-    /// has less available space beside its reservations; the call leaves nothing behind. [`ErrorKind::InvalidInput`]: no volume
+    /// has less available space beside its reservations, or may have fewer inodes; the call leaves nothing behind. [`ErrorKind::InvalidInput`]: no volume
     /// can have that size. [`ErrorKind::Unsupported`]: direct I/O is required in blocks smaller than the file system
     /// supports.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
