@@ -8,6 +8,7 @@ use std::path::Path;
 
 use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJINHERIT, MOUNT_ATTR_IDMAP};
 
+use crate::project_quota::ProjectId;
 use crate::sys::mount::mount_attr;
 use crate::sys::{self, fiemap, fsxattr, loop_abi, loop_dev};
 
@@ -30,6 +31,13 @@ pub fn set_flags(file: impl AsFd, (flags, extent, cow_extent): (u32, u32, u32)) 
     let mut stored = fsxattr::get(&file)?;
     stored.fsx_xflags = stored.fsx_xflags & NOT_CHOSEN | flags;
     (stored.fsx_extsize, stored.fsx_cowextsize) = (extent, cow_extent);
+    Ok(fsxattr::set(file, &stored)?)
+}
+
+/// Puts a file into a project.
+pub fn set_project(file: impl AsFd, project: ProjectId) -> Result<()> {
+    let mut stored = fsxattr::get(&file)?;
+    stored.fsx_projid = project.get();
     Ok(fsxattr::set(file, &stored)?)
 }
 

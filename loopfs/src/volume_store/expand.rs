@@ -10,8 +10,8 @@ use nix::unistd::{fsync, ftruncate};
 use super::id::VolumeId;
 use super::on_disk::{Attributes, Image, sizes};
 use super::source::ContentSource;
-use super::space::{reservation_to_expand, reserves_margin};
-use super::spec::{Provisioning, VolumeKind, inodes_for, rounded};
+use super::space::{reservation_of_directory, reservation_to_expand, reserves_margin};
+use super::spec::{Provisioning, VolumeKind, rounded};
 use super::store::VolumeStore;
 use super::volume::Volume;
 use crate::error::{Context, Result};
@@ -48,18 +48,19 @@ impl VolumeStore {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
             let Attributes { project, bytes_per_inode } = volume.attributes()?;
-            let limit = || {
+            let expanded = reservation_of_directory(capacity, bytes_per_inode);
+            let limits = || {
                 // The project id of a deleted volume may be another volume's by now.
                 self.require_undeleted(&volume.entry, entry, "expand")?;
-                volume.limit()
+                volume.limits()
             };
             self.space_book().reserve_limit(
                 entry,
                 "expand",
-                || Ok(capacity.saturating_sub(limit()?)),
+                || Ok(expanded.saturating_sub(limits()?)),
                 || {
-                    let capacity = limit()?.max(capacity);
-                    let limits = Limits::hard(capacity, inodes_for(capacity, bytes_per_inode));
+                    let now = limits()?;
+                    let limits = Limits::hard(now.bytes.max(expanded.bytes), now.inodes.max(expanded.inodes));
                     volume.quota().set_limits(project, limits).map(drop)
                 },
             )?;

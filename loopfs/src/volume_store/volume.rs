@@ -14,6 +14,7 @@ use super::id::VolumeId;
 use super::on_disk::{Attributes, ForeignRecord, Image, layout, made_from, shares, sizes};
 use super::settings;
 use super::source::OwnedContentSource;
+use super::space::Reservation;
 use super::spec::{VolumeKind, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{Access, AttachOptions, BlockSize};
@@ -59,7 +60,7 @@ impl Volume {
     pub(super) fn new(id: VolumeId, kind: VolumeKind, entry: OwnedFd) -> Result<Self> {
         let mut volume = Self { id, kind, entry, capacity: Bytes(0) };
         volume.capacity = match kind {
-            VolumeKind::Filesystem => volume.limit()?,
+            VolumeKind::Filesystem => volume.limits()?.bytes,
             VolumeKind::Block => match volume.recorded_and_size() {
                 Ok((recorded, size)) => recorded.max(size),
                 // It is opened to be detached and deleted.
@@ -322,9 +323,11 @@ impl Volume {
         self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
     }
 
-    /// Returns the current byte limit of the directory's project.
-    pub(super) fn limit(&self) -> Result<Bytes> {
-        self.usage(self.attributes()?)?.limits.bytes.hard.ok_or_else(|| self.unlimited())
+    /// Returns the current limits of the directory's project.
+    pub(super) fn limits(&self) -> Result<Reservation> {
+        let limits = self.usage(self.attributes()?)?.limits;
+        let (bytes, inodes) = limits.bytes.hard.zip(limits.inodes.hard).ok_or_else(|| self.unlimited())?;
+        Ok(Reservation { bytes, inodes })
     }
 
     fn unlimited(&self) -> Error {

@@ -315,7 +315,7 @@ fn volumes_are_listed_with_their_conditions() {
     let listed = tool.text(&["store", "list", data]);
     assert_eq!(
         words(&listed, "cli-directory"),
-        ["cli-directory", "Filesystem", "4MiB", "0B", "4MiB", "2048", "1", "healthy"]
+        ["cli-directory", "Filesystem", "4MiB", "0B", "4MiB", "256", "1", "healthy"]
     );
     assert_eq!(
         words(&listed, "cli-image"),

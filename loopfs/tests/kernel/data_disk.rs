@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 320 * MIB;
 
 /// A disk: a sparse image behind a loop device, which is a disk like any other to the kernel.
-struct Disk {
+pub(crate) struct Disk {
     device: unmanaged::Device,
     path: PathBuf,
     image: tempfile::TempDir,
@@ -54,13 +54,13 @@ impl Disk {
     }
 
     /// A disk with an XFS that takes all of it.
-    fn formatted(size: u64) -> Self {
+    pub(crate) fn formatted(size: u64) -> Self {
         let disk = Self::blank(size);
         mkfs(&disk.path);
         disk
     }
 
-    fn source(&self) -> DiskSource {
+    pub(crate) fn source(&self) -> DiskSource {
         DiskSource::Path(self.path.clone())
     }
 
