@@ -1,11 +1,12 @@
 //! Advisory locks of whole files (flock(2)), acquired with a timeout.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
+use crate::deadline::Deadline;
 use crate::descriptor::{self, reopen};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -79,14 +80,14 @@ pub(crate) fn retry<F, T>(
     mut file: F,
     mut attempt: impl FnMut(F) -> std::result::Result<T, (F, Errno)>,
 ) -> std::result::Result<T, (F, Errno)> {
-    let deadline = Instant::now() + timeout;
+    let deadline = Deadline::after(timeout);
     let mut pause = FIRST_PAUSE;
     loop {
         file = match attempt(file) {
             Err((file, Errno::EAGAIN | Errno::EINTR)) => file,
             other => return other,
         };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.left();
         if left.is_zero() {
             return Err((file, Errno::EAGAIN));
         }
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn a_lock_that_stays_held_is_an_error_that_names_the_file_and_the_remedy() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let held = shared(open(&file), Duration::ZERO, OPERATION).unwrap();
+        let held = shared(open(&file), Duration::MAX, OPERATION).unwrap();
         let error = exclusive(open(&file), Duration::from_millis(20), OPERATION).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
         let path = file.path().display().to_string();

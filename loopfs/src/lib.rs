@@ -43,6 +43,8 @@ pub mod baseline;
 #[cfg(feature = "data-disk")]
 pub mod data_disk;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
+mod deadline;
+#[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod descriptor;
 mod error;
 #[cfg(feature = "fault-injection")]

@@ -1,12 +1,13 @@
 //! Detaching a device, immediately or at its last close.
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::binding::Binding;
 use super::device::{LoopDevice, node_name};
+use crate::deadline::Deadline;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 
@@ -44,7 +45,7 @@ impl PendingDetach {
     /// # Errors
     /// Those of [`LoopDevice::open_binding`]; a device that is detached already is no error.
     pub fn wait(self, limit: Duration) -> Result<Detach> {
-        let deadline = Instant::now() + limit;
+        let deadline = Deadline::after(limit);
         let mut pause = Duration::from_millis(1);
         let mut left = self.bindings;
         loop {
@@ -58,7 +59,7 @@ impl PendingDetach {
                 return Ok(Detach::Detached);
             }
             left = bound;
-            let remaining = deadline.saturating_duration_since(Instant::now());
+            let remaining = deadline.left();
             if remaining.is_zero() {
                 return Ok(Detach::Deferred(Self { bindings: left }));
             }

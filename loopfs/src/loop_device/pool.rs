@@ -89,6 +89,11 @@ impl Pool {
             let range = format!("indices {} to {}", options.range.start, options.range.end - 1);
             return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
         }
+        if options.range.is_empty() {
+            let range = format!("indices {} to {}", options.range.start, options.range.end);
+            let detail = "the end of PoolOptions::range is not one of its indices, so there are none";
+            return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
+        }
         let next = options.range.start;
         let state = State {
             idle: BTreeSet::new(),

@@ -73,8 +73,8 @@ pub struct TreeReport {
 ///
 /// # Errors
 /// [`ErrorKind::Busy`]: another process kept changing ids, or moving directories, through
-/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: a file has several hard links, and the caller chose
-/// [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as
+/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: that is 0, or a file has several hard
+/// links, and the caller chose [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as
 /// [`ErrorKind::PermissionDenied`]: the caller neither owns the root nor has `CAP_FOWNER`. EACCES, as
 /// [`ErrorKind::PermissionDenied`]: the caller may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]:
 /// project ids can be changed only in the initial user namespace. ENOTTY or EOPNOTSUPP, as [`ErrorKind::Unsupported`]: the
@@ -114,6 +114,10 @@ struct Tagging<'a, P> {
 
 impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
     fn run(mut self, root: BorrowedFd<'_>) -> Result<TreeReport> {
+        if self.options.most_passes == 0 {
+            let detail = "TagOptions::most_passes is 0; allow at least 2 passes";
+            return Err(Error::new(ErrorKind::InvalidInput, "tag", "a directory tree", detail));
+        }
         if self.options.hard_links == HardLinks::Refuse {
             walk(root, &mut Survey { id: self.id })?;
         }
@@ -126,7 +130,10 @@ impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
                 return Ok(self.report);
             }
         }
-        let detail = format!("there was still something to change after {} passes", self.report.passes);
+        let detail = format!(
+            "there was still something to change after {} passes; tag it again, with more TagOptions::most_passes",
+            self.report.passes
+        );
         Err(Error::new(ErrorKind::Busy, "tag", "a directory tree", detail))
     }
 }
@@ -197,4 +204,19 @@ impl Visitor for Survey {
 fn has_further_names(at: &EntryPath<'_>) -> Error {
     let detail = "it has further names, which may lie outside the tree";
     Error::new(ErrorKind::InvalidInput, "tag", format!("{:?} of a directory tree", at.path()), detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_passes_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(directory.path()).unwrap();
+        let options = TagOptions { most_passes: 0, ..TagOptions::default() };
+        let error = tag_tree(root, ProjectId::new(7).unwrap(), &options, |_| {}).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("most_passes"), "{error}");
+    }
 }
