@@ -5,13 +5,16 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 
 use super::enforcement::Enforcement;
 use super::errors::{Interface, explain};
 use super::limits::{self, Limits, StoredLimits, Usage};
 use super::project_id::ProjectId;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::fsxattr;
+use crate::sys::getdents;
 use crate::sys::quotactl;
 use crate::sys::xfs;
 
@@ -186,10 +189,12 @@ pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, b
 }
 
 /// Puts an empty directory into a project: new files in it inherit the id
-/// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
+/// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back. Does nothing if that was done before, so the call can be
+/// repeated. Entries that already exist would stay outside: [`tag_tree`](crate::project_tree::tag_tree) puts a directory into a
+/// project with its content.
 ///
 /// # Errors
-/// EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
+/// [`ErrorKind::InvalidInput`]: it is not a directory, or has entries, and is unchanged. EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
 /// EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: project ids can be changed only in the initial user
 /// namespace only. EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
 /// [`ErrorKind::Unsupported`]: the file system has no project ids. EROFS, as [`ErrorKind::ReadOnly`], also
@@ -197,6 +202,35 @@ pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, b
 #[doc(alias = "FS_IOC_FSSETXATTR")]
 pub fn assign_project(directory: impl AsFd, id: ProjectId) -> Result<()> {
     let directory = directory.as_fd();
+    if project_and_inheritance_of(directory)? == (id.get(), true) {
+        return Ok(());
+    }
+    require_empty_directory(directory, id)?;
+    set_project(directory, id)
+}
+
+fn require_empty_directory(directory: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
+    const OPERATION: &str = "put a directory into project";
+    let refuse = |detail| Err(Error::new(ErrorKind::InvalidInput, OPERATION, id, detail));
+    // Through another descriptor, because the position in the list of entries belongs to the caller's.
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let entries = match openat(directory, c".", flags, Mode::empty()) {
+        Err(Errno::ENOTDIR) => {
+            return refuse("the descriptor is a file; only a directory can limit its content");
+        }
+        opened => opened.and_then(getdents::read).context(OPERATION, id)?,
+    };
+    if entries.iter().any(|entry| !matches!(entry.name.as_bytes(), b"." | b"..")) {
+        return refuse(
+            "the directory has entries, which would stay outside the project; put it there with tag_tree or \
+             limit_directory, or `loopfs quota tag`",
+        );
+    }
+    Ok(())
+}
+
+/// As [`assign_project`], for a directory with any content, which stays in its project.
+pub(crate) fn set_project(directory: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
     let read =
         || explain(fsxattr::get(directory), Interface::Attributes, "read the project id of", "a directory");
     let mut attributes = read()?;

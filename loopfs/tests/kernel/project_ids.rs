@@ -270,7 +270,7 @@ fn an_id_that_another_process_freed_and_reallocated_is_not_released() {
 #[test]
 fn a_failed_creation_leaves_no_id_and_no_tag() {
     let leaks = Leaks::watch();
-    let (scratch, range) = (scratch(), range(6_500_001, 4));
+    let (scratch, tmpfs, range) = (scratch(), scratch(), range(6_500_001, 4));
     let ids = open(&scratch.path().join("lock"), range.clone());
     let refused = |directory: &Path, limits| ids.create(File::open(directory).unwrap(), limits).unwrap_err();
 
@@ -278,7 +278,7 @@ fn a_failed_creation_leaves_no_id_and_no_tag() {
     let error = refused(plain.path(), SOME);
     assert_eq!(error.kind(), ErrorKind::NotHonoured, "limited here, charged there: {error}");
     assert_eq!(project_of(File::open(plain.path()).unwrap()).unwrap(), 0, "the tag was left");
-    assert_eq!(refused(scratch.path(), SOME).kind(), ErrorKind::Unsupported);
+    assert_eq!(refused(tmpfs.path(), SOME).kind(), ErrorKind::Unsupported);
 
     let directory = directory();
     for nothing in [Limits::UNLIMITED, Limits::KEEP] {

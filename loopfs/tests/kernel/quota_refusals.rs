@@ -11,6 +11,7 @@ use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
 use loopfs::project_quota::{
     Enforcement, Limit, Limits, ProjectId, ProjectQuota, assign_project, project_of,
 };
+use loopfs::test_support;
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -89,7 +90,7 @@ fn quota_calls_without_capabilities_are_refused() {
     );
 
     assert_eq!(project_of(&root).unwrap(), 0, "the project id can be read without capabilities");
-    assert_refused(assign_project(&root, id), denied, Errno::EPERM, "owner");
+    assert_refused(test_support::set_project(&root, id), denied, Errno::EPERM, "owner");
     // This is the documented weakness. The assertion fails if a kernel removes it.
     assign_project(File::open(owned).unwrap(), id).unwrap();
 }
@@ -106,7 +107,7 @@ fn capabilities_in_a_user_namespace_do_not_suffice() {
     assert_refused(quota.finish_inactivation(id), refused, Errno::EPERM, "initial one");
     assert_refused(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
-    assert_refused(assign_project(&root, id), refused, Errno::EPERM, "initial one");
+    assert_refused(test_support::set_project(&root, id), refused, Errno::EPERM, "initial one");
     // In a user namespace the owner cannot move its files to another project.
     assert_refused(assign_project(File::open(owned).unwrap(), id), refused, Errno::EINVAL, "initial one");
 }

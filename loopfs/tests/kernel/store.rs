@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
-use loopfs::project_quota::{Enforcement, Limits, ProjectId, assign_project, project_of};
+use loopfs::project_quota::{Enforcement, Limits, ProjectId, project_of};
+use loopfs::test_support;
 use loopfs::volume_store::{
     AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
@@ -429,7 +430,7 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
     std::fs::create_dir(entry(&tenant).join("deep")).unwrap();
     File::create(entry(&tenant).join("deep/file")).unwrap();
     let stolen = ProjectId::new(victims_project).unwrap();
-    assign_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
+    test_support::set_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
 
     let Condition::Abnormal { reason: AbnormalReason::ProjectChanged, message: why } =
         store.stats(&tenant).unwrap().condition
@@ -468,7 +469,7 @@ fn malicious_trees_are_removed_and_nothing_outside_them() {
     // A directory that left the project cannot be renamed within the volume.
     deep.push("foreign");
     std::fs::create_dir_all(deep.join("a/b")).unwrap();
-    assign_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
+    test_support::set_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
     std::fs::create_dir_all(deep.join("a/c/d")).unwrap();
 
     remove(&store, &id);
