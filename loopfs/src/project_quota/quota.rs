@@ -116,6 +116,23 @@ impl<'fs> ProjectQuota<'fs> {
         self.set_limits(id, Limits::UNLIMITED).map(drop)
     }
 
+    /// Returns `true` if projects without limits get the limits of id 0. Returns `false` if the process may not read them: it
+    /// cannot set limits either.
+    ///
+    /// # Errors
+    /// Those of [`ProjectQuota`].
+    #[cfg(feature = "volume-store")]
+    pub(crate) fn has_default_limits(&self) -> Result<bool> {
+        match quotactl::get(self.fs, 0) {
+            Ok(stored) => {
+                Ok([stored.blk_softlimit, stored.blk_hardlimit, stored.ino_softlimit, stored.ino_hardlimit]
+                    != [0; 4])
+            }
+            Err(Errno::ENOENT | Errno::EPERM | Errno::EACCES) => Ok(false),
+            Err(errno) => self.explain(Err(errno), "read the default limits of", "projects"),
+        }
+    }
+
     /// Every id of `range` that has usage or limits, in order (`Q_XGETNEXTQUOTA`).
     ///
     /// # Errors
@@ -134,8 +151,9 @@ impl<'fs> ProjectQuota<'fs> {
                     next = (quota.id < last).then_some(quota.id + 1);
                     ProjectId::new(quota.id).map(|id| Ok(Usage::read(id, &quota)))
                 }
-                // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
-                Ok(_) | Err(Errno::ENOENT | Errno::ESRCH) => None,
+                Ok(_) | Err(Errno::ENOENT) => None,
+                // The end by the manual page. Without project quotas the kernel returns it too.
+                Err(Errno::ESRCH) if Enforcement::of(fs).is_ok_and(Enforcement::counts) => None,
                 Err(errno) => {
                     Some(explain(Err(errno), Interface::Quota(fs), "list the quotas after project", from))
                 }

@@ -50,8 +50,9 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: the same, and no store was ever
     /// initialised there. [`ErrorKind::NotEnforced`]: the file system is mounted without project quotas.
-    /// [`ErrorKind::WrongFilesystem`]: it is not XFS, the mount is not the root of a file system, or it is another file
-    /// system than at first use. [`ErrorKind::PermissionDenied`]: the process has no `CAP_SYS_ADMIN`. Each error says what
+    /// [`ErrorKind::WrongFilesystem`]: it is not XFS, the mount is not the root of a file system, it is another file
+    /// system than at first use, or its limits cannot hold: it has a realtime section, default limits of projects, or project
+    /// ids of 16 bits. [`ErrorKind::PermissionDenied`]: the process has no `CAP_SYS_ADMIN`. Each error says what
     /// to do.
     pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
         let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
