@@ -7,8 +7,9 @@ use nix::errno::Errno;
 use super::inode::{Inode, Kind};
 use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
+use crate::sys::fsxattr;
 
 /// How to treat a file that has several hard links, some of which may be outside the tree.
 ///
@@ -90,7 +91,7 @@ pub fn tag_tree(
     options: &TagOptions,
     progress: impl FnMut(&TreeReport),
 ) -> Result<TreeReport> {
-    Tagging { id: id.get(), inherit: true, options, progress, report: TreeReport::default() }
+    Tagging { id: id.get(), inherit: true, only: None, options, progress, report: TreeReport::default() }
         .run(root.as_fd())
 }
 
@@ -101,11 +102,27 @@ pub fn tag_tree(
 #[doc(alias = "xfs_quota project -C")]
 pub fn clear_tree(root: impl AsFd, options: &TagOptions) -> Result<TreeReport> {
     let report = TreeReport::default();
-    Tagging { id: 0, inherit: false, options, progress: |_: &TreeReport| {}, report }.run(root.as_fd())
+    Tagging { id: 0, inherit: false, only: None, options, progress: |_: &TreeReport| {}, report }
+        .run(root.as_fd())
+}
+
+/// Removes the inodes of one project below `root` from it, under all their names. The root comes last, so after a crash it still shows
+/// the project.
+pub(super) fn clear_project(root: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
+    let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
+    let report = TreeReport::default();
+    let only = Some(id.get());
+    Tagging { id: 0, inherit: false, only, options: &options, progress: |_: &TreeReport| {}, report }
+        .run(root)?;
+    fsxattr::get(root)
+        .and_then(|read| fsxattr::set(root, &fsxattr::fsxattr { fsx_projid: 0, ..read }))
+        .context("set the project id of", "the root of a directory tree")
 }
 
 struct Tagging<'a, P> {
     id: u32,
+    /// If it is set, only inodes with this id are changed, and the root keeps it.
+    only: Option<u32>,
     inherit: bool,
     options: &'a TagOptions,
     progress: P,
@@ -148,7 +165,11 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
         }
         let skipped = &mut self.report.skipped;
         let Some(project) = skipped.project_of(inode, at)? else { return Ok(()) };
-        if project.id() == self.id && (!directory || project.inherits() == self.inherit) {
+        if self.only.is_some_and(|only| only != project.id()) {
+            return Ok(());
+        }
+        let id = self.only.filter(|_| at.is_root()).unwrap_or(self.id);
+        if project.id() == id && (!directory || project.inherits() == self.inherit) {
             return Ok(());
         }
         if inode.links > 1 {
@@ -161,7 +182,7 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
                 HardLinks::Refuse => return Err(has_further_names(at)),
             }
         }
-        match inode.set(&project.with(self.id, directory && self.inherit)) {
+        match inode.set(&project.with(id, directory && self.inherit)) {
             Ok(()) => {
                 self.report.changed += 1;
                 Ok(())

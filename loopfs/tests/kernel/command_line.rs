@@ -373,6 +373,19 @@ fn volumes_are_listed_with_their_conditions() {
     leaks.check();
 }
 
+#[test]
+fn one_command_limits_a_directory() {
+    let (tool, directory) = (Tool::find(), directory());
+    let path = text(directory.path());
+    std::fs::write(directory.path().join("file"), [7; 4096]).unwrap();
+    let printed = tool.text(&["quota", "limit", path, "--bytes=4MiB"]);
+    assert!(printed.ends_with(": 1 changed of 2 names, 1 of them directories\n"), "{printed}");
+    assert_eq!(words(&tool.text(&["quota", "show", path]), "bytes")[3], "4MiB");
+    assert_eq!(tool.text(&["quota", "unlimit", path]), "");
+    let refused = tool.failure(&["quota", "show", path]);
+    assert!(refused.contains("is in no project"), "{refused}");
+}
+
 fn directory_of(data: &str, volume: &str) -> File {
     File::open(PathBuf::from(data).join("volumes").join(volume)).unwrap()
 }

@@ -30,6 +30,25 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     value.ok_or_else(|| "the number of bytes does not fit in 64 bits".to_owned())
 }
 
+/// Parses a size that is a limit.
+pub(crate) fn nonzero(text: &str) -> Result<u64, String> {
+    parse(text).and_then(limit)
+}
+
+/// Parses a number that is a limit.
+pub(crate) fn nonzero_number(text: &str) -> Result<u64, String> {
+    number(text).ok_or_else(|| "write a plain number".to_owned()).and_then(limit)
+}
+
+fn limit(number: u64) -> Result<u64, String> {
+    // The kernel interprets 0 as no limit.
+    if number == 0 {
+        Err("0 cannot be a limit; write `unlimited` if that is meant".to_owned())
+    } else {
+        Ok(number)
+    }
+}
+
 /// Formats a size in its largest unit. `4MiB` is exact; a size with a fraction, such as `1.2MiB`, is rounded.
 pub(crate) fn show(bytes: u64) -> String {
     let unit = UNITS.iter().rposition(|(_, shift)| bytes >> shift > 0).unwrap_or_default();
