@@ -37,6 +37,11 @@
     allow(dead_code, unused_imports, reason = "the lower modules have what only the volume store uses")
 )]
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!(
+    "loopfs needs a target with 64 bits: in the C library of others, file offsets and inode numbers have 32 bits"
+);
+
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod baseline;

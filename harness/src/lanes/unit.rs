@@ -30,7 +30,7 @@ const NOT_IN_GUEST: [&str; 3] = ["kube", "testvm", "tokio"];
 const GUEST_DEPENDENCIES: &str = "dependencies of testvm-guest";
 
 /// The cargo commands that must succeed.
-const CHECKS: [(&str, &[&str]); 9] = [
+const CHECKS: [(&str, &[&str]); 12] = [
     ("format", &["fmt", "--all", "--check"]),
     // Includes the kernel tests and the benchmarks, which no other check here compiles.
     ("lints", &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"]),
@@ -41,6 +41,9 @@ const CHECKS: [(&str, &[&str]); 9] = [
     ("lints of loopfs with the feature loop-device", &lints_with("loop-device")),
     ("lints of loopfs with the feature project-quota", &lints_with("project-quota")),
     ("lints of loopfs with the feature mount", &lints_with("mount")),
+    ("lints of loopfs with the feature data-disk", &lints_with("data-disk")),
+    ("lints of loopfs with the feature node-identity", &lints_with("node-identity")),
+    ("lints of loopfs with the feature preflight", &lints_with("preflight")),
     (
         "documentation of loopfs",
         &["rustdoc", "--package", "loopfs", "--lib", "--all-features", "--", "--deny", "warnings"],
