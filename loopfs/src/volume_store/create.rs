@@ -106,7 +106,8 @@ impl VolumeStore {
 
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let promise = self.space_book().reserve(entry, reservation_of(capacity, spec), "create")?;
+        let reserved = self.space_book().reserve(entry, reservation_of(capacity, spec), "create");
+        let promise = self.mention_trash(reserved)?;
         self.create_image_from(entry, promise, |image| {
             let settings = Image::resolve(spec.image, image, id)?;
             settings.record(image, entry)?;

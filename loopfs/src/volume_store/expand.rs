@@ -35,10 +35,10 @@ impl VolumeStore {
         let capacity = rounded(capacity.max(Bytes(1)), id)?;
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
-        match volume.kind() {
-            VolumeKind::Filesystem => self.expand_directory(&volume, capacity)?,
-            VolumeKind::Block => self.expand_image(&volume, capacity)?,
-        }
+        self.mention_trash(match volume.kind() {
+            VolumeKind::Filesystem => self.expand_directory(&volume, capacity),
+            VolumeKind::Block => self.expand_image(&volume, capacity),
+        })?;
         self.volume(id)
     }
 

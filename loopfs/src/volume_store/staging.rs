@@ -41,12 +41,13 @@ impl VolumeStore {
         attributes: impl FnOnce(ProjectId) -> Attributes,
     ) -> Result<Staged<'a>> {
         let limits = Limits::hard(bytes, inodes);
-        let (name, directory, project) = self.space_book().reserve_limit(
+        let staged = self.space_book().reserve_limit(
             entry,
             operation,
             || Ok(bytes),
             || self.stage_empty(entry, limits),
-        )?;
+        );
+        let (name, directory, project) = self.mention_trash(staged)?;
         let staged = Staged { store: self, entry, name, directory, project, limit: bytes };
         // The attributes must exist before the directory has content, because recovery reads from them to which project the
         // content is charged.

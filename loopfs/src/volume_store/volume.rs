@@ -202,12 +202,10 @@ impl Volume {
         let usage = self.usage(attributes)?;
         let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
         let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
-        let filesystem = fstatvfs(&self.entry).context("statfs volume", &self.id)?;
-        let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
         Ok(VolumeStats {
             capacity,
             used: usage.bytes,
-            available: capacity.saturating_sub(usage.bytes).min(free),
+            available: capacity.saturating_sub(usage.bytes).min(self.free()?),
             inodes: Some(InodeStats {
                 total,
                 used: usage.inodes,
@@ -215,6 +213,12 @@ impl Volume {
             }),
             condition: self.directory_condition(attributes)?,
         })
+    }
+
+    /// Returns the free space of the file system, in a directory with a limit that of the limit.
+    fn free(&self) -> Result<Bytes> {
+        let filesystem = fstatvfs(&self.entry).context("statfs volume", &self.id)?;
+        Ok(Bytes(filesystem.blocks_available() * filesystem.fragment_size()))
     }
 
     /// Returns the condition of a directory. Its owner can cause each abnormal condition.
@@ -248,10 +252,13 @@ impl Volume {
         let status = fstat(&self.entry).context("fstat volume", &self.id)?;
         // Post-EOF blocks and blocks of the extent tree are allocated too.
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
+        let unused = capacity.saturating_sub(used);
+        // Files of other programs can take the space that is reserved for a thin image.
+        let available = if unused == Bytes(0) { unused } else { unused.min(self.free()?) };
         Ok(VolumeStats {
             capacity,
             used,
-            available: capacity.saturating_sub(used),
+            available,
             inodes: None,
             condition: match truncation(recorded, size) {
                 None => Condition::Healthy,

@@ -350,6 +350,26 @@ fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
     leaks.check();
 }
 
+#[test]
+fn a_store_with_entries_keeps_its_ids() {
+    let leaks = Leaks::watch();
+    let open = |options: &StoreOptions| VolumeStore::open(&xfs(), options.clone());
+    let others = StoreOptions { project_ids: range(6_610_001, 8), ..StoreOptions::default() };
+    let store = store();
+    store.create(&id("kept"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    for error in [open(&others).unwrap_err(), VolumeStore::open_existing(&xfs(), others.clone()).unwrap_err()]
+    {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("1275068416 to 1291845631"), "{error}");
+    }
+    assert!(store.delete(&id("kept")).unwrap());
+    assert!(open(&others).is_err(), "the trash has an entry");
+    store.empty_trash().unwrap();
+    open(&others).unwrap();
+    open(&StoreOptions::default()).unwrap();
+    leaks.check();
+}
+
 /// XFS keeps thirty quota records in a block, and never frees the block.
 #[test]
 fn freed_ids_are_allocated_again() {
