@@ -137,9 +137,11 @@ fn stats_are_of_the_volume_and_not_of_the_node() {
     assert!(!response.volume_condition.unwrap().abnormal);
 
     // The owner of a directory can remove it from its project, and so from its limit.
-    loopfs::project_quota::assign_project(
-        File::open(&target).unwrap().as_fd(),
+    loopfs::project_tree::tag_tree(
+        File::open(&target).unwrap(),
         loopfs::project_quota::ProjectId::new(77).unwrap(),
+        &loopfs::project_tree::TagOptions::default(),
+        |_| {},
     )
     .unwrap();
     let condition =

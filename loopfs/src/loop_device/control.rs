@@ -119,8 +119,8 @@ impl LoopControl {
     /// Opens `/dev/loop-control` as [`open`](Self::open) does, with the given range of indices and number of idle devices.
     ///
     /// # Errors
-    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range contains indices that the parameter `max_part` of the
-    /// loop module does not allow.
+    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range has no index, or indices that the parameter `max_part` of
+    /// the loop module does not allow.
     pub fn with_pool(options: PoolOptions) -> Result<Self> {
         Self::new(open_control()?, options)
     }

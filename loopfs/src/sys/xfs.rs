@@ -50,6 +50,9 @@ pub(crate) struct EofBlocks {
 const XFS_EOFBLOCKS_VERSION: u32 = 1;
 const XFS_EOF_FLAGS_PRID: u32 = 1 << 3;
 
+/// `XFS_FSOP_GEOM_FLAGS_PROJID32`: project ids of 32 bits. Version 5 always has them.
+#[cfg(feature = "volume-store")]
+pub(crate) const PROJID32: u32 = 1 << 11;
 /// `XFS_FSOP_GEOM_FLAGS_V5SB`: version 5, with checksums.
 #[cfg(feature = "preflight")]
 pub(crate) const V5SB: u32 = 1 << 15;

@@ -107,7 +107,7 @@ impl VolumeStore {
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
         let reservation = reservation_of_image(capacity, spec.image.provisioning);
-        let promise = self.space_book().reserve(entry, reservation, "create")?;
+        let promise = self.mention_trash(self.space_book().reserve(entry, reservation, "create"))?;
         self.create_image_from(entry, promise, |image| {
             let settings = Image::resolve(spec.image, image, id)?;
             settings.record(image, entry)?;

@@ -21,8 +21,8 @@ use crate::project_quota::Limits;
 use crate::units::Bytes;
 
 impl VolumeStore {
-    /// Expands a volume to at least `capacity`, and returns it. Does nothing if the volume is large enough already, so the call can be
-    /// repeated. Of concurrent calls the largest capacity wins. The capacity of a loop device is updated by
+    /// Expands a volume to at least `capacity`, and returns it. Does nothing if the volume is large enough already, as for 0 bytes, so
+    /// the call can be repeated. Of concurrent calls the largest capacity wins. The capacity of a loop device is updated by
     /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity).
     ///
     /// # Errors
@@ -31,13 +31,14 @@ impl VolumeStore {
     /// volume is unchanged; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no volume can have that size;
     /// [`ErrorKind::Damaged`](crate::ErrorKind::Damaged): the image is truncated, and an expansion would hide that.
     pub fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
-        let capacity = rounded(capacity, id)?;
+        // No volume has 0 bytes, so every volume is larger.
+        let capacity = rounded(capacity.max(Bytes(1)), id)?;
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
-        match volume.kind() {
-            VolumeKind::Filesystem => self.expand_directory(&volume, capacity)?,
-            VolumeKind::Block => self.expand_image(&volume, capacity)?,
-        }
+        self.mention_trash(match volume.kind() {
+            VolumeKind::Filesystem => self.expand_directory(&volume, capacity),
+            VolumeKind::Block => self.expand_image(&volume, capacity),
+        })?;
         self.volume(id)
     }
 

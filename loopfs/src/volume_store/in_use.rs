@@ -202,7 +202,16 @@ impl PublicationRecords {
         let temporary = layout::unique(id)?;
         symlinkat(OsStr::from_bytes(&text), &*self.0, temporary.as_str())
             .and_then(|()| renameat2(&*self.0, temporary.as_str(), &*self.0, id, RenameFlags::empty()))
-            .context("record the use of", id)
+            .map_err(|errno| {
+                let error = Error::sys("record the use of", id, errno);
+                match errno {
+                    Errno::ENOSPC | Errno::EDQUOT => error.explain(
+                        "the record needs a block, and the file system is full although volumes do not use all that is reserved \
+                         for them; remove the files of other programs there",
+                    ),
+                    _ => error,
+                }
+            })
     }
 
     /// Removes the record, if there is one.

@@ -40,12 +40,14 @@ impl VolumeStore {
         reservation: Reservation,
         attributes: impl FnOnce(ProjectId) -> Attributes,
     ) -> Result<Staged<'a>> {
-        let (name, directory, project) = self.space_book().reserve_limit(
+        let limits = Limits::hard(reservation.bytes, reservation.inodes);
+        let staged = self.space_book().reserve_limit(
             entry,
             operation,
             || Ok(reservation),
-            || self.stage_empty(entry, Limits::hard(reservation.bytes, reservation.inodes)),
-        )?;
+            || self.stage_empty(entry, limits),
+        );
+        let (name, directory, project) = self.mention_trash(staged)?;
         let staged = Staged { store: self, entry, name, directory, project, limits: reservation };
         // The attributes must exist before the directory has content, because recovery reads from them to which project the
         // content is charged.

@@ -222,15 +222,10 @@ impl Volume {
         let usage = self.usage(attributes)?;
         let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
         let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
-        // In a directory with a project, statfs(2) returns the free space of the project, which the owner can change. The directory above is
-        // that of the store.
-        let above = openat(&self.entry, "..", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
-        let filesystem = above.and_then(fstatvfs).context("statfs the file system of volume", &self.id)?;
-        let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
         Ok(VolumeStats {
             capacity,
             used: usage.bytes,
-            available: capacity.saturating_sub(usage.bytes).min(free),
+            available: capacity.saturating_sub(usage.bytes).min(self.free()?),
             inodes: Some(InodeStats {
                 total,
                 used: usage.inodes,
@@ -238,6 +233,20 @@ impl Volume {
             }),
             condition: self.directory_condition(attributes)?,
         })
+    }
+
+    /// Returns the free space of the file system.
+    fn free(&self) -> Result<Bytes> {
+        // In a directory with a project, statfs(2) returns the free space of the project, which the owner can change. The directory above is
+        // that of the store.
+        let filesystem = match self.kind {
+            VolumeKind::Filesystem => {
+                openat(&self.entry, "..", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).and_then(fstatvfs)
+            }
+            VolumeKind::Block => fstatvfs(&self.entry),
+        };
+        let filesystem = filesystem.context("statfs the file system of volume", &self.id)?;
+        Ok(Bytes(filesystem.blocks_available() * filesystem.fragment_size()))
     }
 
     /// Returns the condition of a directory. Its owner can cause each abnormal condition.
@@ -271,10 +280,13 @@ impl Volume {
         let status = fstat(&self.entry).context("fstat volume", &self.id)?;
         // Post-EOF blocks and blocks of the extent tree are allocated too.
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
+        let unused = capacity.saturating_sub(used);
+        // Files of other programs can take the space that is reserved for a thin image.
+        let available = if unused == Bytes(0) { unused } else { unused.min(self.free()?) };
         Ok(VolumeStats {
             capacity,
             used,
-            available: capacity.saturating_sub(used),
+            available,
             inodes: None,
             condition: match truncation(recorded, size) {
                 None => Condition::Healthy,

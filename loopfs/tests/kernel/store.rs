@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
-use loopfs::project_quota::{Enforcement, Limits, ProjectId, assign_project, project_of};
+use loopfs::project_quota::{Enforcement, Limits, ProjectId, project_of};
+use loopfs::test_support;
 use loopfs::volume_store::{
     AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
-use loopfs::{Bytes, ErrorKind, Inodes, test_support};
+use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 
@@ -226,7 +227,7 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
     let project = ProjectId::new(4903).unwrap();
     let root = File::open(xfs()).unwrap();
     quota(&root).set_limits(project, Limits::hard(Bytes(2 * MIB), Inodes(1))).unwrap();
-    test_support::set_project(&image, project).unwrap();
+    test_support::set_project_of_file(&image, project).unwrap();
     let before = store.space().unwrap().available;
     let error = store.expand(&id, Bytes(before.0 / 2)).unwrap_err();
     assert_eq!(
@@ -433,7 +434,7 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
     std::fs::create_dir(entry(&tenant).join("deep")).unwrap();
     File::create(entry(&tenant).join("deep/file")).unwrap();
     let stolen = ProjectId::new(victims_project).unwrap();
-    assign_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
+    test_support::set_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
 
     let Condition::Abnormal { reason: AbnormalReason::ProjectChanged, message: why } =
         store.stats(&tenant).unwrap().condition
@@ -472,7 +473,7 @@ fn malicious_trees_are_removed_and_nothing_outside_them() {
     // A directory that left the project cannot be renamed within the volume.
     deep.push("foreign");
     std::fs::create_dir_all(deep.join("a/b")).unwrap();
-    assign_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
+    test_support::set_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
     std::fs::create_dir_all(deep.join("a/c/d")).unwrap();
 
     remove(&store, &id);

@@ -5,7 +5,7 @@ use super::image_space::Released;
 use super::record::ReservationRecord;
 use super::reservation::Reservation;
 use crate::error::Result;
-use crate::project_quota::{Limits, ProjectId};
+use crate::project_quota::{Limits, ProjectId, Release};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::assigned_ids;
 
@@ -52,11 +52,11 @@ impl<'s> SpaceBook<'s> {
     ///
     /// Other processes may free the same id concurrently. Only the process that removes the limit releases the reservation,
     /// and it does so while the record is locked.
-    pub(crate) fn release_project(&self, project: ProjectId) -> Result<()> {
+    pub(crate) fn release_project(&self, project: ProjectId) -> Result<Release> {
         // Before the record is locked. Otherwise all creations would wait for the files that any tenant has deleted.
         let finished = self.filesystem.quota().finish_inactivation(project);
         self.change_total(|totals| {
-            self.ids.release_finished(project, finished, |usage| totals.release_limit(usage)).map(drop)
+            self.ids.release_finished(project, finished, |usage| totals.release_limit(usage))
         })
     }
 
