@@ -9,6 +9,7 @@
 //! the library uses no index whose node is mounted.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice, query_devices};
@@ -75,6 +76,11 @@ impl HeldDevices {
     fn add_recovered(&self, number: DeviceNumber, device: LoopDevice, images: &Images) {
         let backing = device.binding().backing;
         let volume = images.volume(backing).cloned();
+        // A pod can choose such a name, too. Then its device stays attached, as a device of its own would.
+        if volume.is_none() && backing.device != images.filesystem && names_a_volume(number) {
+            // That of another driver with another disk, which must not be detached here.
+            return;
+        }
         if volume.is_none() {
             tracing::warn!(%number, file = %backing, "a loop device is mounted below the kubelet directory and bound to a file that is the \
                 image of no volume; delete the pods that use it, after which it is detached");
@@ -179,7 +185,10 @@ impl HeldDevices {
 
 /// The images of the Block volumes, without those that cannot be opened.
 #[derive(Debug)]
-pub(crate) struct Images(HashMap<BackingFile, VolumeId>);
+pub(crate) struct Images {
+    volumes: HashMap<BackingFile, VolumeId>,
+    filesystem: DeviceNumber,
+}
 
 impl Images {
     /// Opens all images.
@@ -189,13 +198,20 @@ impl Images {
             let image = volume.open_image(Access::ReadOnly).and_then(BackingFile::of).ok()?;
             Some((image, id))
         };
-        Ok(Self(store.list()?.into_iter().filter_map(image).collect()))
+        let volumes = store.list()?.into_iter().filter_map(image).collect();
+        Ok(Self { volumes, filesystem: store.device()? })
     }
 
     /// Returns the volume of an image.
     pub(crate) fn volume(&self, image: BackingFile) -> Option<&VolumeId> {
-        self.0.get(&image)
+        self.volumes.get(&image)
     }
+}
+
+/// Returns `true` if the file of a device is named as a volume of a store, of whichever driver.
+fn names_a_volume(number: DeviceNumber) -> bool {
+    let path = std::fs::read_to_string(format!("/sys/dev/block/{number}/loop/backing_file"));
+    path.is_ok_and(|path| Path::new(&path).parent().is_some_and(|parent| parent.ends_with("volumes")))
 }
 
 /// Returns an error if one of these devices does not respond. A call that waited for it would keep its thread for as long.

@@ -414,6 +414,15 @@ fn labels_concern_no_other_volume() {
     fixture.finish();
 }
 
+/// Thaws a file system at the end of a scope, also if an assertion fails in it.
+struct Thaw<'a>(&'a Path);
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        thaw(File::open(self.0).unwrap()).unwrap();
+    }
+}
+
 /// A process that changes the device holds its lock (`lo_mutex`) until the writes before have ended, which do not on a frozen disk.
 #[test]
 fn a_locked_device_delays_no_other_volume() {
@@ -432,6 +441,7 @@ fn a_locked_device_delays_no_other_volume() {
     write_to(&own, &[1; 65_536]).unwrap();
     freeze(File::open(&disk.data).unwrap()).unwrap();
     std::thread::scope(|scope| {
+        let thawed = Thaw(&disk.data);
         let changing = scope.spawn(|| change_loop_status(&device, LoopStatusChange::Offset(4096)));
         let listed = || LoopControl::open().unwrap().list().unwrap().skipped.len();
         while listed() == 0 {
@@ -446,7 +456,7 @@ fn a_locked_device_delays_no_other_volume() {
         }
         fixture.node().node_unpublish_volume(unpublish("v", &tenant)).unwrap();
         assert!(!tenant.exists());
-        thaw(File::open(&disk.data).unwrap()).unwrap();
+        drop(thawed);
         changing.join().unwrap().unwrap();
     });
     drop((device, own));

@@ -31,7 +31,6 @@ use std::sync::PoisonError;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, RenameFlags, readlinkat, renameat2};
-use nix::sys::stat::{fstat, major, minor};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
 use super::id::VolumeId;
@@ -43,7 +42,6 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
 use crate::mount::table::Mount;
-use crate::units::DeviceNumber;
 
 /// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
 pub(super) struct DeletionGuard {
@@ -150,12 +148,6 @@ impl VolumeStore {
             }
             None => Ok(DeletionGuard { _records: records, _image: Some(image) }),
         }
-    }
-
-    /// Returns the device number of the store's file system, as mount tables show it.
-    fn device(&self) -> Result<DeviceNumber> {
-        let status = fstat(&self.layout.volumes).context("fstat", "volumes")?;
-        Ok(DeviceNumber { major: major(status.st_dev) as u32, minor: minor(status.st_dev) as u32 })
     }
 
     /// Locks the publication records.

@@ -18,6 +18,7 @@ use crate::flock;
 use crate::loop_device::{Access, BackingFile};
 use crate::mount::MountCache;
 use crate::project_quota::ProjectIds;
+use crate::units::DeviceNumber;
 
 /// A store of volumes on one XFS file system, which is mounted with project quotas.
 ///
@@ -143,7 +144,15 @@ impl VolumeStore {
     /// Returns `true` if a file is on the file system of this store.
     #[must_use]
     pub fn holds(&self, file: &BackingFile) -> bool {
-        BackingFile::of(&self.filesystem.root).is_ok_and(|root| root.device == file.device)
+        self.device().is_ok_and(|device| device == file.device)
+    }
+
+    /// Returns the device number of the store's file system, as files and mount tables show it.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn device(&self) -> Result<DeviceNumber> {
+        BackingFile::of(&self.filesystem.root).map(|root| root.device)
     }
 
     /// Returns the UUID of the file system of this store.
