@@ -38,7 +38,7 @@ use super::on_disk::Boot;
 use super::on_disk::layout::{self, Layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
 use crate::mount::table::Mount;
