@@ -82,12 +82,9 @@ pub fn unlimit_directory(directory: impl AsFd) -> Result<Release> {
 
 fn allocator(directory: BorrowedFd<'_>, operation: &'static str) -> Result<ProjectIds> {
     ProjectQuota::of(directory).require_enforcing()?;
-    let options = || {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        options
-    };
-    let lock = options().open(LOCK).context(operation, format_args!("{OBJECT}, which locks {LOCK}"))?;
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let lock = options.open(LOCK).context(operation, format_args!("{OBJECT}, which locks {LOCK}"))?;
     ProjectIds::new(directory, lock, LIMITED_DIRECTORIES)
 }
 

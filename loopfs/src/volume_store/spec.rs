@@ -90,7 +90,8 @@ pub struct StoreCounts {
     pub directories: usize,
     /// Block volumes.
     pub images: usize,
-    /// Entries in the trash: deleted volumes, and directories moved up out of them, whose space is not free yet.
+    /// Entries in the trash whose space is not free yet: deleted volumes, directories moved up out of them, and project ids of
+    /// directories that are still open.
     pub trash: usize,
 }
 
@@ -99,7 +100,8 @@ pub struct StoreCounts {
 pub struct StoreOptions {
     /// Project ids that belong to the store. Each program that uses project quotas on the same file system needs a range
     /// of its own. The kubelet allocates the first unused id from 1048577 upwards. In this range, the store skips ids that
-    /// another program uses, and removes the limits of ids that nothing is charged to.
+    /// another program uses, and removes the limits of ids that nothing is charged to. A store that has volumes, snapshots or a trash accepts no
+    /// other range than theirs.
     pub project_ids: RangeInclusive<ProjectId>,
     /// How long a call waits for each lock that another call, in this process or another one, holds. After that it
     /// fails with [`ErrorKind::Busy`] and an error that names the lock file. Only a process that hangs, for example on a
