@@ -6,8 +6,9 @@ use loopfs::volume_store::{Volume, VolumeId, VolumeKind};
 use super::block_device::BlockVolume;
 use super::publish::Volumes;
 use super::stats::not_published;
-use super::volume::{is_at, require_kind};
+use super::volume::{is_at, published_at, require_kind};
 use crate::error::{Error, Result};
+use crate::mounted_devices::MountedDevices;
 use crate::request::{CapacityRange, NodeExpand, TargetPath};
 use crate::storage::Storage;
 
@@ -21,7 +22,7 @@ impl Volumes {
             require_kind(&volume, access_type.kind())?;
         }
         if !expand.is_staging_path {
-            self.require_published_at(&volume, &storage, expand.path.as_ref())?;
+            self.require_published(&volume, &storage, expand.path.as_ref())?;
         }
         let size = match volume.kind() {
             VolumeKind::Filesystem => volume.capacity(),
@@ -45,19 +46,22 @@ impl Volumes {
         }
     }
 
-    /// Returns an error unless the volume is published at this path.
-    fn require_published_at(
-        &self,
-        volume: &Volume,
-        storage: &Storage,
-        path: Option<&TargetPath>,
-    ) -> Result<()> {
-        let target = path.map(|path| self.root.locate(path)).transpose()?.flatten();
-        let status = target.map(|target| target.status()).transpose()?.flatten();
-        match status {
-            Some(status) if is_at(volume, storage, &status)? => Ok(()),
-            _ => Err(not_published(volume.id(), path)),
-        }
+    /// Returns an error unless the volume is published at this path, or is published and nothing is at the path.
+    ///
+    /// The kubelet knows one path for each Block volume, that of the pod which mapped it last. After that pod has ended, the
+    /// kubelet still names its path while other pods of the node use the volume, and would repeat a call that fails.
+    fn require_published(&self, volume: &Volume, storage: &Storage, path: Option<&TargetPath>) -> Result<()> {
+        let refused = || not_published(volume.id(), path);
+        let target = self.root.locate(path.ok_or_else(refused)?)?;
+        let is_published = match target.map(|target| target.status()).transpose()?.flatten() {
+            Some(status) => is_at(volume, storage, &status)?,
+            None => {
+                let mounts = self.root.mounts()?;
+                let mounted = MountedDevices::among(&mounts)?;
+                published_at(volume, storage, &mounts, &mounted)?.is_some()
+            }
+        };
+        if is_published { Ok(()) } else { Err(refused()) }
     }
 
     /// Refreshes the loop devices of a Block volume, if the volume was expanded since their size was last recorded.

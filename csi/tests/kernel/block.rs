@@ -198,9 +198,16 @@ fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
     );
     assert_eq!(open.map(|device| device_size(&device)), [4 * MIB; 2]);
 
-    for target in [&first, &second] {
-        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
-    }
+    // The kubelet still names the target of a pod that has ended, if that pod was the last to map the volume.
+    fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+    let ended = fixture.node().node_expand_volume(expand("v", &second, four, 0)).unwrap();
+    assert_eq!(ended.capacity_bytes, four);
+    std::fs::write(&second, "of another volume").unwrap();
+    let other = fixture.node().node_expand_volume(expand("v", &second, four, 0));
+    assert_refused(other, Code::NotFound, &["volume v is not published at", "second"]);
+    std::fs::remove_file(&second).unwrap();
+
+    fixture.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
     let unpublished = fixture.node().node_expand_volume(expand("v", &first, four, 0));
     assert_refused(unpublished, Code::NotFound, &["volume v is not published at", "first"]);
     let staged = wire::NodeExpandVolumeRequest {

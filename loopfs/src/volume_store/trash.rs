@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
@@ -28,6 +29,13 @@ use crate::sys::file_lease;
 const LIFTED: &str = "lifted";
 /// The beginning of the names of links that record ids whose release was deferred. No entry of a volume begins with it.
 const DRAINING: &str = "draining:";
+
+/// How long volumes wait for directories that were lifted out of others. A process that still has a deleted directory open can create
+/// more of them without end.
+const LIFTED_WAIT: Duration = Duration::from_secs(1);
+
+/// The most names that a pass removes from one directory, for the same reason, and because other volumes wait for them.
+const MOST_NAMES: usize = 1 << 16;
 
 impl VolumeStore {
     /// Deletes a volume, durably. [`empty_trash`](Self::empty_trash) then frees its space and its project id. Returns `false` if
@@ -92,13 +100,16 @@ impl VolumeStore {
         // Entries that failed. Another attempt in the same call would fail again.
         let mut failed = HashSet::new();
         let mut removed_by_others = false;
+        // The end of the last pass in which volumes did not wait for lifted directories.
+        let mut finished_at = Instant::now();
         loop {
-            let (mut progress, mut lifted) = (false, false);
+            let mut progress = false;
+            let mut pass = Pass { unfinished: false, waits: finished_at.elapsed() < LIFTED_WAIT };
             for name in self.trash_in_order()? {
                 if failed.contains(&name) {
                     continue;
                 }
-                match self.remove_entry(&name, &mut yield_now, &mut lifted) {
+                match self.remove_entry(&name, &mut yield_now, &mut pass) {
                     Ok(Removal::Done { volume }) => {
                         progress = true;
                         removed += usize::from(volume);
@@ -114,8 +125,11 @@ impl VolumeStore {
                     }
                 }
             }
-            if !progress && !lifted {
+            if !progress && !pass.unfinished {
                 break;
+            }
+            if !pass.waits {
+                finished_at = Instant::now();
             }
         }
         if removed_by_others {
@@ -156,8 +170,8 @@ impl VolumeStore {
         Ok(names)
     }
 
-    /// Removes an entry of the trash, or as much of it as can be removed. Sets `lifted` if it created new entries.
-    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), lifted: &mut bool) -> Result<Removal> {
+    /// Removes an entry of the trash, or as much of it as can be removed.
+    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), pass: &mut Pass) -> Result<Removal> {
         if name.starts_with(DRAINING) {
             return Ok(Removal::Postponed);
         }
@@ -178,11 +192,11 @@ impl VolumeStore {
             directory => directory?,
         };
         let Some(Attributes { project, .. }) = Attributes::read(&directory)? else {
-            self.empty_directory(&directory, name, yield_now, lifted)?;
+            self.empty_directory(&directory, name, yield_now, &mut pass.unfinished)?;
             let removed = self.unlink(name, UnlinkatFlags::RemoveDir)?;
             return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
         };
-        let removal = self.remove_volume_directory(directory, name, project, yield_now, lifted);
+        let removal = self.remove_volume_directory(directory, name, project, yield_now, pass);
         // The directory is closed now. If another process removes it from here on, that process can free the project id.
         match removal {
             Ok(Removal::Done { .. }) => removal,
@@ -199,12 +213,15 @@ impl VolumeStore {
         name: &str,
         project: ProjectId,
         yield_now: &mut impl FnMut(),
-        lifted: &mut bool,
+        pass: &mut Pass,
     ) -> Result<Removal> {
-        self.empty_directory(&directory, name, yield_now, lifted)?;
+        let mut unfinished = false;
+        let emptied = self.empty_directory(&directory, name, yield_now, &mut unfinished);
+        pass.unfinished |= unfinished;
+        emptied?;
         // Not while its directories, or those of others, are still in the trash: the wait for the file system below would be
         // repeated for each level of a tree.
-        if *lifted {
+        if unfinished || pass.unfinished && pass.waits {
             return Ok(Removal::Postponed);
         }
         let quota = self.filesystem.quota();
@@ -282,8 +299,8 @@ impl VolumeStore {
 
     /// Removes everything in a directory of the trash. It moves a subdirectory that is not empty up into the trash instead of
     /// walking into it, so a tree of any depth needs only two descriptors. The trash has no project, so a directory to which its
-    /// owner has given another project id can be moved there too (EXDEV elsewhere). Sets `lifted` if it
-    /// moved one.
+    /// owner has given another project id can be moved there too (EXDEV elsewhere). Sets `unfinished` if it
+    /// moved one, or left names for the next pass.
     ///
     /// If an entry cannot be removed, the call removes the others and returns the first error in the end.
     fn empty_directory(
@@ -291,9 +308,9 @@ impl VolumeStore {
         directory: &OwnedFd,
         name: &str,
         yield_now: &mut impl FnMut(),
-        lifted: &mut bool,
+        unfinished: &mut bool,
     ) -> Result<()> {
-        let mut first_error = None;
+        let (mut names, mut first_error) = (0, None);
         let own = layout::open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .context("open in the trash", name)?;
         let mut entries = nix::dir::Dir::from_fd(own).context("list in the trash", name)?;
@@ -303,10 +320,16 @@ impl VolumeStore {
             if matches!(child.to_bytes(), b"." | b"..") {
                 continue;
             }
+            if names == MOST_NAMES {
+                *unfinished = true;
+                break;
+            }
             yield_now();
             match self.remove_child(directory, name, child) {
-                Ok(Child::Removed) => {}
-                Ok(Child::Lifted) => *lifted = true,
+                Ok(child) => {
+                    names += 1;
+                    *unfinished |= matches!(child, Child::Lifted);
+                }
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
@@ -331,6 +354,14 @@ impl VolumeStore {
             Err(errno) => refused(errno),
         }
     }
+}
+
+/// A pass over the entries of the trash.
+struct Pass {
+    /// Directories were lifted out of others and are entries of the trash now, or have names left.
+    unfinished: bool,
+    /// Volumes are not finished until no pass leaves anything.
+    waits: bool,
 }
 
 /// The result for an entry of a deleted directory.

@@ -1,9 +1,10 @@
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
@@ -478,6 +479,39 @@ fn malicious_trees_are_removed_and_nothing_outside_them() {
 
     remove(&store, &id);
     assert!(outside.path().join("precious").exists());
+    leaks.check();
+}
+
+/// A process creates directories in a deleted volume that it still has open, and each is lifted out of it.
+#[test]
+fn a_held_volume_delays_no_other() {
+    let leaks = Leaks::watch();
+    let (store, hostile, other) = (store(), id("hostile"), id("other"));
+    for id in [&hostile, &other] {
+        store.create(id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    }
+    let held = File::open(entry(&hostile)).unwrap();
+    for id in [&hostile, &other] {
+        assert!(store.delete(id).unwrap());
+    }
+    let is_in_trash = |id: &VolumeId| {
+        let mut names = std::fs::read_dir(xfs().join("trash")).unwrap();
+        names.any(|name| name.unwrap().file_name().to_string_lossy().starts_with(&format!("{id}.")))
+    };
+    let mut created = 0;
+    let began = Instant::now();
+    let removed = store.empty_trash_yielding(|| {
+        let directory = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
+        let is_empty = std::fs::read_dir(&directory).is_ok_and(|mut names| names.next().is_none());
+        if is_empty && is_in_trash(&other) && began.elapsed() < Duration::from_secs(20) {
+            created += 1;
+            std::fs::create_dir_all(directory.join(format!("{created}/nested"))).unwrap();
+        }
+    });
+    assert_eq!(removed.unwrap(), 2);
+    assert!(began.elapsed() < Duration::from_secs(20), "{created} directories");
+    drop(held);
+    store.empty_trash().unwrap();
     leaks.check();
 }
 
