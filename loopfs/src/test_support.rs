@@ -8,7 +8,6 @@ use std::path::Path;
 
 use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJINHERIT, MOUNT_ATTR_IDMAP};
 
-use crate::project_quota::ProjectId;
 use crate::sys::mount::mount_attr;
 use crate::sys::{self, fiemap, fsxattr, loop_abi, loop_dev};
 
@@ -35,9 +34,9 @@ pub fn set_flags(file: impl AsFd, (flags, extent, cow_extent): (u32, u32, u32)) 
 }
 
 /// Puts a file into a project.
-pub fn set_project(file: impl AsFd, project: ProjectId) -> Result<()> {
+pub fn set_project(file: impl AsFd, project: u32) -> Result<()> {
     let mut stored = fsxattr::get(&file)?;
-    stored.fsx_projid = project.get();
+    stored.fsx_projid = project;
     Ok(fsxattr::set(file, &stored)?)
 }
 
