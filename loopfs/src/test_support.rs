@@ -35,9 +35,9 @@ pub fn set_flags(file: impl AsFd, (flags, extent, cow_extent): (u32, u32, u32)) 
 }
 
 /// Puts a file into a project.
-pub fn set_project_of_file(file: impl AsFd, project: ProjectId) -> Result<()> {
+pub fn set_project_of_file(file: impl AsFd, project: u32) -> Result<()> {
     let mut stored = fsxattr::get(&file)?;
-    stored.fsx_projid = project.get();
+    stored.fsx_projid = project;
     Ok(fsxattr::set(file, &stored)?)
 }
 

@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -228,7 +229,7 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
     let project = ProjectId::new(4903).unwrap();
     let root = File::open(xfs()).unwrap();
     quota(&root).set_limits(project, Limits::hard(Bytes(2 * MIB), Inodes(1))).unwrap();
-    test_support::set_project_of_file(&image, project).unwrap();
+    test_support::set_project_of_file(&image, project.get()).unwrap();
     let before = store.space().unwrap().available;
     let error = store.expand(&id, Bytes(before.0 / 2)).unwrap_err();
     assert_eq!(
@@ -455,7 +456,9 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
 fn malicious_trees_are_removed_and_nothing_outside_them() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("hostile"));
-    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(16 * MIB))).unwrap();
+    let bytes_per_inode = NonZeroU64::new(2048).unwrap();
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(16 * MIB));
+    store.create(&id, &VolumeSpec { bytes_per_inode, ..spec }).unwrap();
     let outside = scratch();
     File::create(outside.path().join("precious")).unwrap();
     symlink(outside.path(), entry(&id).join("link")).unwrap();

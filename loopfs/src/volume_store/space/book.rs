@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use super::inodes::FilesystemInodes;
 use super::pending::PendingLock;
 use super::record::{ReservationRecord, ReservationTotals, Reserved};
 use super::reservation::{Reservation, Space};
@@ -216,7 +217,7 @@ impl<'s> SpaceBook<'s> {
     /// Returns the space of the file system, given the total of all reservations.
     fn space_with(&self, reserved: Reserved) -> Result<Space> {
         let (total, free) = self.blocks()?;
-        let inodes = self.inodes()?;
+        let inodes = FilesystemInodes::read(self.filesystem)?;
         let unreserved = total
             .saturating_sub(reserved.volumes)
             .saturating_sub(reserved.overhead)

@@ -4,6 +4,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::book::SpaceBook;
 use super::image_space::ImageSpace;
+use super::inodes::FilesystemInodes;
 use super::record::Reserved;
 use super::shared_blocks::SharedBlocks;
 use crate::error::{Context, Result};
@@ -40,7 +41,7 @@ impl SpaceBook<'_> {
             }
         }
         in_use = in_use.saturating_add(shared.space_on_disk());
-        let of_filesystem = self.inodes()?;
+        let of_filesystem = FilesystemInodes::read(self.filesystem)?;
         in_use = in_use.saturating_add(of_filesystem.allocated());
         // Images, directories of the store, and files of other programs.
         inodes = inodes.saturating_add(of_filesystem.in_use().0.saturating_sub(inodes_in_use));

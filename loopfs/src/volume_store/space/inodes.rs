@@ -8,10 +8,10 @@
 //!
 //! Chunks of deleted volumes can remain, because files of other volumes are in them. They are therefore read each time.
 
-use super::book::SpaceBook;
 use crate::error::{Context, Result};
 use crate::sys::xfs::{self, Geometry, GroupGeometry};
 use crate::units::{Bytes, Inodes};
+use crate::volume_store::on_disk::DataFilesystem;
 
 /// Inodes that are reserved in each group: a chunk that has begun, and what the store and other programs create outside of
 /// volumes between two counts, such as images that a count has missed because they were being created.
@@ -53,20 +53,18 @@ impl Default for FurtherInodes {
     }
 }
 
-impl SpaceBook<'_> {
-    pub(super) fn inodes(&self) -> Result<FilesystemInodes> {
+impl FilesystemInodes {
+    pub(super) fn read(filesystem: &DataFilesystem) -> Result<Self> {
         const OPERATION: &str = "read the XFS geometry of";
-        let (root, shown) = (&self.filesystem.root, self.filesystem.path.display());
+        let (root, shown) = (&filesystem.root, filesystem.path.display());
         let geometry = xfs::geometry(root).context(OPERATION, &shown)?;
         let groups: Vec<GroupGeometry> = (0..geometry.agcount)
             .map(|number| xfs::group_geometry(root, number))
             .collect::<std::result::Result<_, _>>()
             .context(OPERATION, &shown)?;
-        Ok(FilesystemInodes::new(&geometry, &groups))
+        Ok(Self::new(&geometry, &groups))
     }
-}
 
-impl FilesystemInodes {
     fn new(geometry: &Geometry, groups: &[GroupGeometry]) -> Self {
         let in_use =
             |group: &GroupGeometry| u64::from(group.allocated_inodes.saturating_sub(group.free_inodes));

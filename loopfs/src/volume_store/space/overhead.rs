@@ -8,6 +8,7 @@
 use std::ffi::CStr;
 
 use super::book::SpaceBook;
+use super::inodes::FilesystemInodes;
 use crate::error::{Context, ErrorKind, Result};
 use crate::sys::xattr;
 use crate::units::Bytes;
@@ -25,7 +26,7 @@ impl SpaceBook<'_> {
         if self.recorded_overhead()?.is_some() || !self.is_empty()? {
             return Ok(());
         }
-        let inodes = self.inodes()?.allocated();
+        let inodes = FilesystemInodes::read(self.filesystem)?.allocated();
         let (total, free) = self.blocks()?;
         let overhead = total.saturating_sub(free).saturating_sub(inodes).saturating_sub(FLUCTUATION);
         let text = format!("bytes={} of={}", overhead.0, total.0);
