@@ -233,16 +233,19 @@ impl VolumeStore {
                 _ => {}
             }
         }
-        let trash = layout::kinds(&self.layout.trash, "trash")?.len();
-        Ok(StoreCounts { directories, images, trash })
+        Ok(StoreCounts { directories, images, trash: self.count_trash()? })
+    }
+
+    /// Returns the number of deleted entries. Records of ids, which are links, are none.
+    fn count_trash(&self) -> Result<usize> {
+        let kinds = layout::kinds(&self.layout.trash, "trash")?;
+        Ok(kinds.into_iter().filter(|kind| *kind != nix::dir::Type::Symlink).count())
     }
 
     /// Adds to an error for lack of space that deleted entries still hold some.
     pub(super) fn mention_trash<T>(&self, result: Result<T>) -> Result<T> {
         let trash = |error: &Error| match error.kind() {
-            ErrorKind::NoSpace => {
-                layout::kinds(&self.layout.trash, "trash").map_or(0, |entries| entries.len())
-            }
+            ErrorKind::NoSpace => self.count_trash().unwrap_or_default(),
             _ => 0,
         };
         result.map_err(|error| match trash(&error) {
