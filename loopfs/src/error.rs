@@ -108,6 +108,14 @@ impl Error {
         self
     }
 
+    /// Adds a further sentence to the detail.
+    #[cfg(feature = "volume-store")]
+    pub(crate) fn add(mut self, detail: impl fmt::Display) -> Self {
+        let separator = if self.detail.is_empty() { "" } else { "; " };
+        self.detail = format!("{}{separator}{detail}", self.detail);
+        self
+    }
+
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.kind = kind;
         self

@@ -1,20 +1,18 @@
 //! Advisory locks of whole files (flock(2)), acquired with a timeout.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
+use crate::deadline::Deadline;
 use crate::descriptor::{self, reopen};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The default timeout for a lock. No process holds a lock of the store while it copies or removes files. A lock that is
 /// held for longer therefore belongs to a process that hangs, most likely on the disk.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// In place of a timeout that is beyond the range of the clock.
-pub(crate) const LONGEST_TIMEOUT: Duration = Duration::from_secs(1 << 30);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
@@ -82,14 +80,14 @@ pub(crate) fn retry<F, T>(
     mut file: F,
     mut attempt: impl FnMut(F) -> std::result::Result<T, (F, Errno)>,
 ) -> std::result::Result<T, (F, Errno)> {
-    let deadline = Instant::now() + timeout;
+    let deadline = Deadline::after(timeout);
     let mut pause = FIRST_PAUSE;
     loop {
         file = match attempt(file) {
             Err((file, Errno::EAGAIN | Errno::EINTR)) => file,
             other => return other,
         };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.left();
         if left.is_zero() {
             return Err((file, Errno::EAGAIN));
         }
@@ -130,7 +128,7 @@ mod tests {
     #[test]
     fn a_lock_that_stays_held_is_an_error_that_names_the_file_and_the_remedy() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let held = shared(open(&file), Duration::ZERO, OPERATION).unwrap();
+        let held = shared(open(&file), Duration::MAX, OPERATION).unwrap();
         let error = exclusive(open(&file), Duration::from_millis(20), OPERATION).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
         let path = file.path().display().to_string();

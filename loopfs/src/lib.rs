@@ -37,11 +37,18 @@
     allow(dead_code, unused_imports, reason = "the lower modules have what only the volume store uses")
 )]
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!(
+    "loopfs needs a target with 64 bits: in the C library of others, file offsets and inode numbers have 32 bits"
+);
+
 #[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod baseline;
 #[cfg(feature = "data-disk")]
 pub mod data_disk;
+#[cfg(any(feature = "loop-device", feature = "project-quota"))]
+mod deadline;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod descriptor;
 mod error;

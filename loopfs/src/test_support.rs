@@ -8,8 +8,9 @@ use std::path::Path;
 
 use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJINHERIT, MOUNT_ATTR_IDMAP};
 
+use crate::project_quota::{self, ProjectId};
 use crate::sys::mount::mount_attr;
-use crate::sys::{self, fiemap, fsxattr, loop_abi, loop_dev};
+use crate::sys::{self, fiemap, fsxattr, loop_abi, loop_dev, quotactl};
 
 const NOT_CHOSEN: u32 = FS_XFLAG_PROJINHERIT | FS_XFLAG_PREALLOC | FS_XFLAG_HASATTR;
 
@@ -31,6 +32,30 @@ pub fn set_flags(file: impl AsFd, (flags, extent, cow_extent): (u32, u32, u32)) 
     stored.fsx_xflags = stored.fsx_xflags & NOT_CHOSEN | flags;
     (stored.fsx_extsize, stored.fsx_cowextsize) = (extent, cow_extent);
     Ok(fsxattr::set(file, &stored)?)
+}
+
+/// Puts a file into a project.
+pub fn set_project_of_file(file: impl AsFd, project: ProjectId) -> Result<()> {
+    let mut stored = fsxattr::get(&file)?;
+    stored.fsx_projid = project.get();
+    Ok(fsxattr::set(file, &stored)?)
+}
+
+/// Changes the project of a directory that has any content, as its owner can.
+pub fn set_project(directory: impl AsFd, id: ProjectId) -> crate::Result<()> {
+    project_quota::set_project(directory.as_fd(), id)
+}
+
+/// Sets a limit of `blocks` units of 512 bytes that all projects without limits get. 0 removes it.
+pub fn set_default_limit(fs: impl AsFd, blocks: u64) -> Result<()> {
+    let mut quota = quotactl::DiskQuota {
+        version: quotactl::FS_DQUOT_VERSION,
+        flags: quotactl::FS_PROJ_QUOTA,
+        fieldmask: quotactl::FS_DQ_BHARD,
+        blk_hardlimit: blocks,
+        ..quotactl::DiskQuota::default()
+    };
+    Ok(quotactl::set_limits(fs.as_fd(), &mut quota)?)
 }
 
 /// Sets or clears `FS_XFLAG_PROJINHERIT` of a directory.

@@ -18,6 +18,7 @@ mod samples;
 #[allow(dead_code, reason = "the tests use all of it")]
 mod support;
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -37,6 +38,9 @@ const QUICK: [usize; 2] = [10, 20_000];
 /// The number of rounds. Each round measures all volumes, so that other load of the machine affects all of them alike.
 const ROUNDS: usize = 10;
 const CALLS_PER_ROUND: usize = 20;
+/// Small, because the files are empty.
+const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(2048).unwrap();
+
 /// The number of rounds that run du, because walking a million files takes some time.
 const WALKS: usize = 3;
 
@@ -99,7 +103,8 @@ fn run(directory: &Path, du: &[&str], counts: [usize; 2]) -> Result<()> {
 /// Returns a specification that is large enough for this number of inodes, those of their directories, and the blocks of the directories.
 fn spec(files: usize) -> VolumeSpec {
     let inodes = (files + files::directories(files) + 1).next_multiple_of(1024) as u64;
-    VolumeSpec::new(VolumeKind::Filesystem, Bytes(inodes * VolumeSpec::BYTES_PER_INODE.get()))
+    let capacity = Bytes(inodes * BYTES_PER_INODE.get());
+    VolumeSpec { bytes_per_inode: BYTES_PER_INODE, ..VolumeSpec::new(VolumeKind::Filesystem, capacity) }
 }
 
 fn measure(driver: &Client, du: &[&str], volumes: &[Published]) -> Result<()> {

@@ -11,7 +11,7 @@ use loopfs::Bytes;
 use loopfs::ErrorKind;
 use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, DirectIo, LoopDevice};
 use loopfs::mount::MountFlags;
-use loopfs::volume_store::{Image, Volume};
+use loopfs::volume_store::Volume;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
@@ -38,7 +38,6 @@ pub(crate) struct BlockVolume<'a> {
     volume: &'a Volume,
     storage: &'a Storage,
     image: OwnedFd,
-    settings: Image,
 }
 
 impl<'a> BlockVolume<'a> {
@@ -47,9 +46,7 @@ impl<'a> BlockVolume<'a> {
     pub(crate) fn open(volume: &'a Volume, storage: &'a Storage) -> Result<Self> {
         require_response(storage.held.numbers(Some(volume.id())))?;
         let image = volume.open_image(Access::ReadOnly)?;
-        let settings =
-            volume.image()?.ok_or_else(|| Error::Defect("a Block volume has no image".to_owned()))?;
-        Ok(Self { volume, storage, image, settings })
+        Ok(Self { volume, storage, image })
     }
 
     /// Returns the identity of the volume's image.
@@ -97,6 +94,10 @@ impl<'a> BlockVolume<'a> {
         Ok(self.volume.attach_options(access)?)
     }
 
+    fn prefers_direct_io(&self) -> Result<bool> {
+        Ok(self.volume.image()?.is_some_and(|image| image.direct_io == DirectIo::Preferred))
+    }
+
     /// Returns what a pod has changed on the device.
     fn change_of(&self, device: &LoopDevice) -> Result<Option<String>> {
         Ok(device.difference(&self.image, &self.options(device.binding().access)?)?)
@@ -112,7 +113,7 @@ impl<'a> BlockVolume<'a> {
     /// Repairs what a pod has changed on the device, as far as the kernel allows it. The audit reports the rest.
     fn restore(&self, device: &LoopDevice) -> Result<()> {
         let mut options = self.options(device.binding().access)?;
-        if self.settings.direct_io == DirectIo::Preferred && !self.volume.may_share_blocks()? {
+        if self.prefers_direct_io()? && !self.volume.may_share_blocks()? {
             options = options.direct_io(DirectIo::Required);
         }
         let Some(changed) = device.difference(&self.image, &options)? else { return Ok(()) };
@@ -289,8 +290,7 @@ impl<'a> BlockVolume<'a> {
                 name.display()
             )));
         }
-        let preferred = self.settings.direct_io == DirectIo::Preferred;
-        if status.direct_io || preferred && self.volume.may_share_blocks()? {
+        if status.direct_io || self.prefers_direct_io()? && self.volume.may_share_blocks()? {
             return Ok(None);
         }
         Ok(Some(format!("{} has lost direct I/O; unpublish and publish the volume", name.display())))

@@ -264,6 +264,24 @@ fn stats_are_of_the_volume() {
     fixture.finish();
 }
 
+/// An administrator restored it from a backup that has no extended attributes, and the store cannot tell its block size.
+#[test]
+fn an_image_without_attributes_is_unpublished() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let (staging, target) = (fixture.target("staging"), fixture.target("target"));
+    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    for attribute in ["trusted.loopfs.image", "trusted.loopfs.capacity"] {
+        rustix::fs::fremovexattr(fixture.image("v"), attribute).unwrap();
+    }
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    let refused = fixture.node().node_publish_volume(publish("v", &target, block()));
+    assert_refused(refused, Code::FailedPrecondition, &["trusted.loopfs.", "delete the volume"]);
+    fixture.finish();
+}
+
 #[test]
 fn detached_devices_stay_mounted_until_unpublish() {
     let mut fixture = Fixture::with_volume(VolumeKind::Block);

@@ -199,7 +199,7 @@ fn a_second_volume_of_a_name_must_have_the_same_properties(
         create_within("v", (0, 0), mount(&[])),
         create_within("v", (1, 0), mount(&["ro"])),
         create_within("v", (FOUR, FOUR), mount(&[])),
-        create_with("v", &[("bytesPerInode", "2048")], mount(&[])),
+        create_with("v", &[("bytesPerInode", "16384")], mount(&[])),
         create_on("v", NODE, mount(&[])),
     ];
     for request in compatible {
@@ -377,15 +377,14 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
     let node = fixture.node();
     let capacity = node.get_capacity(Default::default()).unwrap();
     assert!(capacity.available_capacity > 64 * FOUR, "{}", capacity.available_capacity);
+    // The inodes of a Filesystem volume are an eighth of its size.
     let maximum = capacity.maximum_volume_size.unwrap();
-    assert!(
-        (capacity.available_capacity - FOUR..=capacity.available_capacity).contains(&maximum),
-        "{capacity:?}"
-    );
+    let least = capacity.available_capacity / 9 * 8 - FOUR;
+    assert!((least..=capacity.available_capacity).contains(&maximum), "{capacity:?}");
     assert_eq!(capacity.minimum_volume_size, Some(4096));
 
     // The tolerance is for the metadata of the file system.
-    let (too_much, enough) = (capacity.available_capacity + FOUR, capacity.available_capacity - FOUR);
+    let (too_much, enough) = (capacity.available_capacity + FOUR, maximum - FOUR);
     for capability in [mount(&[]), block()] {
         let refused = node.create_volume(create("v", too_much, capability));
         assert_refused(refused, Code::ResourceExhausted, &["requested", "available"]);
@@ -429,8 +428,9 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
         };
         let capacity = node.get_capacity(request).unwrap();
         let maximum = capacity.maximum_volume_size.unwrap();
-        // The maximum is not far below the free space, either.
-        assert!(maximum > capacity.available_capacity / 100 * 98, "{capacity:?}");
+        // The maximum is not far below the free space, either. The inodes of a Filesystem volume are an eighth of its size.
+        let least = if requested == Some(VolumeKind::Block) { 98 } else { 87 };
+        assert!(maximum > capacity.available_capacity / 100 * least, "{capacity:?}");
         for kind in requested.map_or(vec![VolumeKind::Filesystem, VolumeKind::Block], |kind| vec![kind]) {
             let request = wire::CreateVolumeRequest {
                 parameters: parameters(),
@@ -540,7 +540,8 @@ fn validation_confirms_the_properties_of_a_volume() {
         };
         node.validate_volume_capabilities(request).unwrap()
     };
-    let confirmed = requested(&[("bytesPerInode", "2048")], volume.volume_context.clone()).confirmed.unwrap();
+    let confirmed =
+        requested(&[("bytesPerInode", "16384")], volume.volume_context.clone()).confirmed.unwrap();
     assert_eq!(confirmed.volume_capabilities, Vec::from_iter(mount(&[])));
     assert_eq!(confirmed.volume_context, volume.volume_context);
     assert_eq!(confirmed.parameters.len(), 1);
@@ -555,7 +556,7 @@ fn validation_confirms_the_properties_of_a_volume() {
     );
     let mode = node.validate_volume_capabilities(validate("v", several)).unwrap();
     for (refused, expected_text) in
-        [(foreign, "file system"), (ratio, "2048"), (kind, "Filesystem"), (mode, "MULTI_NODE")]
+        [(foreign, "file system"), (ratio, "16384"), (kind, "Filesystem"), (mode, "MULTI_NODE")]
     {
         assert_eq!(refused.confirmed, None);
         assert!(refused.message.contains(expected_text), "{}", refused.message);

@@ -26,7 +26,7 @@ fn publish_and_unpublish_are_idempotent() {
         fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
         assert_eq!(fixture.mounts_at(&target), 1);
     }
-    assert_eq!(size_of_mount(&target), (MIB, MIB / 2048));
+    assert_eq!(size_of_mount(&target), (MIB, MIB / 16384));
     fs::write(target.join("file"), "kept").unwrap();
     for _ in 0..2 {
         fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
@@ -114,7 +114,7 @@ fn a_volume_expands_while_it_is_in_use() {
     }
     let limited = fixture.node().node_expand_volume(expand("v", &target, 0, four - 1));
     assert_refused(limited, Code::OutOfRange, &["limit"]);
-    assert_eq!(size_of_mount(&target), (4 * MIB, 4 * MIB / 2048));
+    assert_eq!(size_of_mount(&target), (4 * MIB, 4 * MIB / 16384));
 
     drop(open);
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
@@ -133,13 +133,15 @@ fn stats_are_of_the_volume_and_not_of_the_node() {
     let usage: Vec<_> =
         response.usage.iter().map(|usage| (usage.unit(), usage.total, usage.used, usage.available)).collect();
     let total = i64::try_from(MIB).unwrap();
-    assert_eq!(usage, [(Unit::Bytes, total, 8192, total - 8192), (Unit::Inodes, 512, 2, 510)]);
+    assert_eq!(usage, [(Unit::Bytes, total, 8192, total - 8192), (Unit::Inodes, 64, 2, 62)]);
     assert!(!response.volume_condition.unwrap().abnormal);
 
     // The owner of a directory can remove it from its project, and so from its limit.
-    loopfs::project_quota::assign_project(
-        File::open(&target).unwrap().as_fd(),
+    loopfs::project_tree::tag_tree(
+        File::open(&target).unwrap(),
         loopfs::project_quota::ProjectId::new(77).unwrap(),
+        &loopfs::project_tree::TagOptions::default(),
+        |_| {},
     )
     .unwrap();
     let condition =

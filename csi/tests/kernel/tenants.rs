@@ -5,9 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use loopfs::Bytes;
-use loopfs::fault_injection::{
-    LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status, freeze, thaw,
-};
+use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
 use loopfs::loop_device::unmanaged::Device;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::volume_store::VolumeKind;
@@ -18,7 +16,6 @@ use tonic::Code;
 
 use crate::driver_process::Process;
 use crate::fixture::{Fixture, MIB, device_number, device_size, id, read_from, write_to};
-use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
 /// The node that a container runtime creates in the container of a pod. The container can open it for as long as it runs, whatever is
@@ -411,49 +408,5 @@ fn labels_concern_no_other_volume() {
     for (volume, target) in &targets {
         fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
-    fixture.finish();
-}
-
-/// A process that changes the device holds its lock (`lo_mutex`) until the writes before have ended, which do not on a frozen disk.
-#[test]
-fn a_locked_device_delays_no_other_volume() {
-    let mut fixture = Fixture::with_volume(VolumeKind::Block);
-    fixture.volume("other", VolumeKind::Block);
-    let (tenant, others) = (fixture.target("tenant"), fixture.target("other"));
-    fixture.node().node_publish_volume(publish("v", &tenant, block())).unwrap();
-    let own = ContainerNode::of(&tenant);
-    fixture.detach_devices("v");
-    let disk = ScratchDisk::mount_at(fixture.scratch().join("of-the-pod"));
-    let file = File::create_new(disk.data.join("file")).unwrap();
-    file.set_len(MIB).unwrap();
-    let device = File::options().read(true).write(true).open(&*own).unwrap();
-    bind_loop_device(&device, &file).unwrap();
-    drop(file);
-    write_to(&own, &[1; 65_536]).unwrap();
-    freeze(File::open(&disk.data).unwrap()).unwrap();
-    std::thread::scope(|scope| {
-        let changing = scope.spawn(|| change_loop_status(&device, LoopStatusChange::Offset(4096)));
-        let listed = || LoopControl::open().unwrap().list().unwrap().skipped.len();
-        while listed() == 0 {
-            std::thread::yield_now();
-        }
-        fixture.restart_driver();
-        for _ in 0..2 {
-            fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
-            let all = fixture.node().list_volumes(list(0, "")).unwrap();
-            assert_eq!(all.entries.len(), 2);
-            fixture.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
-        }
-        fixture.node().node_unpublish_volume(unpublish("v", &tenant)).unwrap();
-        assert!(!tenant.exists());
-        thaw(File::open(&disk.data).unwrap()).unwrap();
-        changing.join().unwrap().unwrap();
-    });
-    drop((device, own));
-    // Each cleanup detaches the devices of no volume.
-    while !LoopControl::open().unwrap().list().unwrap().devices.is_empty() {
-        fixture.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
-    }
-    drop(disk);
     fixture.finish();
 }

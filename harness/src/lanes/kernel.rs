@@ -44,9 +44,10 @@ const GO_TESTS: &str = "/tests/kubelet-quota";
 const SEED: &str = "LOOPFS_TEST_SEED";
 const STEPS: &str = "LOOPFS_TEST_STEPS";
 
-/// Tests that take long and whose results depend on the number of volumes, calls or devices rather than on
+/// Tests that take long and whose results depend on the number of volumes, files, calls or devices rather than on
 /// the kernel. If several kernels are booted, they run on the default kernel only.
-const ON_ONE_KERNEL: [&str; 4] = ["many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
+const ON_ONE_KERNEL: [&str; 5] =
+    ["inode_space::", "many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
 
 /// Tests of calls whose results depend on the kernel. They run on each kernel.
 const KERNELS_DIFFER: [&str; 7] =

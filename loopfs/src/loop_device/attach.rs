@@ -1,7 +1,7 @@
 //! Binding a file to an idle device, and checking that the kernel granted the requested properties.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, OFlag};
@@ -15,6 +15,7 @@ use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime, direct_io_unit};
 use super::pool::Pool;
+use crate::deadline::Deadline;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
@@ -181,7 +182,7 @@ const MAX_STALE_NODES: u32 = 8;
 
 /// The time limit for attempts while other programs take the devices.
 struct Retries {
-    deadline: Instant,
+    deadline: Deadline,
     pause: Duration,
     lost: u32,
     /// The devices whose node belongs to another device.
@@ -189,12 +190,12 @@ struct Retries {
 }
 
 impl Retries {
-    fn until(deadline: Instant) -> Self {
+    fn until(deadline: Deadline) -> Self {
         Self { deadline, pause: Duration::from_millis(1), lost: 0, stale_nodes: 0 }
     }
 
     fn left(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
+        self.deadline.left()
     }
 
     /// Waits for 1 ms to 50 ms: the kernel sends no event when a device becomes free.

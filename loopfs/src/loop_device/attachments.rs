@@ -184,12 +184,12 @@ mod tests {
         bind(5, &other);
         let mut attachments = Attachments::default();
         let backing = BackingFile::of(&ours).unwrap();
-        assert_eq!(attachments.devices_of(backing).unwrap(), []);
+        assert_eq!(attachments.devices_of(backing).unwrap(), [0; 0]);
         model::with(|model| model.unbind_all([4]));
         bind(4, &ours);
         assert_eq!(attachments.devices_of(backing).unwrap(), [4]);
         model::with(|model| model.unbind_all([4]));
-        assert_eq!(attachments.devices_of(backing).unwrap(), []);
+        assert_eq!(attachments.devices_of(backing).unwrap(), [0; 0]);
     }
 
     #[test]

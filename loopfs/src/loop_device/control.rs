@@ -18,7 +18,7 @@ use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
 use super::options::AttachOptions;
 use super::pool::{self, Pool, PoolOptions};
-use super::query::query_devices;
+use super::query::{query_devices, query_needed};
 use super::{attach, discard};
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
@@ -119,8 +119,8 @@ impl LoopControl {
     /// Opens `/dev/loop-control` as [`open`](Self::open) does, with the given range of indices and number of idle devices.
     ///
     /// # Errors
-    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range contains indices that the parameter `max_part` of the
-    /// loop module does not allow.
+    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range has no index, or indices that the parameter `max_part` of
+    /// the loop module does not allow.
     pub fn with_pool(options: PoolOptions) -> Result<Self> {
         Self::new(open_control()?, options)
     }
@@ -392,7 +392,16 @@ impl LoopControl {
                 Ok(Some(device)) if wanted(device.binding()) => return Ok(Search::Found(device)),
                 Ok(_) => {}
                 // A second writable device would corrupt the file.
-                Err(error) if may_be_bound_to(index, image) => return Err(error),
+                Err(error) if may_be_bound_to(index, image) => {
+                    if error.kind() != ErrorKind::Busy {
+                        return Err(error);
+                    }
+                    let number = self.shared.pool.number_of(index);
+                    let device = query_needed(number, move |_| open_if_bound(index))?;
+                    if let Some(device) = device.filter(|device| wanted(device.binding())) {
+                        return Ok(Search::Found(device));
+                    }
+                }
                 Err(_) => {}
             }
         }

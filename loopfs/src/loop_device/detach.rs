@@ -2,12 +2,13 @@
 
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::binding::Binding;
 use super::device::{LoopDevice, node_name, open_device, read_binding};
+use crate::deadline::Deadline;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 
@@ -45,7 +46,7 @@ impl PendingDetach {
     /// # Errors
     /// Those of [`LoopDevice::open_binding`]; a device that is detached already is no error.
     pub fn wait(self, limit: Duration) -> Result<Detach> {
-        let deadline = Instant::now() + limit;
+        let deadline = Deadline::after(limit);
         let mut pause = Duration::from_millis(1);
         let mut left = self.bindings;
         loop {
@@ -59,7 +60,7 @@ impl PendingDetach {
                 return Ok(Detach::Detached);
             }
             left = bound;
-            let remaining = deadline.saturating_duration_since(Instant::now());
+            let remaining = deadline.left();
             if remaining.is_zero() {
                 return Ok(Detach::Deferred(Self { bindings: left }));
             }

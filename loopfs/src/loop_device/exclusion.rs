@@ -8,13 +8,14 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, fstat};
 
 use super::binding::BackingFile;
+use crate::deadline::Deadline;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
@@ -30,7 +31,7 @@ pub(super) struct Exclusion {
     own: OwnedFd,
     entry: Entry,
     status: FileStat,
-    deadline: Instant,
+    deadline: Deadline,
 }
 
 impl Exclusion {
@@ -40,8 +41,7 @@ impl Exclusion {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): another call still has the file. Those of fstat(2), open(2) and flock(2).
     pub(super) fn lock(image: BorrowedFd<'_>, timeout: Duration) -> Result<Self> {
-        let start = Instant::now();
-        let deadline = start.checked_add(timeout).unwrap_or(start + flock::LONGEST_TIMEOUT);
+        let deadline = Deadline::after(timeout);
         let status = fstat(image).context("fstat", "the backing file")?;
         let backing = BackingFile { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino };
         let still_locked = || flock::still_locked(image, timeout, OPERATION);
@@ -82,7 +82,7 @@ impl Exclusion {
     }
 
     /// Returns the end of the time limit of the call.
-    pub(super) fn deadline(&self) -> Instant {
+    pub(super) fn deadline(&self) -> Deadline {
         self.deadline
     }
 }
@@ -140,9 +140,8 @@ fn lock_of_this_process(backing: BackingFile) -> Option<String> {
 }
 
 /// EAGAIN: another open file description has the lock at the deadline.
-fn lock_until(deadline: Instant, file: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    flock::retry(left, file, |file| file_lock::try_lock_whole(file).map_err(|errno| (file, errno)))
+fn lock_until(deadline: Deadline, file: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    flock::retry(deadline.left(), file, |file| file_lock::try_lock_whole(file).map_err(|errno| (file, errno)))
         .map_err(|(_, errno)| errno)
 }
 
@@ -161,10 +160,10 @@ static REMOVED: Condvar = Condvar::new();
 
 impl Entry {
     /// Waits until no other thread has the file. Returns `None` if one still has it at the deadline.
-    fn insert(backing: BackingFile, deadline: Instant) -> Option<Self> {
+    fn insert(backing: BackingFile, deadline: Deadline) -> Option<Self> {
         let mut entries = entries();
         while !entries.files.insert(backing) {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.left();
             if left.is_zero() {
                 return None;
             }

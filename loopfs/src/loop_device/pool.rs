@@ -105,6 +105,11 @@ impl Pool {
             let range = format!("indices {} to {}", options.range.start, options.range.end - 1);
             return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
         }
+        if options.range.is_empty() {
+            let range = format!("indices {} to {}", options.range.start, options.range.end);
+            let detail = "the end of PoolOptions::range is not one of its indices, so there are none";
+            return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
+        }
         let state = State { next: options.range.start, ..State::default() };
         Ok(Self { options, minors: BEYOND_ALL_INDICES / limit, state: Mutex::new(state) })
     }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -342,6 +343,21 @@ fn a_range_beyond_the_last_index_is_refused_and_the_parameter_named() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("max_part") && error.to_string().contains("65535"), "{error}");
     assert!(LoopControl::with_pool(PoolOptions { range: 0xffff..0x1_0000, keep_idle: 0 }).is_ok());
+}
+
+#[test]
+fn a_range_without_indices_is_refused() {
+    reset(|_| {});
+    let error = LoopControl::with_pool(PoolOptions { range: 5..5, keep_idle: 0 }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("PoolOptions::range"), "{error}");
+}
+
+#[test]
+fn the_longest_deadline_has_no_end() {
+    reset(|_| {});
+    let options = options().deadline(Duration::MAX);
+    LoopControl::open().unwrap().attach(image().as_fd(), &options).unwrap();
 }
 
 const CHILD: &str = "LOOPFS_TEST_WITHOUT_THREADS";

@@ -18,12 +18,17 @@ use crate::units::DeviceNumber;
 /// How long to wait for the first device that does not respond.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait for each later one: there may be hundreds on the same file system.
-const LATER_TIMEOUT: Duration = Duration::from_millis(50);
+const LATER_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long to wait for a device whose result a call cannot do without.
+const NEEDED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Results that the thread may have ready. Each wait for the other thread costs more than a query.
+const RESULTS_AHEAD: usize = 64;
 
 /// Threads that still wait for a device, by the device. So each such device has one thread at most.
 static WAITING: LazyLock<Mutex<HashMap<DeviceNumber, Weak<()>>>> = LazyLock::new(Mutex::default);
 
-/// Calls `query` for each device, and returns each device with the result. If a device does not respond for a second (50 ms, if another
+/// Calls `query` for each device, and returns each device with the result. If a device does not respond for a second (200 ms, if another
 /// one did not either), its result is [`ErrorKind::Busy`]; the call of `query` ends later, and its result is dropped. `query` must only
 /// read.
 pub fn query_devices<T, Q>(numbers: Vec<DeviceNumber>, query: Q) -> DeviceQueries<T, Q>
@@ -34,6 +39,26 @@ where
     let mut left = numbers;
     left.reverse();
     DeviceQueries { left, query, worker: None, timeout: FIRST_TIMEOUT }
+}
+
+/// Calls `query` for a device that has not responded, and that the caller needs. It may only be slow.
+pub(super) fn query_needed<T: Send + 'static>(
+    number: DeviceNumber,
+    query: impl Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
+) -> Result<T> {
+    let (sender, results) = sync_channel(1);
+    let in_thread = query.clone();
+    let Ok(thread) = loop_dev::spawn("loop-query", move || drop(sender.send(in_thread(number)))) else {
+        return query(number);
+    };
+    match results.recv_timeout(NEEDED_TIMEOUT) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => Err(unresponsive(number)),
+        Err(RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => Err(unresponsive(number)),
+        },
+    }
 }
 
 /// The results of [`query_devices`].
@@ -108,7 +133,7 @@ where
     Q: Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
 {
     fn start(&self) -> std::io::Result<Worker<T>> {
-        let (sender, results) = sync_channel(1);
+        let (sender, results) = sync_channel(RESULTS_AHEAD);
         let (stop, token) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
         let (alive, query) = (Arc::downgrade(&token), self.query.clone());
         let (numbers, stopped) = (self.left.clone(), Arc::clone(&stop));
@@ -214,6 +239,9 @@ mod tests {
     #[should_panic(expected = "in a query")]
     fn a_panic_of_a_query_is_propagated() {
         reset(|_| {});
-        query_devices(numbers(600..601), |_| -> Result<()> { panic!("in a query") }).for_each(drop);
+        let panic = |_| -> Result<()> { std::panic::resume_unwind(Box::new("in a query")) };
+        let mut queries = query_devices(numbers(600..601), panic);
+        queries.timeout = Duration::from_secs(60);
+        queries.for_each(drop);
     }
 }

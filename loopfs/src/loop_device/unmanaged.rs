@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(bound_indices().unwrap(), [index]);
         device.detach().unwrap();
         drop(device);
-        assert_eq!(bound_indices().unwrap(), []);
+        assert_eq!(bound_indices().unwrap(), [0; 0]);
         remove(index).unwrap();
         assert!(model::with(|model| model.exist()).is_empty());
     }

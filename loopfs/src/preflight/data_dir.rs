@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::check::{Check, Status};
-use super::facts::{DataDir, DataFilesystemFacts};
+use super::facts::{DataDir, DataFilesystemFacts, QuotaRecords};
 use crate::data_disk::feature_problems;
 use crate::error::{Error, ErrorKind};
 use crate::shell::quoted;
@@ -17,6 +17,11 @@ const SPACE: &str = "data-dir-space";
 
 /// The share of the file system that should be available, as a divisor: 5 %.
 const AVAILABLE_SHARE: u64 = 20;
+
+/// The blocks of quota records that an id in use may take, before a check warns. An id alone in its block takes one.
+pub(super) const BLOCKS_OF_AN_ID: u64 = 4;
+/// The blocks of quota records that no check warns about: those of some ten thousand earlier volumes.
+const FEW_BLOCKS: u64 = 1024;
 
 /// Directories that hold the files of other programs. The chart of the CSI driver refuses them too.
 const SHARED: [&str; 20] = [
@@ -118,9 +123,24 @@ fn options(filesystem: &DataFilesystemFacts) -> Check {
 }
 
 fn quota(filesystem: &DataFilesystemFacts) -> Check {
-    match filesystem.mount.quota_problem(&filesystem.device) {
-        Some(problem) => Check::problem(QUOTA, Status::Missing, problem),
-        None => Check::ok(QUOTA, "the kernel counts the usage of projects and enforces their limits"),
+    if let Some(problem) = filesystem.mount.quota_problem(&filesystem.device) {
+        return Check::problem(QUOTA, Status::Missing, problem);
+    }
+    match filesystem.quota_records {
+        Some(QuotaRecords { blocks, ids })
+            if blocks > FEW_BLOCKS.max(ids.saturating_mul(BLOCKS_OF_AN_ID)) =>
+        {
+            Check::warning(
+                QUOTA,
+                format!(
+                    "the quota records of projects take {blocks} blocks, and {ids} project ids are in use; XFS never frees such \
+                     a block, and each count of the reservations reads all of them"
+                ),
+                "if the number grows, look for the owner of files with many different project ids, by `loopfs quota list` and \
+                 `loopfs quota audit`; to be rid of the records, move the volumes to a disk that was formatted again",
+            )
+        }
+        _ => Check::ok(QUOTA, "the kernel counts the usage of projects and enforces their limits"),
     }
 }
 
@@ -191,6 +211,10 @@ mod tests {
         d.verified = Err(Error::new(ErrorKind::NotEnforced, "use", "/loopfs/data", "off"));
     }, Status::Ok, "")]
     #[case::quota_off(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::NoQuota), Status::Missing, "prjquota")]
+    #[case::many_records(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = Some(QuotaRecords { blocks: 2000, ids: 499 }), Status::Warning, "loopfs quota list")]
+    #[case::many_ids(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = Some(QuotaRecords { blocks: 2000, ids: 500 }), Status::Ok, "")]
+    #[case::few_records(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = Some(QuotaRecords { blocks: 1024, ids: 0 }), Status::Ok, "")]
+    #[case::unreadable_records(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = None, Status::Ok, "")]
     #[case::counted(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::AccountingOnly), Status::Missing, "pqnoenforce")]
     #[case::read_only(OPTIONS, |d: &mut DataDir| filesystem(d).mount.options.push("ro".into()), Status::Missing, "kernel log")]
     #[case::no_nodev(OPTIONS, |d: &mut DataDir| filesystem(d).mount.options.retain(|o| o != "nodev"), Status::Warning, "remount,bind")]

@@ -125,6 +125,17 @@ pub(super) struct DataFilesystemFacts {
     pub(super) features: Features,
     pub(super) size: Bytes,
     pub(super) available: Bytes,
+    /// `None` if this process cannot read them.
+    pub(super) quota_records: Option<QuotaRecords>,
+}
+
+/// The quota records of projects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuotaRecords {
+    /// Number of blocks of the file system that contain them.
+    pub(super) blocks: u64,
+    /// Number of project ids with usage or limits, of which a quarter of the blocks are counted at most.
+    pub(super) ids: u64,
 }
 
 /// The kubelet's directory.
@@ -212,7 +223,9 @@ pub(super) mod tests {
         };
         let features = Features { crc: true, reflink: true, ftype: true, bigtime: true };
         let (size, available) = (Bytes(100 << 30), Bytes(50 << 30));
-        let filesystem = DataFilesystemFacts { mount, device: "/dev/vdb".into(), features, size, available };
+        let quota_records = Some(QuotaRecords { blocks: 40, ids: 1000 });
+        let device = "/dev/vdb".into();
+        let filesystem = DataFilesystemFacts { mount, device, features, size, available, quota_records };
         DataDir {
             path: "/loopfs/data".into(),
             verified: Ok(()),

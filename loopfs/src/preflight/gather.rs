@@ -13,9 +13,10 @@ use nix::sys::statvfs::{FsFlags, fstatvfs, statvfs};
 use nix::unistd::{AccessFlags, access};
 
 use super::Directories;
+use super::data_dir::BLOCKS_OF_AN_ID;
 use super::facts::{
     Call, Cgroup, Control, DataDir, DataFilesystemFacts, Dev, Driver, Facts, Kubelet, KubeletDirectory,
-    KubeletMount,
+    KubeletMount, QuotaRecords,
 };
 use super::host_facts::HostFacts;
 use super::read::{loop_index, text};
@@ -24,6 +25,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{PoolOptions, require_driver};
 use crate::mount::Isolation;
 use crate::mount::table::{self as mountinfo, Mount};
+use crate::project_quota::{ProjectId, ProjectQuota};
 use crate::sys::{probe, statx, xfs};
 use crate::units::Bytes;
 use crate::volume_store::verify_data_directory;
@@ -255,7 +257,18 @@ fn data_filesystem(path: &Path, mounts: &[Mount]) -> Option<DataFilesystemFacts>
         },
         size: bytes(status.blocks()),
         available: bytes(status.blocks_available()),
+        quota_records: quota_records(&root).ok(),
     })
+}
+
+/// Reads how much space the quota records of projects take. Counts no more ids than can be used in as much space.
+fn quota_records(root: &File) -> Result<QuotaRecords> {
+    let quota = ProjectQuota::of(root.as_fd());
+    let blocks = quota.record_blocks()?;
+    let all = ProjectId::FIRST..=ProjectId::LAST;
+    let counted = usize::try_from(blocks / BLOCKS_OF_AN_ID).unwrap_or(usize::MAX);
+    let ids = quota.ids(all).take(counted).try_fold(0, |ids, usage| usage.map(|_| ids + 1))?;
+    Ok(QuotaRecords { blocks, ids })
 }
 
 fn kubelet(path: &Path, mounts: &[Mount]) -> Kubelet {

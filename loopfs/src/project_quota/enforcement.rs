@@ -38,6 +38,11 @@ impl Enforcement {
         }
     }
 
+    /// Returns `true` if the file system counts the usage of projects.
+    pub(super) fn counts(self) -> bool {
+        matches!(self, Self::AccountingOnly | Self::Enforcing)
+    }
+
     /// Returns the problem and its remedy, or `None` if limits are enforced.
     pub(crate) fn problem(self) -> Option<(ErrorKind, &'static str)> {
         match self {

@@ -4,21 +4,23 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nix::fcntl::Flock;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::fstat;
 
 use super::errors::{Interface, explain};
 use super::limits::{self, Limits, StoredLimits, Usage};
 use super::project_id::ProjectId;
-use super::quota::{ProjectQuota, assign_project};
+use super::quota::{ProjectQuota, assign_project, set_project};
 use super::search::{self, Ids};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
-use crate::sys::{fsxattr, random};
+use crate::sys::{self, fsxattr, random};
 
 /// An allocator of project ids: it allocates the ids of one range on one file system.
 ///
@@ -72,7 +74,8 @@ impl ProjectIds {
     /// Creates an allocator for the ids of `range` on the file system of `fs`. It allocates one id at a time, under flock(2) of
     /// `lock`.
     ///
-    /// `fs` must not be `O_PATH`, or no id can be released. The lock file must never be renamed or replaced: a waiting process
+    /// The allocator opens the root of the mount that `fs` is in. `fs` can therefore be a directory whose id the allocator is to
+    /// release later: an open directory keeps its id in use. The lock file must never be renamed or replaced: a waiting process
     /// would get a lock on a file that other processes do not see. Each call opens the file through `/proc/self/fd`, because
     /// duplicated descriptors share one lock.
     ///
@@ -86,7 +89,9 @@ impl ProjectIds {
             return Err(Error::new(ErrorKind::InvalidInput, "use the project ids", shown, "there are none"));
         }
         Ok(Self {
-            fs: fs.try_clone_to_owned().context("duplicate", "a descriptor of the file system")?,
+            fs: mount_root(fs)
+                .map_or_else(|_| fs.try_clone_to_owned(), Ok)
+                .context("duplicate", "a descriptor of the file system")?,
             range,
             lock: lock.try_clone_to_owned().context("duplicate", "a descriptor of the lock file")?,
             lock_timeout: flock::DEFAULT_TIMEOUT,
@@ -132,18 +137,31 @@ impl ProjectIds {
     /// As [`reserve`](Self::reserve) and [`assign_project`]. [`ErrorKind::AlreadyExists`]: the directory is
     /// already in a project. [`ErrorKind::NotHonoured`]: the directory is on another file system.
     pub fn create(&self, directory: impl AsFd, limits: Limits) -> Result<ProjectId> {
+        self.create_by(directory.as_fd(), limits, |directory, id| assign_project(directory, id))
+    }
+
+    /// As [`create`](Self::create), for a directory with content, which stays outside the project.
+    pub(crate) fn create_filled(&self, directory: BorrowedFd<'_>, limits: Limits) -> Result<ProjectId> {
+        self.create_by(directory, limits, set_project)
+    }
+
+    fn create_by(
+        &self,
+        directory: BorrowedFd<'_>,
+        limits: Limits,
+        assign: impl FnOnce(BorrowedFd<'_>, ProjectId) -> Result<()>,
+    ) -> Result<ProjectId> {
         const OPERATION: &str = "make a project of";
         const OBJECT: &str = "a directory";
-        let directory = directory.as_fd();
+        // Held until the directory is assigned, so a concurrent release finds the id either without limits or charged.
+        let lock = self.lock()?;
         let before = explain(fsxattr::get(directory), Interface::Attributes, OPERATION, OBJECT)?;
         if before.fsx_projid != 0 {
             let detail = format!("it is in project {}; limit that one", before.fsx_projid);
             return Err(Error::new(ErrorKind::AlreadyExists, OPERATION, OBJECT, detail));
         }
-        // Held until the directory is assigned, so a concurrent release finds the id either without limits or charged.
-        let lock = self.lock()?;
         let id = self.reserve_locked(limits)?;
-        let made = assign_project(directory, id).and_then(|()| self.verify(id, limits));
+        let made = assign(directory, id).and_then(|()| self.verify(id, limits));
         drop(lock);
         if let Err(error) = made {
             // If this fails, recovery finds the id. The first error is the more useful one.
@@ -245,10 +263,13 @@ impl ProjectIds {
     /// Returns the ids of the range that have limits. An id without limits was never reserved: the owner of a file can give it
     /// any id, and so make any number of ids used.
     pub(crate) fn reserved(&self) -> Result<Vec<ProjectId>> {
+        Ok(self.reserved_usages()?.iter().map(|usage| usage.id).collect())
+    }
+
+    fn reserved_usages(&self) -> Result<Vec<Usage>> {
         let mut reserved = Vec::new();
         for usage in self.quota().ids(self.range.clone()) {
-            let usage = usage?;
-            reserved.extend((usage.limits != StoredLimits::UNLIMITED).then_some(usage.id));
+            reserved.extend(Some(usage?).filter(|usage| usage.limits != StoredLimits::UNLIMITED));
         }
         Ok(reserved)
     }
@@ -265,6 +286,20 @@ impl ProjectIds {
         // The orphans include the draining ids.
         self.lock_draining().clear();
         self.release_all(&orphans)
+    }
+
+    /// Frees the ids of the range that have limits and nothing is charged to. Unlike [`recover`](Self::recover), it does not wait
+    /// for deferred inode inactivation, and its caller needs no list of directories. It must not be used for a range in which
+    /// ids are reserved before directories are assigned to them.
+    pub(crate) fn free_abandoned(&self) -> Result<()> {
+        let reserved = self.reserved_usages()?;
+        for usage in reserved.iter().filter(|usage| usage.is_empty()) {
+            if self.free_if_drained(usage.id, |_| ())? == Release::Freed {
+                self.reuse([usage.id.get()]);
+            }
+        }
+        self.reuse(search::beside(reserved.iter().map(|usage| usage.id.get()), RECORDS_IN_BLOCK));
+        Ok(())
     }
 
     /// Adds ids to try first. They may be used by another process by then.
@@ -305,10 +340,7 @@ impl ProjectIds {
     fn reserve_locked(&self, limits: Limits) -> Result<ProjectId> {
         const OPERATION: &str = "reserve";
         const OBJECT: &str = "a project id";
-        if !limits.restrict() {
-            let detail = "an id is reserved by its limits, and these set none";
-            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, OBJECT, detail));
-        }
+        limits.require_limit(OPERATION, OBJECT)?;
         let (first, last) = (self.range.start().get(), self.range.end().get());
         let next = Some(self.next.load(Ordering::Relaxed)).filter(|next| *next != 0);
         let reusable = std::iter::from_fn(|| self.lock_reusable().pop());
@@ -373,6 +405,21 @@ impl ProjectIds {
 
     fn lock_draining(&self) -> MutexGuard<'_, BTreeSet<ProjectId>> {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens the root of the mount that a directory is in, or the root directory of this process if that is below.
+fn mount_root(directory: BorrowedFd<'_>) -> sys::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_XDEV);
+    let identity = |directory: &OwnedFd| fstat(directory).map(|status| (status.st_dev, status.st_ino));
+    let mut here = openat2(directory, c".", how)?;
+    loop {
+        match openat2(&here, c"..", how) {
+            Ok(parent) if identity(&parent)? != identity(&here)? => here = parent,
+            Ok(_) | Err(Errno::EXDEV) => return Ok(here),
+            Err(errno) => return Err(errno),
+        }
     }
 }
 

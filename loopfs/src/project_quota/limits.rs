@@ -50,6 +50,15 @@ impl Limits {
         Self { bytes: Limit::Hard(bytes), inodes: Limit::Hard(inodes) }
     }
 
+    /// Fails unless these contain a limit: an id without usage is reserved by its limits.
+    pub(crate) fn require_limit(&self, operation: &'static str, object: &'static str) -> Result<()> {
+        if self.restrict() {
+            return Ok(());
+        }
+        let detail = "an id is reserved by its limits, and these set none";
+        Err(Error::new(ErrorKind::InvalidInput, operation, object, detail))
+    }
+
     /// Returns `true` if these contain a limit.
     pub(super) fn restrict(&self) -> bool {
         !matches!(self.bytes, Limit::Keep | Limit::Unlimited)

@@ -21,6 +21,8 @@ mod search;
 
 pub(crate) use errors::{Interface, explain};
 pub(crate) use quota::project_and_inheritance_of;
+#[cfg(feature = "__tests")]
+pub(crate) use quota::set_project;
 
 pub use enforcement::Enforcement;
 pub use ids::{ProjectIds, Reclaimed, Release};

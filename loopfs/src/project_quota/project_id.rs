@@ -9,6 +9,11 @@ use std::num::NonZeroU32;
 pub struct ProjectId(NonZeroU32);
 
 impl ProjectId {
+    /// The smallest id, 1.
+    pub const FIRST: Self = Self(NonZeroU32::MIN);
+    /// The largest id, 4294967294.
+    pub const LAST: Self = Self(NonZeroU32::new(u32::MAX - 1).expect("not 0"));
+
     /// Returns the id, or `None` for 0 and 4294967295.
     #[must_use]
     pub const fn new(id: u32) -> Option<Self> {

@@ -5,13 +5,16 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 
 use super::enforcement::Enforcement;
 use super::errors::{Interface, explain};
 use super::limits::{self, Limits, StoredLimits, Usage};
 use super::project_id::ProjectId;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::fsxattr;
+use crate::sys::getdents;
 use crate::sys::quotactl;
 use crate::sys::xfs;
 
@@ -113,6 +116,30 @@ impl<'fs> ProjectQuota<'fs> {
         self.set_limits(id, Limits::UNLIMITED).map(drop)
     }
 
+    /// Returns `true` if projects without limits get the limits of id 0. Returns `false` if the process may not read them: it
+    /// cannot set limits either.
+    ///
+    /// # Errors
+    /// Those of [`ProjectQuota`].
+    #[cfg(feature = "volume-store")]
+    pub(crate) fn has_default_limits(&self) -> Result<bool> {
+        match quotactl::get(self.fs, 0) {
+            Ok(stored) => {
+                Ok([stored.blk_softlimit, stored.blk_hardlimit, stored.ino_softlimit, stored.ino_hardlimit]
+                    != [0; 4])
+            }
+            Err(Errno::ENOENT | Errno::EPERM | Errno::EACCES) => Ok(false),
+            Err(errno) => self.explain(Err(errno), "read the default limits of", "projects"),
+        }
+    }
+
+    /// Returns the number of blocks with quota records of projects (`Q_XGETQSTATV`). XFS frees none of them.
+    #[cfg(feature = "preflight")]
+    pub(crate) fn record_blocks(&self) -> Result<u64> {
+        let state = self.explain(quotactl::state(self.fs), "read the quota state of", "the file system")?;
+        Ok(state.project.nblks)
+    }
+
     /// Every id of `range` that has usage or limits, in order (`Q_XGETNEXTQUOTA`).
     ///
     /// # Errors
@@ -131,8 +158,9 @@ impl<'fs> ProjectQuota<'fs> {
                     next = (quota.id < last).then_some(quota.id + 1);
                     ProjectId::new(quota.id).map(|id| Ok(Usage::read(id, &quota)))
                 }
-                // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
-                Ok(_) | Err(Errno::ENOENT | Errno::ESRCH) => None,
+                Ok(_) | Err(Errno::ENOENT) => None,
+                // The end by the manual page. Without project quotas the kernel returns it too.
+                Err(Errno::ESRCH) if Enforcement::of(fs).is_ok_and(Enforcement::counts) => None,
                 Err(errno) => {
                     Some(explain(Err(errno), Interface::Quota(fs), "list the quotas after project", from))
                 }
@@ -186,10 +214,12 @@ pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, b
 }
 
 /// Puts an empty directory into a project: new files in it inherit the id
-/// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
+/// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back. Does nothing if that was done before, so the call can be
+/// repeated. Entries that already exist would stay outside: [`tag_tree`](crate::project_tree::tag_tree) puts a directory into a
+/// project with its content.
 ///
 /// # Errors
-/// EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
+/// [`ErrorKind::InvalidInput`]: it is not a directory, or has entries, and is unchanged. EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
 /// EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: project ids can be changed only in the initial user
 /// namespace only. EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
 /// [`ErrorKind::Unsupported`]: the file system has no project ids. EROFS, as [`ErrorKind::ReadOnly`], also
@@ -197,6 +227,35 @@ pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, b
 #[doc(alias = "FS_IOC_FSSETXATTR")]
 pub fn assign_project(directory: impl AsFd, id: ProjectId) -> Result<()> {
     let directory = directory.as_fd();
+    if project_and_inheritance_of(directory)? == (id.get(), true) {
+        return Ok(());
+    }
+    require_empty_directory(directory, id)?;
+    set_project(directory, id)
+}
+
+fn require_empty_directory(directory: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
+    const OPERATION: &str = "put a directory into project";
+    let refuse = |detail| Err(Error::new(ErrorKind::InvalidInput, OPERATION, id, detail));
+    // Through another descriptor, because the position in the list of entries belongs to the caller's.
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let entries = match openat(directory, c".", flags, Mode::empty()) {
+        Err(Errno::ENOTDIR) => {
+            return refuse("the descriptor is a file; only a directory can limit its content");
+        }
+        opened => opened.and_then(getdents::read).context(OPERATION, id)?,
+    };
+    if entries.iter().any(|entry| !matches!(entry.name.as_bytes(), b"." | b"..")) {
+        return refuse(
+            "the directory has entries, which would stay outside the project; put it there with tag_tree or \
+             limit_directory, or `loopfs quota tag`",
+        );
+    }
+    Ok(())
+}
+
+/// As [`assign_project`], for a directory with any content, which stays in its project.
+pub(crate) fn set_project(directory: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
     let read =
         || explain(fsxattr::get(directory), Interface::Attributes, "read the project id of", "a directory");
     let mut attributes = read()?;

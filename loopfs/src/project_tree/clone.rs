@@ -9,7 +9,7 @@ use super::flags::{FREEZING, Flags};
 use super::hard_links::HardLinks;
 use super::inode::{Inode, Kind};
 use super::skipped::{Skipped, SpecialFiles};
-use super::target::{OpContext, OpError, SHARE, Target};
+use super::target::{OpContext, OpError, RECORD_LINKS, SHARE, Target};
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::file_handle;
@@ -112,7 +112,7 @@ pub(crate) fn try_clone_tree(
 ) -> Result<CloneReport> {
     let mut cloning = Cloning {
         target: Target::open(target.as_fd())?,
-        hard_links: HardLinks::default(),
+        hard_links: None,
         skipped: 0,
         progress,
         report: CloneReport::default(),
@@ -123,7 +123,8 @@ pub(crate) fn try_clone_tree(
 
 struct Cloning<P> {
     target: Target,
-    hard_links: HardLinks,
+    /// Created for the first file with several hard links.
+    hard_links: Option<HardLinks>,
     /// Number of skipped directories on the path of the walk: one that could not be cloned, and those below it.
     skipped: u64,
     progress: P,
@@ -136,8 +137,8 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
             let detail = "another process kept moving directories ahead of the walk";
             return Err(Error::new(ErrorKind::Busy, "clone", "a directory tree", detail));
         }
-        for made in self.hard_links.rest().filter(|made| !made.flags.are_none()) {
-            self.target.freeze(&made.handle, made.flags).map_err(|refusal| {
+        if let Some(hard_links) = self.hard_links.take() {
+            hard_links.rest(|made| self.target.freeze(&made.handle, made.flags)).map_err(|refusal| {
                 Error::sys(refusal.operation, "a file with several hard links", refusal.errno)
             })?;
         }
@@ -163,21 +164,30 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
             return Ok(());
         }
         let handle = file_handle::of(source.held).during("tell apart")?;
-        if let Some(made) = self.hard_links.find(&handle) {
-            self.target.link(name, made)?;
+        let hard_links = match &mut self.hard_links {
+            Some(hard_links) => hard_links,
+            none => none.insert(HardLinks::new(self.target.unnamed_file()?)),
+        };
+        if let Some(made) = hard_links.find(status.st_ino, &handle).during(RECORD_LINKS)? {
+            self.target.link(name, &made.handle)?;
             self.report.hard_links += 1;
-            return match self.hard_links.met(&handle) {
-                Some(made) if !made.flags.are_none() => self.target.freeze(&made.handle, made.flags),
-                _ => Ok(()),
-            };
+            let (copy, flags) = (made.handle.clone(), made.flags);
+            let last = hard_links.met(status.st_ino, made).during(RECORD_LINKS)?;
+            return if last && !flags.are_none() { self.target.freeze(&copy, flags) } else { Ok(()) };
         }
         let flags = flags_of(source)?;
         let made = self.target.make(name, source, status, flags.without(FREEZING))?;
         let late = if flags.has_any(FREEZING) { flags } else { Flags::default() };
         let copy = file_handle::of(&made).during("tell apart the copy of")?;
-        self.hard_links.remember(handle, source.links, copy, late);
+        let replaced =
+            hard_links.remember(status.st_ino, handle, source.links, copy, late).during(RECORD_LINKS)?;
         self.count(source.kind);
-        Ok(())
+        match replaced {
+            Some(replaced) if !replaced.flags.are_none() => {
+                self.target.freeze(&replaced.handle, replaced.flags)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn count(&mut self, kind: Kind) {

@@ -7,8 +7,9 @@ use nix::errno::Errno;
 use super::inode::{Inode, Kind};
 use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
+use crate::sys::fsxattr;
 
 /// How to treat a file that has several hard links, some of which may be outside the tree.
 ///
@@ -73,8 +74,8 @@ pub struct TreeReport {
 ///
 /// # Errors
 /// [`ErrorKind::Busy`]: another process kept changing ids, or moving directories, through
-/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: a file has several hard links, and the caller chose
-/// [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as
+/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: that is 0, or a file has several hard
+/// links, and the caller chose [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as
 /// [`ErrorKind::PermissionDenied`]: the caller neither owns the root nor has `CAP_FOWNER`. EACCES, as
 /// [`ErrorKind::PermissionDenied`]: the caller may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]:
 /// project ids can be changed only in the initial user namespace. ENOTTY or EOPNOTSUPP, as [`ErrorKind::Unsupported`]: the
@@ -90,7 +91,7 @@ pub fn tag_tree(
     options: &TagOptions,
     progress: impl FnMut(&TreeReport),
 ) -> Result<TreeReport> {
-    Tagging { id: id.get(), inherit: true, options, progress, report: TreeReport::default() }
+    Tagging { id: id.get(), inherit: true, only: None, options, progress, report: TreeReport::default() }
         .run(root.as_fd())
 }
 
@@ -101,11 +102,27 @@ pub fn tag_tree(
 #[doc(alias = "xfs_quota project -C")]
 pub fn clear_tree(root: impl AsFd, options: &TagOptions) -> Result<TreeReport> {
     let report = TreeReport::default();
-    Tagging { id: 0, inherit: false, options, progress: |_: &TreeReport| {}, report }.run(root.as_fd())
+    Tagging { id: 0, inherit: false, only: None, options, progress: |_: &TreeReport| {}, report }
+        .run(root.as_fd())
+}
+
+/// Removes the inodes of one project below `root` from it, under all their names. The root comes last, so after a crash it still shows
+/// the project.
+pub(super) fn clear_project(root: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
+    let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
+    let report = TreeReport::default();
+    let only = Some(id.get());
+    Tagging { id: 0, inherit: false, only, options: &options, progress: |_: &TreeReport| {}, report }
+        .run(root)?;
+    fsxattr::get(root)
+        .and_then(|read| fsxattr::set(root, &fsxattr::fsxattr { fsx_projid: 0, ..read }))
+        .context("set the project id of", "the root of a directory tree")
 }
 
 struct Tagging<'a, P> {
     id: u32,
+    /// If it is set, only inodes with this id are changed, and the root keeps it.
+    only: Option<u32>,
     inherit: bool,
     options: &'a TagOptions,
     progress: P,
@@ -114,6 +131,10 @@ struct Tagging<'a, P> {
 
 impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
     fn run(mut self, root: BorrowedFd<'_>) -> Result<TreeReport> {
+        if self.options.most_passes == 0 {
+            let detail = "TagOptions::most_passes is 0; allow at least 2 passes";
+            return Err(Error::new(ErrorKind::InvalidInput, "tag", "a directory tree", detail));
+        }
         if self.options.hard_links == HardLinks::Refuse {
             walk(root, &mut Survey { id: self.id })?;
         }
@@ -126,7 +147,10 @@ impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
                 return Ok(self.report);
             }
         }
-        let detail = format!("there was still something to change after {} passes", self.report.passes);
+        let detail = format!(
+            "there was still something to change after {} passes; tag it again, with more TagOptions::most_passes",
+            self.report.passes
+        );
         Err(Error::new(ErrorKind::Busy, "tag", "a directory tree", detail))
     }
 }
@@ -141,7 +165,11 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
         }
         let skipped = &mut self.report.skipped;
         let Some(project) = skipped.project_of(inode, at)? else { return Ok(()) };
-        if project.id() == self.id && (!directory || project.inherits() == self.inherit) {
+        if self.only.is_some_and(|only| only != project.id()) {
+            return Ok(());
+        }
+        let id = self.only.filter(|_| at.is_root()).unwrap_or(self.id);
+        if project.id() == id && (!directory || project.inherits() == self.inherit) {
             return Ok(());
         }
         if inode.links > 1 {
@@ -154,7 +182,7 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
                 HardLinks::Refuse => return Err(has_further_names(at)),
             }
         }
-        match inode.set(&project.with(self.id, directory && self.inherit)) {
+        match inode.set(&project.with(id, directory && self.inherit)) {
             Ok(()) => {
                 self.report.changed += 1;
                 Ok(())
@@ -197,4 +225,19 @@ impl Visitor for Survey {
 fn has_further_names(at: &EntryPath<'_>) -> Error {
     let detail = "it has further names, which may lie outside the tree";
     Error::new(ErrorKind::InvalidInput, "tag", format!("{:?} of a directory tree", at.path()), detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_passes_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(directory.path()).unwrap();
+        let options = TagOptions { most_passes: 0, ..TagOptions::default() };
+        let error = tag_tree(root, ProjectId::new(7).unwrap(), &options, |_| {}).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("most_passes"), "{error}");
+    }
 }

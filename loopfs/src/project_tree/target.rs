@@ -1,6 +1,7 @@
 //! The target tree of a clone. No other process can reach it, so names and `..` do not change during the walk.
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -27,6 +28,7 @@ pub(super) struct OpError {
 }
 
 pub(super) const SHARE: &str = "share the content of";
+pub(super) const RECORD_LINKS: &str = "record the hard links of";
 
 pub(super) trait OpContext<T> {
     fn during(self, operation: &'static str) -> Result<T, OpError>;
@@ -35,6 +37,12 @@ pub(super) trait OpContext<T> {
 impl<T> OpContext<T> for Result<T, Errno> {
     fn during(self, operation: &'static str) -> Result<T, OpError> {
         self.map_err(|errno| OpError { operation, errno })
+    }
+}
+
+impl From<Errno> for OpError {
+    fn from(errno: Errno) -> Self {
+        Self { operation: "find the copy of", errno }
     }
 }
 
@@ -70,6 +78,21 @@ impl Target {
 
     pub(super) fn root_status(&self) -> Result<FileStat, Errno> {
         fstat(&self.root)
+    }
+
+    /// Creates a file without a name, which the kernel removes when it is closed. It is in no project, because the clone may need
+    /// all of its limit.
+    pub(super) fn unnamed_file(&self) -> Result<File, OpError> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        let file = openat(&self.root, c".", flags, Mode::S_IRUSR | Mode::S_IWUSR).during(RECORD_LINKS)?;
+        let status = fstat(&file).during(RECORD_LINKS)?;
+        let inode = Inode::other(&self.attributes, &file, &status).during(RECORD_LINKS)?;
+        match inode.project().during(RECORD_LINKS)? {
+            Some(project) if project.id() != 0 => inode.set(&project.with(0, false)).during(RECORD_LINKS)?,
+            _ => {}
+        }
+        drop(inode);
+        Ok(File::from(file))
     }
 
     /// Returns `true` if every directory that was entered was left again.

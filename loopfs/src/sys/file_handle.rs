@@ -9,12 +9,37 @@ use super::result::Result;
 
 /// `MAX_HANDLE_SZ` of linux/exportfs.h.
 const MAX_HANDLE_SIZE: usize = 128;
+/// The bytes of a handle in [`FileHandle::store`]. A handle of XFS has 12 of them, and one of btrfs 20.
+pub(crate) const STORED_HANDLE: usize = 40;
+
+pub(crate) type Stored = [u8; STORED_HANDLE];
 
 /// The identity of an inode among all inodes that the file system ever had: its number and its generation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHandle {
     kind: i32,
     bytes: Box<[u8]>,
+}
+
+impl FileHandle {
+    /// Returns the bytes from which [`stored`](Self::stored) restores the handle, or `None` if it is too long for them.
+    pub(crate) fn store(&self) -> Option<Stored> {
+        let mut stored = [0; STORED_HANDLE];
+        let (kind, rest) = stored.split_at_mut(4);
+        kind.copy_from_slice(&self.kind.to_ne_bytes());
+        let (length, rest) = rest.split_first_mut()?;
+        *length = self.bytes.len() as u8;
+        rest.get_mut(..self.bytes.len())?.copy_from_slice(&self.bytes);
+        Some(stored)
+    }
+
+    /// Returns `None` for zeros: no handle is empty.
+    pub(crate) fn stored(stored: &Stored) -> Option<Self> {
+        let (kind, rest) = stored.split_first_chunk()?;
+        let (length, rest) = rest.split_first()?;
+        let bytes = rest.get(..usize::from(*length)).filter(|bytes| !bytes.is_empty())?;
+        Some(Self { kind: i32::from_ne_bytes(*kind), bytes: bytes.into() })
+    }
 }
 
 /// `struct file_handle` with the largest number of bytes that any file system uses.
@@ -72,6 +97,17 @@ mod tests {
     #[test]
     fn layout_matches_fcntl_h() {
         assert_eq!(std::mem::offset_of!(Raw, handle), 8);
+    }
+
+    #[test]
+    fn a_stored_handle_is_restored() {
+        let handle = |length: u8| FileHandle { kind: -7, bytes: (1..=length).collect() };
+        for length in [1, 12, 35] {
+            let stored = handle(length).store().unwrap();
+            assert_eq!(FileHandle::stored(&stored), Some(handle(length)));
+        }
+        assert_eq!(handle(36).store(), None);
+        assert_eq!(FileHandle::stored(&[0; STORED_HANDLE]), None);
     }
 
     #[test]

@@ -368,7 +368,7 @@ pub(crate) fn open_control() -> Result<OwnedFd> {
 
 pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     while with(|model| model.locked.contains(&index)) {
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     with(|model| {
         model.enter("open", Some(index))?;

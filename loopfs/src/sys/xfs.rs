@@ -50,6 +50,9 @@ pub(crate) struct EofBlocks {
 const XFS_EOFBLOCKS_VERSION: u32 = 1;
 const XFS_EOF_FLAGS_PRID: u32 = 1 << 3;
 
+/// `XFS_FSOP_GEOM_FLAGS_PROJID32`: project ids of 32 bits. Version 5 always has them.
+#[cfg(feature = "volume-store")]
+pub(crate) const PROJID32: u32 = 1 << 11;
 /// `XFS_FSOP_GEOM_FLAGS_V5SB`: version 5, with checksums.
 #[cfg(feature = "preflight")]
 pub(crate) const V5SB: u32 = 1 << 15;
@@ -90,6 +93,35 @@ pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
     // SAFETY: XFS_IOC_FREE_EOFBLOCKS reads one `struct xfs_fs_eofblocks`.
     let result = unsafe { xfs_ioc_free_eofblocks(fd, &mut scan) };
     Errno::result(result).map(drop)
+}
+
+/// `struct xfs_ag_geometry`.
+#[cfg(feature = "volume-store")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupGeometry {
+    pub(crate) number: u32,
+    pub(crate) length: u32,
+    pub(crate) free_blocks: u32,
+    pub(crate) allocated_inodes: u32,
+    pub(crate) free_inodes: u32,
+    pub(crate) sick: u32,
+    pub(crate) checked: u32,
+    pub(crate) flags: u32,
+    pub(crate) reserved: [u64; 12],
+}
+
+#[cfg(feature = "volume-store")]
+ioctl!(readwrite xfs_ioc_ag_geometry with b'X', 61; GroupGeometry);
+
+/// `XFS_IOC_AG_GEOMETRY` (Linux 5.2): the counts of one allocation group. Waits for a transaction that changes them.
+#[cfg(feature = "volume-store")]
+pub(crate) fn group_geometry(file: impl AsFd, number: u32) -> Result<GroupGeometry> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut group = GroupGeometry { number, ..GroupGeometry::default() };
+    // SAFETY: XFS_IOC_AG_GEOMETRY reads and writes one `struct xfs_ag_geometry`.
+    let result = unsafe { xfs_ioc_ag_geometry(fd, &mut group) };
+    Errno::result(result).map(|_| group)
 }
 
 #[cfg(feature = "__tests")]
@@ -167,6 +199,12 @@ mod tests {
         assert_eq!(ioctl_sys::ior!(b'X', 125, size_of::<u32>()), 0x8004_587d);
         #[cfg(feature = "data-disk")]
         assert_eq!(ioctl_sys::iow!(b'X', 110, size_of::<GrowData>()), 0x4010_586e);
+        #[cfg(feature = "volume-store")]
+        {
+            assert_eq!(size_of::<GroupGeometry>(), 128);
+            assert_eq!(std::mem::offset_of!(GroupGeometry, reserved), 32);
+            assert_eq!(ioctl_sys::iorw!(b'X', 61, size_of::<GroupGeometry>()), 0xc080_583d);
+        }
         assert_eq!(size_of::<Counts>(), 32);
         assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<Counts>()), 0x8020_5871);
     }

@@ -10,8 +10,8 @@ use super::expand::allocate;
 use super::id::VolumeId;
 use super::on_disk::{Attributes, Image, sizes};
 use super::source::{ContentSource, OwnedContentSource};
-use super::space::{PendingReservation, reservation_of};
-use super::spec::{VolumeKind, VolumeSpec, inodes_for};
+use super::space::{PendingReservation, reservation_of_directory, reservation_of_image};
+use super::spec::{VolumeKind, VolumeSpec};
 use super::store::VolumeStore;
 use super::volume::Volume;
 use crate::descriptor;
@@ -24,7 +24,7 @@ impl VolumeStore {
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: the id names a volume of another kind or a smaller one. [`ErrorKind::NoSpace`]: the file system
-    /// has less available space beside its reservations; the call leaves nothing behind. [`ErrorKind::InvalidInput`]: no volume
+    /// has less available space beside its reservations, or may have fewer inodes; the call leaves nothing behind. [`ErrorKind::InvalidInput`]: no volume
     /// can have that size. [`ErrorKind::Unsupported`]: direct I/O is required in blocks smaller than the file system
     /// supports.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
@@ -93,7 +93,7 @@ impl VolumeStore {
 
     fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let limits = (capacity, inodes_for(capacity, spec.bytes_per_inode));
+        let limits = reservation_of_directory(capacity, spec.bytes_per_inode);
         let attributes = |project| Attributes { project, bytes_per_inode: spec.bytes_per_inode };
         let staged = self.stage(entry, "create", limits, attributes)?;
         // Any user can write to the directory, so a program that runs as any user can use the volume. Only root can pass the parent
@@ -106,7 +106,8 @@ impl VolumeStore {
 
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let promise = self.space_book().reserve(entry, reservation_of(capacity, spec), "create")?;
+        let reservation = reservation_of_image(capacity, spec.image.provisioning);
+        let promise = self.mention_trash(self.space_book().reserve(entry, reservation, "create"))?;
         self.create_image_from(entry, promise, |image| {
             let settings = Image::resolve(spec.image, image, id)?;
             settings.record(image, entry)?;
@@ -114,7 +115,7 @@ impl VolumeStore {
         })
     }
 
-    /// Creates an image of reserved bytes. It has no name until `fill` has completed it, so a crash leaves nothing behind.
+    /// Creates an image of reserved space. It has no name until `fill` has completed it, so a crash leaves nothing behind.
     pub(super) fn create_image_from(
         &self,
         entry: ContentSource<'_>,

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,6 +18,7 @@ use super::on_disk::sizes;
 use super::spec::VolumeKind;
 use super::store::VolumeStore;
 use super::volume::Volume;
+use crate::deadline::Deadline;
 use crate::descriptor;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::Bytes;
@@ -39,12 +40,12 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotFound`], and those of fgetxattr(2), inotify_add_watch(2) and poll(2).
     pub fn wait_for_device_size(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool> {
-        let deadline = Instant::now() + within;
+        let deadline = Deadline::after(within);
         let volume = self.volume(id)?;
         // Before the first read of the attribute, so that no change between that and the wait is missed.
         let watch = VolumeWatch::of(volume.entry.as_fd()).context("watch volume", id)?;
         while volume.device_size()?.is_none_or(|refreshed| refreshed < capacity) {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.left();
             if left.is_zero() {
                 return Ok(false);
             }

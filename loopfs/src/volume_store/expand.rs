@@ -10,8 +10,8 @@ use nix::unistd::{fsync, ftruncate};
 use super::id::VolumeId;
 use super::on_disk::{Attributes, Image, sizes};
 use super::source::ContentSource;
-use super::space::{reservation_to_expand, reserves_margin};
-use super::spec::{Provisioning, VolumeKind, inodes_for, rounded};
+use super::space::{reservation_of_directory, reservation_to_expand, reserves_margin};
+use super::spec::{Provisioning, VolumeKind, rounded};
 use super::store::VolumeStore;
 use super::volume::Volume;
 use crate::error::{Context, Result};
@@ -21,8 +21,8 @@ use crate::project_quota::Limits;
 use crate::units::Bytes;
 
 impl VolumeStore {
-    /// Expands a volume to at least `capacity`, and returns it. Does nothing if the volume is large enough already, so the call can be
-    /// repeated. Of concurrent calls the largest capacity wins. The capacity of a loop device is updated by
+    /// Expands a volume to at least `capacity`, and returns it. Does nothing if the volume is large enough already, as for 0 bytes, so
+    /// the call can be repeated. Of concurrent calls the largest capacity wins. The capacity of a loop device is updated by
     /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity).
     ///
     /// # Errors
@@ -31,13 +31,14 @@ impl VolumeStore {
     /// volume is unchanged; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no volume can have that size;
     /// [`ErrorKind::Damaged`](crate::ErrorKind::Damaged): the image is truncated, and an expansion would hide that.
     pub fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
-        let capacity = rounded(capacity, id)?;
+        // No volume has 0 bytes, so every volume is larger.
+        let capacity = rounded(capacity.max(Bytes(1)), id)?;
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
-        match volume.kind() {
-            VolumeKind::Filesystem => self.expand_directory(&volume, capacity)?,
-            VolumeKind::Block => self.expand_image(&volume, capacity)?,
-        }
+        self.mention_trash(match volume.kind() {
+            VolumeKind::Filesystem => self.expand_directory(&volume, capacity),
+            VolumeKind::Block => self.expand_image(&volume, capacity),
+        })?;
         self.volume(id)
     }
 
@@ -48,18 +49,19 @@ impl VolumeStore {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
             let Attributes { project, bytes_per_inode } = volume.attributes()?;
-            let limit = || {
+            let expanded = reservation_of_directory(capacity, bytes_per_inode);
+            let limits = || {
                 // The project id of a deleted volume may be another volume's by now.
                 self.require_undeleted(&volume.entry, entry, "expand")?;
-                volume.limit()
+                volume.limits()
             };
             self.space_book().reserve_limit(
                 entry,
                 "expand",
-                || Ok(capacity.saturating_sub(limit()?)),
+                || Ok(expanded.saturating_sub(limits()?)),
                 || {
-                    let capacity = limit()?.max(capacity);
-                    let limits = Limits::hard(capacity, inodes_for(capacity, bytes_per_inode));
+                    let now = limits()?;
+                    let limits = Limits::hard(now.bytes.max(expanded.bytes), now.inodes.max(expanded.inodes));
                     volume.quota().set_limits(project, limits).map(drop)
                 },
             )?;

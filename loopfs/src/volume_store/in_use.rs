@@ -31,7 +31,6 @@ use std::sync::PoisonError;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, RenameFlags, readlinkat, renameat2};
-use nix::sys::stat::{fstat, major, minor};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
 use super::id::VolumeId;
@@ -39,11 +38,10 @@ use super::on_disk::Boot;
 use super::on_disk::layout::{self, Layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
 use crate::mount::table::Mount;
-use crate::units::DeviceNumber;
 
 /// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
 pub(super) struct DeletionGuard {
@@ -152,12 +150,6 @@ impl VolumeStore {
         }
     }
 
-    /// Returns the device number of the store's file system, as mount tables show it.
-    fn device(&self) -> Result<DeviceNumber> {
-        let status = fstat(&self.layout.volumes).context("fstat", "volumes")?;
-        Ok(DeviceNumber { major: major(status.st_dev) as u32, minor: minor(status.st_dev) as u32 })
-    }
-
     /// Locks the publication records.
     fn records(&self) -> Result<PublicationRecords> {
         PublicationRecords::lock(&self.layout)
@@ -202,7 +194,16 @@ impl PublicationRecords {
         let temporary = layout::unique(id)?;
         symlinkat(OsStr::from_bytes(&text), &*self.0, temporary.as_str())
             .and_then(|()| renameat2(&*self.0, temporary.as_str(), &*self.0, id, RenameFlags::empty()))
-            .context("record the use of", id)
+            .map_err(|errno| {
+                let error = Error::sys("record the use of", id, errno);
+                match errno {
+                    Errno::ENOSPC | Errno::EDQUOT => error.explain(
+                        "the record needs a block, and the file system is full although volumes do not use all that is reserved \
+                         for them; remove the files of other programs there",
+                    ),
+                    _ => error,
+                }
+            })
     }
 
     /// Removes the record, if there is one.

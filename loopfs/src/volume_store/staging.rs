@@ -13,10 +13,10 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::on_disk::{Attributes, layout};
 use super::source::ContentSource;
+use super::space::Reservation;
 use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectQuota, Usage};
-use crate::units::{Bytes, Inodes};
 
 /// A staged directory in a project of its own. If it is dropped without being published or discarded, recovery removes it.
 #[must_use]
@@ -26,8 +26,8 @@ pub(super) struct Staged<'a> {
     name: String,
     directory: Flock<OwnedFd>,
     project: ProjectId,
-    /// Its current limit, which is reserved.
-    limit: Bytes,
+    /// Its current limits, which are reserved.
+    limits: Reservation,
 }
 
 impl VolumeStore {
@@ -37,17 +37,18 @@ impl VolumeStore {
         &'a self,
         entry: ContentSource<'a>,
         operation: &'static str,
-        (bytes, inodes): (Bytes, Inodes),
+        reservation: Reservation,
         attributes: impl FnOnce(ProjectId) -> Attributes,
     ) -> Result<Staged<'a>> {
-        let limits = Limits::hard(bytes, inodes);
-        let (name, directory, project) = self.space_book().reserve_limit(
+        let limits = Limits::hard(reservation.bytes, reservation.inodes);
+        let staged = self.space_book().reserve_limit(
             entry,
             operation,
-            || Ok(bytes),
+            || Ok(reservation),
             || self.stage_empty(entry, limits),
-        )?;
-        let staged = Staged { store: self, entry, name, directory, project, limit: bytes };
+        );
+        let (name, directory, project) = self.mention_trash(staged)?;
+        let staged = Staged { store: self, entry, name, directory, project, limits: reservation };
         // The attributes must exist before the directory has content, because recovery reads from them to which project the
         // content is charged.
         match attributes(project).write(&staged) {
@@ -116,12 +117,13 @@ impl Staged<'_> {
     }
 
     /// Sets the final limits, and releases the reservation beyond them.
-    pub(super) fn set_final_limits(&mut self, bytes: Bytes, inodes: Inodes) -> Result<()> {
-        let surplus = self.limit.saturating_sub(bytes);
-        let limits = Limits::hard(bytes, inodes);
-        let set = || self.quota().set_limits(self.project, limits).map(drop);
-        self.store.space_book().lower_limit(surplus, set)?;
-        self.limit = bytes;
+    pub(super) fn set_final_limits(&mut self, limits: Reservation) -> Result<()> {
+        let set = || {
+            let limits = Limits::hard(limits.bytes, limits.inodes);
+            self.quota().set_limits(self.project, limits).map(drop)
+        };
+        self.store.space_book().lower_limit(self.limits.saturating_sub(limits), set)?;
+        self.limits = limits;
         Ok(())
     }
 

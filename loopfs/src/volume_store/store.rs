@@ -15,9 +15,10 @@ use super::volume::{Volume, VolumeStats};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::flock;
-use crate::loop_device::BackingFile;
+use crate::loop_device::{Access, BackingFile};
 use crate::mount::MountCache;
 use crate::project_quota::ProjectIds;
+use crate::units::DeviceNumber;
 
 /// A store of volumes on one XFS file system, which is mounted with project quotas.
 ///
@@ -54,9 +55,10 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: the same, and no store was ever
     /// initialised there. [`ErrorKind::NotEnforced`]: the file system is mounted without project quotas.
-    /// [`ErrorKind::WrongFilesystem`]: it is not XFS, the mount is not the root of a file system, or it is another file
-    /// system than at first use. [`ErrorKind::PermissionDenied`]: the process has no `CAP_SYS_ADMIN`. Each error says what
-    /// to do.
+    /// [`ErrorKind::WrongFilesystem`]: it is not XFS, the mount is not the root of a file system, it is another file
+    /// system than at first use, or its limits cannot hold: it has a realtime section, default limits of projects, or project
+    /// ids of 16 bits. [`ErrorKind::PermissionDenied`]: the process has no `CAP_SYS_ADMIN`. Each error says what
+    /// to do. [`ErrorKind::InvalidInput`]: the store has entries, and [`StoreOptions::project_ids`] is another range than for these.
     pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
         let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
         // Two processes may initialise the store concurrently.
@@ -73,7 +75,7 @@ impl VolumeStore {
         if filesystem.recorded_uuid()?.is_none() {
             filesystem.write_record()?;
         }
-        let store = Self::over(filesystem, options)?;
+        let store = Self::over(filesystem, options, Access::ReadWrite)?;
         store.space_book().record_overhead()?;
         Ok(store)
     }
@@ -94,11 +96,12 @@ impl VolumeStore {
                 }
             });
         }
-        Self::over(filesystem, options)
+        Self::over(filesystem, options, Access::ReadOnly)
     }
 
-    fn over(filesystem: DataFilesystem, options: StoreOptions) -> Result<Self> {
+    fn over(filesystem: DataFilesystem, options: StoreOptions, access: Access) -> Result<Self> {
         let layout = Layout::open(filesystem.root.as_fd(), options.lock_timeout)?;
+        layout.use_project_ids(&options.project_ids, access)?;
         let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
             .with_lock_timeout(options.lock_timeout);
@@ -141,7 +144,15 @@ impl VolumeStore {
     /// Returns `true` if a file is on the file system of this store.
     #[must_use]
     pub fn holds(&self, file: &BackingFile) -> bool {
-        BackingFile::of(&self.filesystem.root).is_ok_and(|root| root.device == file.device)
+        self.device().is_ok_and(|device| device == file.device)
+    }
+
+    /// Returns the device number of the store's file system, as files and mount tables show it.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn device(&self) -> Result<DeviceNumber> {
+        BackingFile::of(&self.filesystem.root).map(|root| root.device)
     }
 
     /// Returns the UUID of the file system of this store.
@@ -224,6 +235,23 @@ impl VolumeStore {
         }
         let trash = layout::kinds(&self.layout.trash, "trash")?.len();
         Ok(StoreCounts { directories, images, trash })
+    }
+
+    /// Adds to an error for lack of space that deleted entries still hold some.
+    pub(super) fn mention_trash<T>(&self, result: Result<T>) -> Result<T> {
+        let trash = |error: &Error| match error.kind() {
+            ErrorKind::NoSpace => {
+                layout::kinds(&self.layout.trash, "trash").map_or(0, |entries| entries.len())
+            }
+            _ => 0,
+        };
+        result.map_err(|error| match trash(&error) {
+            0 => error,
+            entries => error.add(format_args!(
+                "deleted volumes still hold space, with entries in the trash: {entries}; empty the trash, and end the programs that \
+                 have them open"
+            )),
+        })
     }
 
     /// Returns the view of the store that its reservations are changed through.

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::{FileStat, fstatat};
-use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
+use nix::unistd::{UnlinkatFlags, ftruncate, symlinkat, unlinkat};
 
 use super::id::{SnapshotId, VolumeId};
 use super::on_disk::{Attributes, layout};
@@ -21,11 +21,13 @@ use super::source::ContentSource;
 use super::space::{Released, recorded};
 use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::ProjectId;
+use crate::project_quota::{ProjectId, Release};
 use crate::sys::file_lease;
 
 /// The beginning of the names of directories that were lifted out of others.
 const LIFTED: &str = "lifted";
+/// The beginning of the names of links that record ids whose release was deferred. No entry of a volume begins with it.
+const DRAINING: &str = "draining:";
 
 impl VolumeStore {
     /// Deletes a volume, durably. [`empty_trash`](Self::empty_trash) then frees its space and its project id. Returns `false` if
@@ -86,7 +88,7 @@ impl VolumeStore {
     /// As [`empty_trash`](Self::empty_trash).
     pub fn empty_trash_yielding(&self, mut yield_now: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
-        let mut first_error = self.space_book().retry_deferred_releases().err();
+        let mut first_error = self.retry_deferred_releases().err();
         // Entries that failed. Another attempt in the same call would fail again.
         let mut failed = HashSet::new();
         let mut removed_by_others = false;
@@ -118,9 +120,33 @@ impl VolumeStore {
         }
         if removed_by_others {
             // The other process could not free the project id while this call had the directory open, and may never try again.
-            first_error = first_error.or(self.space_book().retry_deferred_releases().err());
+            first_error = first_error.or(self.retry_deferred_releases().err());
         }
         first_error.map_or(Ok(removed), Err)
+    }
+
+    /// Tries again to free the project ids whose release this process or another one has deferred.
+    fn retry_deferred_releases(&self) -> Result<()> {
+        let mut recorded = Vec::new();
+        for name in layout::names(&self.layout.trash, "trash")? {
+            let id = name.strip_prefix(DRAINING).and_then(|id| ProjectId::new(id.parse().ok()?));
+            if let Some(id) = id.filter(|id| self.ids.range().contains(id)) {
+                self.ids.defer_release(id);
+                recorded.push((name, id));
+            }
+        }
+        self.space_book().retry_deferred_releases()?;
+        let draining = self.ids.draining();
+        for (name, _) in recorded.iter().filter(|(_, id)| !draining.contains(id)) {
+            self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
+        }
+        Ok(())
+    }
+
+    /// Records an id that is still charged, for all processes that empty the trash. If that fails, or the process dies before, this
+    /// process tries again, or recovery finds the id.
+    fn record_draining(&self, project: ProjectId) {
+        symlinkat("deferred", &self.layout.trash, format!("{DRAINING}{project}").as_str()).ok();
     }
 
     /// Returns the names in the trash, first the directories that were lifted out of others.
@@ -132,6 +158,9 @@ impl VolumeStore {
 
     /// Removes an entry of the trash, or as much of it as can be removed. Sets `lifted` if it created new entries.
     fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), lifted: &mut bool) -> Result<Removal> {
+        if name.starts_with(DRAINING) {
+            return Ok(Removal::Postponed);
+        }
         yield_now();
         let trash = &self.layout.trash;
         let Some(status) = self.stat_in_trash(name)? else { return Ok(Removal::Postponed) };
@@ -191,7 +220,9 @@ impl VolumeStore {
         if !self.unlink(name, UnlinkatFlags::RemoveDir)? {
             return Ok(Removal::Postponed);
         }
-        self.space_book().release_project(project)?;
+        if let Release::Draining(_) = self.space_book().release_project(project)? {
+            self.record_draining(project);
+        }
         Ok(Removal::Done { volume: true })
     }
 

@@ -14,6 +14,7 @@ use super::id::VolumeId;
 use super::on_disk::{Attributes, ForeignRecord, Image, layout, made_from, shares, sizes};
 use super::settings;
 use super::source::OwnedContentSource;
+use super::space::Reservation;
 use super::spec::{VolumeKind, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{Access, AttachOptions, BlockSize};
@@ -59,11 +60,13 @@ impl Volume {
     pub(super) fn new(id: VolumeId, kind: VolumeKind, entry: OwnedFd) -> Result<Self> {
         let mut volume = Self { id, kind, entry, capacity: Bytes(0) };
         volume.capacity = match kind {
-            VolumeKind::Filesystem => volume.limit()?,
-            VolumeKind::Block => {
-                let (recorded, size) = volume.recorded_and_size()?;
-                recorded.max(size)
-            }
+            VolumeKind::Filesystem => volume.limits()?.bytes,
+            VolumeKind::Block => match volume.recorded_and_size() {
+                Ok((recorded, size)) => recorded.max(size),
+                // It is opened to be detached and deleted.
+                Err(error) if error.kind() == ErrorKind::Damaged => volume.image_size()?,
+                Err(error) => return Err(error),
+            },
         };
         Ok(volume)
     }
@@ -219,15 +222,10 @@ impl Volume {
         let usage = self.usage(attributes)?;
         let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
         let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
-        // In a directory with a project, statfs(2) returns the free space of the project, which the owner can change. The directory above is
-        // that of the store.
-        let above = openat(&self.entry, "..", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
-        let filesystem = above.and_then(fstatvfs).context("statfs the file system of volume", &self.id)?;
-        let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
         Ok(VolumeStats {
             capacity,
             used: usage.bytes,
-            available: capacity.saturating_sub(usage.bytes).min(free),
+            available: capacity.saturating_sub(usage.bytes).min(self.free()?),
             inodes: Some(InodeStats {
                 total,
                 used: usage.inodes,
@@ -235,6 +233,20 @@ impl Volume {
             }),
             condition: self.directory_condition(attributes)?,
         })
+    }
+
+    /// Returns the free space of the file system.
+    fn free(&self) -> Result<Bytes> {
+        // In a directory with a project, statfs(2) returns the free space of the project, which the owner can change. The directory above is
+        // that of the store.
+        let filesystem = match self.kind {
+            VolumeKind::Filesystem => {
+                openat(&self.entry, "..", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).and_then(fstatvfs)
+            }
+            VolumeKind::Block => fstatvfs(&self.entry),
+        };
+        let filesystem = filesystem.context("statfs the file system of volume", &self.id)?;
+        Ok(Bytes(filesystem.blocks_available() * filesystem.fragment_size()))
     }
 
     /// Returns the condition of a directory. Its owner can cause each abnormal condition.
@@ -268,10 +280,13 @@ impl Volume {
         let status = fstat(&self.entry).context("fstat volume", &self.id)?;
         // Post-EOF blocks and blocks of the extent tree are allocated too.
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
+        let unused = capacity.saturating_sub(used);
+        // Files of other programs can take the space that is reserved for a thin image.
+        let available = if unused == Bytes(0) { unused } else { unused.min(self.free()?) };
         Ok(VolumeStats {
             capacity,
             used,
-            available: capacity.saturating_sub(used),
+            available,
             inodes: None,
             condition: match truncation(recorded, size) {
                 None => Condition::Healthy,
@@ -283,8 +298,11 @@ impl Volume {
     /// Reads the recorded capacity before the size: see [`sizes`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
         let recorded = sizes::read_capacity(&self.entry)?;
-        let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
-        Ok((recorded, Bytes(size)))
+        Ok((recorded, self.image_size()?))
+    }
+
+    fn image_size(&self) -> Result<Bytes> {
+        Ok(Bytes(fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64))
     }
 
     /// Checks that an image is not truncated. Expanding a truncated image, or writing to it as a device, would hide the loss.
@@ -317,9 +335,11 @@ impl Volume {
         self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
     }
 
-    /// Returns the current byte limit of the directory's project.
-    pub(super) fn limit(&self) -> Result<Bytes> {
-        self.usage(self.attributes()?)?.limits.bytes.hard.ok_or_else(|| self.unlimited())
+    /// Returns the current limits of the directory's project.
+    pub(super) fn limits(&self) -> Result<Reservation> {
+        let limits = self.usage(self.attributes()?)?.limits;
+        let (bytes, inodes) = limits.bytes.hard.zip(limits.inodes.hard).ok_or_else(|| self.unlimited())?;
+        Ok(Reservation { bytes, inodes })
     }
 
     fn unlimited(&self) -> Error {

@@ -155,11 +155,8 @@ fn concurrent_calls_for_one_clone_create_one_volume() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    assert_eq!(
-        store.space().unwrap().available.0,
-        before.0 - MIB - 2 * margin(MIB),
-        "the space is reserved once"
-    );
+    // Reserved once.
+    assert_close(store.space().unwrap().available.0, before.0 - MIB - 2 * margin(MIB));
     drop(original);
     remove(&store, &[&source, &clone]);
 }
@@ -270,7 +267,7 @@ fn shared_blocks_are_reserved_for_each_volume_and_counted_once() {
     assert_eq!(recounted, before);
     let with_margins = |images| 32 * MIB + images * margin(32 * MIB);
     clone_image(&store, &source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
-    assert_eq!(store.space().unwrap().available.0, before - with_margins(2));
+    assert_close(store.space().unwrap().available.0, before - with_margins(2));
     // A recount also sees the blocks of the file system's own metadata.
     assert_close(available_after_recount(), before - with_margins(2));
     clone_image(&store, &source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
@@ -311,7 +308,8 @@ fn a_clone_can_be_overwritten_when_all_space_is_reserved() {
     let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(SIZE)).unwrap());
     // Another volume takes all the remaining available space.
     let restarted = crate::environment::store();
-    let rest = restarted.space().unwrap().available.0 / 4096 * 4096;
+    // All but a block, because its inode takes space as well.
+    let rest = restarted.space().unwrap().available.0 / 4096 * 4096 - 4096;
     drop(block(&restarted, "rest", rest));
     let error =
         restarted.create(&id("more"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB))).unwrap_err();

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use loopfs::loop_device::{Access, AttachOptions, LoopControl, LoopDevice};
 use loopfs::project_quota::{Limits, ProjectId, assign_project, project_of};
+use loopfs::test_support;
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, Inodes};
 use serde_json::{Value, json};
@@ -271,8 +272,11 @@ fn tag_puts_a_tree_into_a_project_and_audit_finds_strays() {
         "project 4903: 3 names, 2 of them directories; 0 with another id, 0 directories without project inheritance\n"
     );
 
-    assign_project(File::open(directory.path().join("below")).unwrap(), ProjectId::new(4904).unwrap())
-        .unwrap();
+    test_support::set_project(
+        File::open(directory.path().join("below")).unwrap(),
+        ProjectId::new(4904).unwrap(),
+    )
+    .unwrap();
     let (code, audited) = tool.json(&["quota", "audit", path]);
     assert_eq!(
         (code, &audited["clean"], &audited["other_project"]),
@@ -315,7 +319,7 @@ fn volumes_are_listed_with_their_conditions() {
     let listed = tool.text(&["store", "list", data]);
     assert_eq!(
         words(&listed, "cli-directory"),
-        ["cli-directory", "Filesystem", "4MiB", "0B", "4MiB", "2048", "1", "healthy"]
+        ["cli-directory", "Filesystem", "4MiB", "0B", "4MiB", "256", "1", "healthy"]
     );
     assert_eq!(
         words(&listed, "cli-image"),
@@ -324,7 +328,7 @@ fn volumes_are_listed_with_their_conditions() {
 
     let opened = store.volume(&directory).unwrap();
     let project = ProjectId::new(project_of(directory_of(data, "cli-directory")).unwrap()).unwrap();
-    assign_project(directory_of(data, "cli-directory"), ProjectId::new(4902).unwrap()).unwrap();
+    test_support::set_project(directory_of(data, "cli-directory"), ProjectId::new(4902).unwrap()).unwrap();
     let (code, json) = tool.json(&["store", "list", data]);
     assert_eq!(code, 0);
     assert_eq!(json["filesystem_uuid"], store.filesystem_uuid().to_string());
@@ -345,7 +349,7 @@ fn volumes_are_listed_with_their_conditions() {
             "problem": null,
         })
     );
-    assign_project(directory_of(data, "cli-directory"), project).unwrap();
+    test_support::set_project(directory_of(data, "cli-directory"), project).unwrap();
 
     // A volume whose limits were removed does not hide the other volumes.
     let root = File::open(data).unwrap();
@@ -367,6 +371,19 @@ fn volumes_are_listed_with_their_conditions() {
     store.delete(&image).unwrap();
     store.empty_trash().unwrap();
     leaks.check();
+}
+
+#[test]
+fn one_command_limits_a_directory() {
+    let (tool, directory) = (Tool::find(), directory());
+    let path = text(directory.path());
+    std::fs::write(directory.path().join("file"), [7; 4096]).unwrap();
+    let printed = tool.text(&["quota", "limit", path, "--bytes=4MiB"]);
+    assert!(printed.ends_with(": 1 changed of 2 names, 1 of them directories\n"), "{printed}");
+    assert_eq!(words(&tool.text(&["quota", "show", path]), "bytes")[3], "4MiB");
+    assert_eq!(tool.text(&["quota", "unlimit", path]), "");
+    let refused = tool.failure(&["quota", "show", path]);
+    assert!(refused.contains("is in no project"), "{refused}");
 }
 
 fn directory_of(data: &str, volume: &str) -> File {

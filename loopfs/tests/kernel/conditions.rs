@@ -31,7 +31,7 @@ fn a_directory_without_project_inheritance_is_reported() {
 
 /// The owner of a directory can put it into any project, also into one without free space.
 #[test]
-fn free_space_ignores_the_directorys_project() {
+fn free_space_ignores_the_changed_project() {
     let leaks = Leaks::watch();
     let (store, id, full) = (store(), id("tenant"), crate::environment::id("full"));
     for id in [&id, &full] {

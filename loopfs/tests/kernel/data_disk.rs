@@ -11,6 +11,7 @@ use loopfs::data_disk::{self, BlankDisk, DataDisk, DiskSource, LogState, MIN_SIZ
 use loopfs::loop_device::{Access, BackingRange, unmanaged};
 use loopfs::mount::{table as mountinfo, unmount};
 use loopfs::project_quota::Enforcement;
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
 use nix::mount::{MsFlags, mount};
 use rstest::rstest;
@@ -22,7 +23,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 320 * MIB;
 
 /// A disk: a sparse image behind a loop device, which is a disk like any other to the kernel.
-struct Disk {
+pub(crate) struct Disk {
     device: unmanaged::Device,
     path: PathBuf,
     image: tempfile::TempDir,
@@ -54,13 +55,13 @@ impl Disk {
     }
 
     /// A disk with an XFS that takes all of it.
-    fn formatted(size: u64) -> Self {
+    pub(crate) fn formatted(size: u64) -> Self {
         let disk = Self::blank(size);
         mkfs(&disk.path);
         disk
     }
 
-    fn source(&self) -> DiskSource {
+    pub(crate) fn source(&self) -> DiskSource {
         DiskSource::Path(self.path.clone())
     }
 
@@ -122,8 +123,13 @@ impl Drop for Directory {
 }
 
 fn mkfs(device: &Path) {
+    mkfs_with(&[], device);
+}
+
+fn mkfs_with(options: &[&str], device: &Path) {
     let output = Command::new(path_from("LOOPFS_TEST_MKFS_XFS"))
         .arg("-q")
+        .args(options)
         .arg(device)
         .output()
         .expect("mkfs.xfs runs");
@@ -479,6 +485,20 @@ fn small_and_read_only_disks_are_refused() {
     assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
     assert!(disk.check().read_only);
     assert!(BlankDisk::claim(&disk.path).is_err());
+    drop((disk, target));
+    leaks.check();
+}
+
+#[test]
+fn a_store_refuses_short_project_ids() {
+    let leaks = Leaks::watch();
+    let (disk, target) = (Disk::blank(SIZE), Directory::new());
+    mkfs_with(&["-m", "crc=0", "-i", "projid32bit=0"], &disk.path);
+    mount(Some(&disk.path), target.path(), Some("xfs"), MsFlags::empty(), Some("prjquota")).unwrap();
+    let error = VolumeStore::open(target.path(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    assert!(error.to_string().contains("16 bits"), "{error}");
+    assert!(unmount(target.path()).unwrap());
     drop((disk, target));
     leaks.check();
 }

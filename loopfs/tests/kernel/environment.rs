@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -124,6 +125,12 @@ pub(crate) fn this_test_again(variable: &str, value: impl AsRef<OsStr>) -> Comma
 
 pub(crate) fn id(text: &str) -> VolumeId {
     VolumeId::parse(text).expect("a volume id")
+}
+
+/// Returns the specification of a Filesystem volume that may have so few inodes that they reserve little space.
+pub(crate) fn with_few_inodes(capacity: Bytes) -> VolumeSpec {
+    let bytes_per_inode = NonZeroU64::new(1 << 22).expect("not 0");
+    VolumeSpec { bytes_per_inode, ..VolumeSpec::new(VolumeKind::Filesystem, capacity) }
 }
 
 pub(crate) fn quota(file: &impl AsFd) -> ProjectQuota<'_> {

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::num::NonZeroU64;
 
 use loopfs::Bytes;
 use loopfs::project_quota::{ProjectId, assign_project, project_of};
@@ -34,7 +35,10 @@ impl Fixture {
         let (store, holder, victim) = (store(), id("holder"), id("victim"));
         let before = store.space().unwrap().available;
         for (id, size) in [(&holder, HOLDER), (&victim, VICTIM)] {
-            store.create(id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(size))).unwrap();
+            // The tolerance includes the space of these inodes.
+            let bytes_per_inode = NonZeroU64::new(1 << 18).unwrap();
+            let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(size));
+            store.create(id, &VolumeSpec { bytes_per_inode, ..spec }).unwrap();
         }
         let project = project_of(File::open(entry(&victim)).unwrap()).unwrap();
         let project = ProjectId::new(project).unwrap();

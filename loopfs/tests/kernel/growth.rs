@@ -21,7 +21,13 @@ fn a_watcher_sees_the_expansion_and_the_waiter_returns_once_the_size_is_recorded
     let (store, id) = (store(), id("image"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
     assert_eq!(volume.device_size().unwrap(), Some(Bytes(MIB)), "it has no device with a smaller size");
-    assert!(store.wait_for_device_size(&id, Bytes(MIB), Duration::ZERO).unwrap());
+    for within in [Duration::ZERO, Duration::MAX] {
+        assert!(store.wait_for_device_size(&id, Bytes(MIB), within).unwrap());
+    }
+    for least in [0, 1] {
+        let unchanged = store.expand(&id, Bytes(least)).unwrap();
+        assert_eq!(unchanged.capacity(), Bytes(MIB), "it is large enough already");
+    }
 
     let watch = store.watch().unwrap();
     let grown = store.expand(&id, Bytes(2 * MIB)).unwrap();

@@ -22,6 +22,8 @@ mod foreign_files;
 mod foreign_projects;
 mod growth;
 mod in_use;
+mod inode_space;
+mod limited_directories;
 mod lock_timeouts;
 mod loop_device_model;
 mod loop_devices;

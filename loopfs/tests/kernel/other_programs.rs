@@ -142,7 +142,7 @@ fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_
     let second = control.attach(other.as_fd(), &options).unwrap();
     let (stale, good) = (first.index().min(second.index()), first.index().max(second.index()));
     for device in [first, second] {
-        assert_eq!(device.detach().unwrap(), Detach::Detached);
+        assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     }
     // Not the node of the good one: a mounted node keeps its index out of the pool.
     unmanaged::add(50_012).unwrap();
@@ -151,13 +151,14 @@ fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_
     let indices = [(); 2].map(|()| {
         let device = control.attach(image.as_fd(), &options)?;
         let index = device.index();
-        assert_eq!(device.detach()?, Detach::Detached);
+        assert_eq!(control.detach(device)?, Detach::Detached);
         Ok::<_, loopfs::Error>(index)
     });
-    umount(node.as_str()).unwrap();
+    // Before Linux 6.11 the pool removes the device, and with it the node and the mount.
+    let still_mounted = loopfs::mount::unmount(node.as_ref()).unwrap();
     unmanaged::remove(50_012).unwrap();
     for index in indices {
-        assert_eq!(index.unwrap(), good);
+        assert!(index.unwrap() == good || !still_mounted);
     }
     leaks.check();
 }

@@ -270,7 +270,7 @@ fn an_id_that_another_process_freed_and_reallocated_is_not_released() {
 #[test]
 fn a_failed_creation_leaves_no_id_and_no_tag() {
     let leaks = Leaks::watch();
-    let (scratch, range) = (scratch(), range(6_500_001, 4));
+    let (scratch, tmpfs, range) = (scratch(), scratch(), range(6_500_001, 4));
     let ids = open(&scratch.path().join("lock"), range.clone());
     let refused = |directory: &Path, limits| ids.create(File::open(directory).unwrap(), limits).unwrap_err();
 
@@ -278,7 +278,7 @@ fn a_failed_creation_leaves_no_id_and_no_tag() {
     let error = refused(plain.path(), SOME);
     assert_eq!(error.kind(), ErrorKind::NotHonoured, "limited here, charged there: {error}");
     assert_eq!(project_of(File::open(plain.path()).unwrap()).unwrap(), 0, "the tag was left");
-    assert_eq!(refused(scratch.path(), SOME).kind(), ErrorKind::Unsupported);
+    assert_eq!(refused(tmpfs.path(), SOME).kind(), ErrorKind::Unsupported);
 
     let directory = directory();
     for nothing in [Limits::UNLIMITED, Limits::KEEP] {
@@ -347,6 +347,26 @@ fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
     assert!(a.delete(&id("new")).unwrap());
     assert_eq!(a.empty_trash().unwrap(), 1);
     assert_eq!(used(range(6_600_001, 1)), HashSet::new());
+    leaks.check();
+}
+
+#[test]
+fn a_store_with_entries_keeps_its_ids() {
+    let leaks = Leaks::watch();
+    let open = |options: &StoreOptions| VolumeStore::open(&xfs(), options.clone());
+    let others = StoreOptions { project_ids: range(6_610_001, 8), ..StoreOptions::default() };
+    let store = store();
+    store.create(&id("kept"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    for error in [open(&others).unwrap_err(), VolumeStore::open_existing(&xfs(), others.clone()).unwrap_err()]
+    {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("1275068416 to 1291845631"), "{error}");
+    }
+    assert!(store.delete(&id("kept")).unwrap());
+    assert!(open(&others).is_err(), "the trash has an entry");
+    store.empty_trash().unwrap();
+    open(&others).unwrap();
+    open(&StoreOptions::default()).unwrap();
     leaks.check();
 }
 

@@ -1,5 +1,6 @@
 //! Tests that provoke each error of project quotas and check that the errors can be distinguished.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, chown};
@@ -9,8 +10,10 @@ use std::process::Command;
 
 use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
 use loopfs::project_quota::{
-    Enforcement, Limit, Limits, ProjectId, ProjectQuota, assign_project, project_of,
+    Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, assign_project, project_of,
 };
+use loopfs::test_support;
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -89,7 +92,7 @@ fn quota_calls_without_capabilities_are_refused() {
     );
 
     assert_eq!(project_of(&root).unwrap(), 0, "the project id can be read without capabilities");
-    assert_refused(assign_project(&root, id), denied, Errno::EPERM, "owner");
+    assert_refused(test_support::set_project(&root, id), denied, Errno::EPERM, "owner");
     // This is the documented weakness. The assertion fails if a kernel removes it.
     assign_project(File::open(owned).unwrap(), id).unwrap();
 }
@@ -106,7 +109,7 @@ fn capabilities_in_a_user_namespace_do_not_suffice() {
     assert_refused(quota.finish_inactivation(id), refused, Errno::EPERM, "initial one");
     assert_refused(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
-    assert_refused(assign_project(&root, id), refused, Errno::EPERM, "initial one");
+    assert_refused(test_support::set_project(&root, id), refused, Errno::EPERM, "initial one");
     // In a user namespace the owner cannot move its files to another project.
     assert_refused(assign_project(File::open(owned).unwrap(), id), refused, Errno::EINVAL, "initial one");
 }
@@ -256,4 +259,32 @@ fn changes_on_a_read_only_file_system_are_refused() {
     assert_refused(quota.set_limits(id, SOME), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
     assert_refused(quota.finish_inactivation(id), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
     assert_eq!(quota.usage(id).unwrap(), None);
+}
+
+#[test]
+fn lists_need_project_quotas() {
+    let users_only = Remounted::with("uquota", MsFlags::empty());
+    let root = File::open(&users_only.path).unwrap();
+    let (quota, id) = (quota(&root), project(4110));
+    let mut ids = quota.ids(id..=id);
+    let error = ids.next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotEnforced, "{error}");
+    assert!(ids.next().is_none());
+    let scratch = scratch();
+    let lock = File::create(scratch.path().join("lock")).unwrap();
+    let ids = ProjectIds::new(&root, lock, id..=id).unwrap();
+    let error = ids.recover(&HashSet::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotEnforced, "{error}");
+}
+
+#[test]
+fn a_store_refuses_default_limits() {
+    let remounted = Remounted::with("prjquota", MsFlags::empty());
+    let root = File::open(&remounted.path).unwrap();
+    test_support::set_default_limit(&root, 8).unwrap();
+    let error = VolumeStore::open(&remounted.path, StoreOptions::default()).unwrap_err();
+    test_support::set_default_limit(&root, 0).unwrap();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    assert!(error.to_string().contains("limit -p -d"), "{error}");
+    drop(root);
 }

@@ -287,3 +287,23 @@ fn files_inherit_the_project_and_their_owner_can_leave_it() {
     quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
 }
+
+#[test]
+fn only_an_empty_directory_is_assigned() {
+    let leaks = Leaks::watch();
+    let (directory, id) = (directory(), project(4012));
+    let file = directory.path().join("file");
+    std::fs::write(&file, [7; 4096]).unwrap();
+    for (path, why) in [(directory.path(), "tag_tree"), (&file, "only a directory")] {
+        let error = assign_project(File::open(path).unwrap(), id).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(project_of(File::open(path).unwrap()).unwrap(), 0, "it is unchanged");
+    }
+    std::fs::remove_file(&file).unwrap();
+    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+    std::fs::write(&file, [7; 4096]).unwrap();
+    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+    directory.close().unwrap();
+    leaks.check();
+}

@@ -14,7 +14,7 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, ErrorKind, test_support};
 use rstest::rstest;
 
-use crate::environment::{Leaks, directory, id, image, linux_at_least, store};
+use crate::environment::{Leaks, assert_close, directory, id, image, linux_at_least, store};
 
 const MIB: u64 = 1 << 20;
 
@@ -110,7 +110,7 @@ fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
     let before = available();
     let (id, volume) = block(&store, "thin", &[("provisioning", "thin")]);
     let reservation = before - available();
-    assert_eq!(reservation, 4 * MIB + 4 * MIB / 128 + MIB);
+    assert_close(reservation, 4 * MIB + 4 * MIB / 128 + MIB);
     let image = open(&volume);
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (4 * MIB, 0));
     let device = attach(&control, &volume).unwrap();
@@ -137,7 +137,7 @@ fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
     store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (8 * MIB, written - MIB));
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
-    assert_eq!(before - available(), 8 * MIB + 8 * MIB / 128 + MIB);
+    assert_close(before - available(), 8 * MIB + 8 * MIB / 128 + MIB);
     drop((device, through));
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     drop((image, volume));
@@ -156,7 +156,8 @@ fn a_thin_image_can_be_filled_when_all_space_is_reserved() {
     spec.set("provisioning", "thin").unwrap();
     let volume = store.create(&id("thin"), &spec).unwrap();
     let restarted = crate::environment::store();
-    let rest = Bytes(restarted.space().unwrap().available.0 / 4096 * 4096);
+    // All but a block, because its inode takes space as well.
+    let rest = Bytes(restarted.space().unwrap().available.0 / 4096 * 4096 - 4096);
     restarted.create(&id("rest"), &VolumeSpec::new(VolumeKind::Block, rest)).unwrap();
     let more = VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB));
     assert_eq!(restarted.create(&id("more"), &more).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -337,7 +338,7 @@ fn an_image_that_lost_an_attribute_is_refused(
     let error = read(&volume).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains(attribute), "{error}");
-    drop(volume);
+    drop((volume, store.volume(&id).unwrap()));
     // It does not prevent the creation of others, and it can be deleted.
     let (other, _) = block(&store, "other", &[]);
     remove(&store, &[&id, &other]);

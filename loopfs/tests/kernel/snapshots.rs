@@ -201,7 +201,8 @@ fn concurrent_calls_for_one_snapshot_create_one() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    assert_eq!(store.space().unwrap().available.0, before - MIB - margin(MIB), "the space is reserved once");
+    // Reserved once.
+    assert_close(store.space().unwrap().available.0, before - MIB - margin(MIB));
     drop(image);
     remove(&store, &["source"], &[&one]);
 }
@@ -250,7 +251,7 @@ fn a_snapshot_of_an_image_reserves_its_size_and_its_volume_a_margin() {
     fill(&image, SIZE, 1);
     image.sync_all().unwrap();
     let before = available();
-    assert_eq!(available_after_recount(), before);
+    assert_close(available_after_recount(), before);
     let ids = [snapshot_id("one"), snapshot_id("two")];
     for (taken, id) in ids.iter().enumerate() {
         store.create_snapshot(&source, id).unwrap();
@@ -288,7 +289,8 @@ fn a_snapshot_is_intact_after_its_volume_is_overwritten_on_a_full_file_system() 
     image.sync_all().unwrap();
     let one = snapshot_id("one");
     store.create_snapshot(&source, &one).unwrap();
-    let rest = crate::environment::store().space().unwrap().available.0 / 4096 * 4096;
+    // All but a block, because its inode takes space as well.
+    let rest = crate::environment::store().space().unwrap().available.0 / 4096 * 4096 - 4096;
     drop(block(&store, "rest", rest));
     // Writes in an order in which no two adjacent blocks are written one after the other.
     for start in (0..32).map(|n| n * 13 % 32 * 4096) {

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{Provisioning, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -42,6 +42,28 @@ fn a_recount_while_an_image_is_being_created_leaves_the_exact_space_after_it() {
         remove(&store, &image);
         assert_exact(&store);
     }
+    leaks.check();
+}
+
+#[test]
+fn a_thin_volume_has_no_more_than_the_free_space() {
+    let leaks = Leaks::watch();
+    let (store, thin, directory) = (store(), id("thin"), directory());
+    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(32 * MIB));
+    spec.image.provisioning = Provisioning::Thin;
+    store.create(&thin, &spec).unwrap();
+    let free = nix::sys::statvfs::statvfs(&xfs()).unwrap();
+    let free = free.blocks_available() * free.fragment_size();
+    // The file of another program takes what is reserved.
+    let foreign = File::create(directory.path().join("foreign")).unwrap();
+    fallocate(&foreign, FallocateFlags::empty(), 0, i64::try_from(free - 4 * MIB).unwrap()).unwrap();
+    let stats = store.stats(&thin).unwrap();
+    assert!(stats.available <= Bytes(4 * MIB), "{stats:?}");
+    drop(foreign);
+    directory.close().unwrap();
+    wait_for_deferred_frees();
+    assert!(store.stats(&thin).unwrap().available > Bytes(31 * MIB));
+    remove(&store, &thin);
     leaks.check();
 }
 

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
-use loopfs::project_quota::{Enforcement, Limits, ProjectId, assign_project, project_of};
+use loopfs::project_quota::{Enforcement, Limits, ProjectId, project_of};
+use loopfs::test_support;
 use loopfs::volume_store::{
     AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
@@ -16,8 +17,8 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, available_after_recount, id, quota, scratch, store, wait_for_deferred_frees, xfs,
-    xfs_without_quota,
+    Leaks, assert_close, available_after_recount, id, quota, scratch, store, wait_for_deferred_frees,
+    with_few_inodes, xfs, xfs_without_quota,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -50,14 +51,14 @@ fn a_filesystem_volume_has_the_requested_size_and_expands_in_use() {
         let status = nix::sys::statvfs::statvfs(target.path()).unwrap();
         (status.blocks() * status.fragment_size(), status.files())
     };
-    assert_eq!(size(), (MIB, 512));
+    assert_eq!(size(), (MIB, 64));
     assert_eq!(std::fs::metadata(target.path()).unwrap().permissions().mode() & 0o7777, 0o777);
     let mut file = File::create(target.path().join("data")).unwrap();
     file.write_all(&[1; 4096]).unwrap();
     file.sync_all().unwrap();
 
     assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
-    assert_eq!(size(), (4 * MIB, 2048));
+    assert_eq!(size(), (4 * MIB, 256));
     assert_eq!(
         store.expand(&id, Bytes(MIB)).unwrap().capacity(),
         Bytes(4 * MIB),
@@ -214,8 +215,7 @@ fn the_limit_of_a_directory_is_reserved_once() {
     remove(&store, &id("second"));
 }
 
-/// An image cannot use the last blocks, because the file system needs some for its own metadata in the
-/// meantime.
+/// Another program has put the image into a project with a limit.
 #[test]
 fn a_failed_expansion_leaves_the_image_unchanged() {
     let leaks = Leaks::watch();
@@ -224,8 +224,12 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
     let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
     image.write_all_at(b"kept", 4096).unwrap();
     image.sync_all().unwrap();
+    let project = ProjectId::new(4903).unwrap();
+    let root = File::open(xfs()).unwrap();
+    quota(&root).set_limits(project, Limits::hard(Bytes(2 * MIB), Inodes(1))).unwrap();
+    test_support::set_project_of_file(&image, project).unwrap();
     let before = store.space().unwrap().available;
-    let error = store.expand(&id, Bytes(MIB + before.0)).unwrap_err();
+    let error = store.expand(&id, Bytes(before.0 / 2)).unwrap_err();
     assert_eq!(
         (error.kind(), error.errno()),
         (ErrorKind::NoSpace, Some(libc::ENOSPC)),
@@ -238,6 +242,7 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
     assert_eq!(&kept, b"kept");
     assert_eq!(store.space().unwrap().available, before);
     // The failed call leaves the file system intact.
+    quota(&root).clear_limits(project).unwrap();
     store.expand(&id, Bytes(before.0 / 2)).unwrap();
     drop((image, volume));
     remove(&store, &id);
@@ -251,11 +256,11 @@ fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] ki
     wait_for_deferred_frees();
     let (store, id) = (store(), id("deleted"));
     let before = store.space().unwrap().available.0;
-    let most = VolumeSpec::new(kind, Bytes(before / 4 * 3));
+    let most = VolumeSpec { kind, ..with_few_inodes(Bytes(before / 4 * 3)) };
     store.create(&id, &most).unwrap();
     let taken = store.space().unwrap().available.0;
     // Creating the volume took a few blocks for directories and inodes.
-    assert!(taken.abs_diff(before - most.capacity.round_up().unwrap().0) <= MIB / 8);
+    assert_close(taken, before - most.capacity.round_up().unwrap().0);
     assert!(store.delete(&id).unwrap());
     assert_eq!(store.space().unwrap().available.0, taken);
     assert!(
@@ -277,7 +282,7 @@ fn the_limit_of_a_reserved_project_is_reserved_before_its_directory_exists() {
     let before = available_after_recount();
     let root = File::open(xfs()).unwrap();
     let reserved = *StoreOptions::default().project_ids.start();
-    quota(&root).set_limits(reserved, Limits::hard(Bytes(32 * MIB), Inodes(64))).unwrap();
+    quota(&root).set_limits(reserved, Limits::hard(Bytes(32 * MIB), Inodes(2))).unwrap();
     assert!(available_after_recount().abs_diff(before - 32 * MIB) <= MIB / 8);
     assert_eq!(store().recover().unwrap().released_ids, 1);
     assert!(available_after_recount().abs_diff(before) <= MIB / 8);
@@ -292,9 +297,9 @@ fn reservations_and_releases_are_visible_to_other_processes() {
     let before = available(&store);
     assert_eq!(available(&other), before);
     let half = Bytes(before.0 / 2 / MIB * MIB + MIB);
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, half);
+    let spec = with_few_inodes(half);
     store.create(&id("first"), &spec).unwrap();
-    assert_eq!(available(&other), Bytes(before.0 - half.0));
+    assert_close(available(&other).0, before.0 - half.0);
     let error = other.create(&id("second"), &spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     remove(&other, &id("first"));
@@ -429,7 +434,7 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
     std::fs::create_dir(entry(&tenant).join("deep")).unwrap();
     File::create(entry(&tenant).join("deep/file")).unwrap();
     let stolen = ProjectId::new(victims_project).unwrap();
-    assign_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
+    test_support::set_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
 
     let Condition::Abnormal { reason: AbnormalReason::ProjectChanged, message: why } =
         store.stats(&tenant).unwrap().condition
@@ -468,7 +473,7 @@ fn malicious_trees_are_removed_and_nothing_outside_them() {
     // A directory that left the project cannot be renamed within the volume.
     deep.push("foreign");
     std::fs::create_dir_all(deep.join("a/b")).unwrap();
-    assign_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
+    test_support::set_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
     std::fs::create_dir_all(deep.join("a/c/d")).unwrap();
 
     remove(&store, &id);

@@ -90,6 +90,39 @@ fn a_draining_id_s_space_is_released_once_when_recovery_in_another_process_frees
     leaks.check();
 }
 
+/// The process that emptied the trash has ended since, and the id is in no other list.
+#[test]
+fn a_later_process_frees_a_draining_id() {
+    let leaks = Leaks::watch();
+    let held = draining(&store(), "held");
+    assert_eq!(trash().len(), 1, "the trash records the id");
+    let later = open();
+    assert_eq!(later.empty_trash().unwrap(), 0);
+    assert_eq!((reserved(), trash().len()), (SIZE, 1));
+    drop(held);
+    assert_eq!(open().empty_trash().unwrap(), 0);
+    assert_eq!((reserved(), trash().len()), (Bytes(0), 0));
+    leaks.check();
+}
+
+#[test]
+fn an_error_for_lack_of_space_mentions_the_trash() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(store.space().unwrap().available.0 / 4 * 3));
+    store.create(&id("first"), &spec).unwrap();
+    let second = || store.create(&id("second"), &spec).map(drop);
+    let error = second().unwrap_err();
+    assert!(error.kind() == ErrorKind::NoSpace && !error.to_string().contains("trash"), "{error}");
+    assert!(store.delete(&id("first")).unwrap());
+    let error = second().unwrap_err();
+    assert!(error.kind() == ErrorKind::NoSpace && error.to_string().contains("empty the trash"), "{error}");
+    store.empty_trash().unwrap();
+    second().unwrap();
+    remove(&store, &id("second"));
+    leaks.check();
+}
+
 /// The process that removes the directory cannot free its project id, because another process that empties the trash has it open,
 /// and does not try again.
 #[test]

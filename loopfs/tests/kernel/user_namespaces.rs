@@ -72,7 +72,7 @@ fn use_volume(volume: &Path) {
     create_dir(&nested).unwrap();
     let mut filled = File::create(&file).unwrap();
     for path in [volume, &nested, &file] {
-        let refused = assign_project(File::open(path).unwrap(), project(9999));
+        let refused = test_support::set_project(File::open(path).unwrap(), project(9999));
         assert_refused(refused, ErrorKind::InUserNamespace, Errno::EINVAL, "initial one");
     }
     for directory in [volume, &nested] {
@@ -114,7 +114,7 @@ fn root_of_a_user_namespace_cannot_change_the_project_of_its_idmapped_volume() {
         assert_eq!(project_of(File::open(path).unwrap()).unwrap(), id.get());
     }
     // In the initial namespace the same owner can change the project: the limit is cooperative there.
-    assign_project(File::open(volume.path()).unwrap(), project(9999)).unwrap();
+    test_support::set_project(File::open(volume.path()).unwrap(), project(9999)).unwrap();
     assert_eq!(project_of(File::open(volume.path()).unwrap()).unwrap(), 9999);
 
     assert!(unmount(target.path()).unwrap());

@@ -247,7 +247,7 @@ impl Worker<'_> {
 }
 
 fn limits(capacity: u64) -> Limits {
-    Limits::hard(Bytes(capacity), Inodes(capacity / 2048))
+    Limits::hard(Bytes(capacity), Inodes(capacity / 16384))
 }
 
 fn write_file(volume: &Path, block: u64) -> std::io::Result<()> {

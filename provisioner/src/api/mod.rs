@@ -7,7 +7,7 @@ pub(crate) mod cluster;
 pub(crate) mod connection;
 pub(crate) mod event_counter;
 pub(crate) mod events;
-pub(crate) mod fair_slots;
+pub(crate) mod fair_queue;
 pub(crate) mod hash;
 pub(crate) mod list;
 pub(crate) mod mutation_cache;

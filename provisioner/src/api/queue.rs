@@ -2,7 +2,7 @@
 //!
 //! `docs/decisions/0040-changes-from-the-cache.md` gives the reasons.
 
-use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc};
+use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt};
 use kube::{
@@ -15,12 +15,16 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{JoinError, JoinSet},
+    time::sleep,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::{
     backoff::Backoff,
-    fair_slots::FairSlots,
+    fair_queue::FairQueue,
     pruned::{Prune, Pruned},
     queue_metrics::QueueDepth,
     signals::RetryGeneration,
@@ -33,6 +37,15 @@ pub(crate) trait Object:
 }
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
 
+/// When an object is reconciled again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// When it or something related to it changes.
+    Change,
+    /// After this time, or at a change before that.
+    After(Duration),
+}
+
 /// How the objects of a queue are reconciled.
 pub(crate) struct Workers<K> {
     /// How many are reconciled concurrently.
@@ -43,20 +56,20 @@ pub(crate) struct Workers<K> {
 
 /// Objects whose reconciliation can take minutes.
 pub(crate) struct Slow<K> {
-    /// How many are reconciled concurrently, in addition to the others. Namespaces share them; see [`FairSlots`].
+    /// How many are reconciled concurrently, in addition to the others. Namespaces share them; see [`FairQueue`].
     pub(crate) slots: usize,
-    pub(crate) is_slow: fn(&K) -> bool,
+    pub(crate) is_slow: Box<dyn Fn(&K) -> bool + Send + Sync>,
 }
 
 impl<K> Slow<K> {
     pub(crate) fn none() -> Self {
-        Slow { slots: 1, is_slow: |_object| false }
+        Slow { slots: 0, is_slow: Box::new(|_object| false) }
     }
 }
 
 /// Reconciles the objects that `queue` names until `stop` completes and the reconciliations in progress have ended. Slow objects have
-/// a concurrency of their own, so that the others do not wait for them. An object that is named again while it waits is reconciled
-/// once, so the queue is never longer than the cache.
+/// a queue of their own, so that the others do not wait for them. An object that is named again while it waits is reconciled
+/// once.
 ///
 /// Each reconciliation is a task of its own, and so is the queue: parsing watch events takes processor time, and no
 /// reconciliation should wait for that.
@@ -69,87 +82,62 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     stop: impl Future<Output = ()> + Send + 'static,
 ) where
     K: Object,
-    Reconciling: Future<Output = Action> + Send + 'static,
+    Reconciling: Future<Output = Next> + Send + 'static,
 {
-    let Workers { concurrency, slow, depth } = workers;
+    let Workers { concurrency, slow: Slow { slots, is_slow }, depth } = workers;
     let (named, turns) = mpsc::unbounded_channel();
     let entering = depth.clone();
-    // When this task ends, the channel closes and the appliers end.
-    let mut naming =
+    // When this task ends, its channel closes and the reconciliations end.
+    let naming =
         AbortOnDropHandle::new(tokio::spawn(queue.take_until(Box::pin(stop)).for_each(move |object| {
             entering.entered(&object);
             named.send(object).ok();
             std::future::ready(())
         })));
-    // Only the cache knows which objects are slow. It wakes one waiter only, so the appliers begin to wait afterwards.
-    tokio::select! {
-        ready = cache.wait_until_ready() => if ready.is_err() { return },
-        _stopped = &mut naming => return,
-    }
     let (named_slow, slow_turns) = mpsc::unbounded_channel();
-    let known = cache.clone();
-    let turns = receiver(turns).filter_map(move |object| {
-        let is_slow = known.get(&object).is_some_and(|object| (slow.is_slow)(&object));
-        std::future::ready(if is_slow {
-            named_slow.send(object).ok();
-            None
-        } else {
-            Some(object)
-        })
-    });
-    let (reconcile, slots) = (&reconcile, FairSlots::new(slow.slots));
-    // The slots, and not the applier, limit the slow ones: the applier knows no namespaces.
-    const UNLIMITED: u16 = 0;
+    let start = |object: Arc<K>| {
+        depth.started(&*object);
+        reconcile(object, Arc::clone(&ctx))
+    };
+    let pass_on = |object: &K| {
+        let slow = is_slow(object);
+        if slow {
+            named_slow.send(ObjectRef::from_obj(object)).ok();
+        }
+        slow
+    };
     tokio::join!(
-        apply(concurrency, turns, cache.clone(), None, reconcile, Arc::clone(&ctx), &depth),
-        apply(UNLIMITED, receiver(slow_turns), cache, Some(&slots), reconcile, ctx, &depth),
-        async {
-            naming.await.ok();
-            slots.close();
-        },
+        reconcile_fast(concurrency, receiver(turns), cache.clone(), &pass_on, &start, &depth),
+        reconcile_slow(slots, slow_turns, naming, &cache, &start, &depth),
     );
 }
 
-/// Reconciles the objects that `turns` names, until it ends and the reconciliations in progress have ended.
-async fn apply<K, Ctx, Reconciling>(
+/// Reconciles the objects that `turns` names but for those that `pass_on` takes, until it ends and the reconciliations in progress have
+/// ended.
+async fn reconcile_fast<K: Object, Reconciling: Future<Output = Next> + Send + 'static>(
     concurrency: u16,
     turns: impl Stream<Item = ObjectRef<K>>,
     cache: Store<K>,
-    slots: Option<&Arc<FairSlots>>,
-    reconcile: &impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
-    ctx: Arc<Ctx>,
+    pass_on: &impl Fn(&K) -> bool,
+    start: &impl Fn(Arc<K>) -> Reconciling,
     depth: &QueueDepth,
-) where
-    K: Object,
-    Reconciling: Future<Output = Action> + Send + 'static,
-{
+) {
     let queue = turns.map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
-    let known = cache.clone();
-    let reconcile = |object: Arc<K>, ctx| {
-        let known = &known;
+    let reconcile = |object: Arc<K>, _ctx| {
         Box::pin(async move {
-            let (object, _slot) = match slots {
-                None => (object, None),
-                Some(slots) => {
-                    let key = ObjectRef::from_obj(&*object);
-                    let slot = slots.acquire(key.namespace.clone()).await;
-                    // It may have changed while it waited, or be deleted.
-                    let (Some(object), Some(slot)) = (known.get(&key), slot) else {
-                        depth.left(&key);
-                        return Ok(Action::await_change());
-                    };
-                    (object, Some(slot))
-                }
-            };
-            depth.started(&*object);
-            let reconciling = AbortOnDropHandle::new(tokio::spawn(reconcile(object, ctx)));
-            let ended = reconciling.await;
-            Ok::<_, Infallible>(ended.unwrap_or_else(|error| resume_unwind(error.into_panic())))
+            if pass_on(&object) {
+                return Ok::<_, Infallible>(Action::await_change());
+            }
+            let reconciling = AbortOnDropHandle::new(tokio::spawn(start(object)));
+            Ok(match reconciling.await.unwrap_or_else(repeat_panic) {
+                Next::Change => Action::await_change(),
+                Next::After(wait) => Action::requeue(wait),
+            })
         })
     };
-    let never = |_object: Arc<K>, never: &Infallible, _ctx: Arc<Ctx>| match *never {};
+    let never = |_object: Arc<K>, never: &Infallible, _ctx: Arc<()>| match *never {};
     let config = Config::default().concurrency(concurrency);
-    let results = applier(reconcile, never, ctx, cache, queue, config);
+    let results = applier(reconcile, never, Arc::new(()), cache, queue, config);
     results
         .for_each(async |result| match result {
             Ok(_) => {}
@@ -160,6 +148,67 @@ async fn apply<K, Ctx, Reconciling>(
             Err(error) => tracing::error!(%error, "a controller failed"),
         })
         .await;
+}
+
+/// Reconciles the objects that `turns` names, as the queue grants them slots, until `naming` and the reconciliations in progress have
+/// ended. An object that waits takes no more memory than its name.
+async fn reconcile_slow<K: Object, Reconciling: Future<Output = Next> + Send + 'static>(
+    slots: usize,
+    mut turns: mpsc::UnboundedReceiver<ObjectRef<K>>,
+    mut naming: AbortOnDropHandle<()>,
+    cache: &Store<K>,
+    start: &impl Fn(Arc<K>) -> Reconciling,
+    depth: &QueueDepth,
+) {
+    let mut queue = FairQueue::new(slots);
+    let (mut running, mut delayed) = (JoinSet::new(), JoinSet::new());
+    let mut open = true;
+    while open || !running.is_empty() {
+        while open && let Some(key) = queue.next() {
+            match cache.get(&key) {
+                Some(object) => {
+                    let reconciling = start(object);
+                    running.spawn(async move { (key, reconciling.await) });
+                }
+                None => {
+                    depth.left(&key);
+                    queue.end(&key);
+                }
+            }
+        }
+        tokio::select! {
+            _ended = &mut naming, if open => open = false,
+            Some(key) = turns.recv(), if open => queue.push(key),
+            Some(due) = delayed.join_next(), if open => queue.push(due.unwrap_or_else(repeat_panic)),
+            Some(ended) = running.join_next() => {
+                let (key, next) = ended.unwrap_or_else(repeat_panic);
+                queue.end(&key);
+                if let Next::After(wait) = next {
+                    delayed.spawn(async move {
+                        sleep(wait).await;
+                        key
+                    });
+                }
+            }
+        }
+        // A tenant can create and delete claims while its copies run.
+        if queue.len() > 2 * cache.len() + PRUNE_ABOVE {
+            queue.retain(|key| {
+                cache.get(key).is_some() || {
+                    depth.left(key);
+                    false
+                }
+            });
+        }
+    }
+}
+
+/// So many deleted objects may wait for a slot.
+const PRUNE_ABOVE: usize = 64;
+
+/// Continues the panic of a task that is never cancelled.
+fn repeat_panic<T>(error: JoinError) -> T {
+    resume_unwind(error.into_panic())
 }
 
 /// A change of the cache of a watch. The cache holds it already.
@@ -364,7 +413,7 @@ mod tests {
                 if is_slow(&claim) {
                     signal.wait().await;
                 }
-                Action::await_change()
+                Next::Change
             }
         };
         let queue =
@@ -372,7 +421,8 @@ mod tests {
                 .chain(futures::stream::pending());
         let stopped = async { drop(stopped.await) };
         let depth = QueueMetrics::default().queue("claims");
-        let workers = Workers { concurrency: 1, slow: Slow { slots: 4, is_slow }, depth };
+        let slow = Slow { slots: 4, is_slow: Box::new(is_slow) };
+        let workers = Workers { concurrency: 1, slow, depth };
         let running = tokio::spawn(run(workers, queue, cache, reconcile, ctx, stopped));
         let mut started = Vec::new();
         while started.len() < 4 {

@@ -25,7 +25,7 @@ use crate::api::{
 
 /// How long a node counts as registered after its kubelet has removed the driver from the CSINode. That happens at each restart of the
 /// driver.
-const RESTART_TIME: Duration = Duration::from_secs(10 * 60);
+pub(super) const RESTART_TIME: Duration = Duration::from_secs(10 * 60);
 
 /// A cache of the CSINodes that name the driver.
 ///

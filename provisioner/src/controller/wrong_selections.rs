@@ -11,7 +11,8 @@
 //! The node of a claim that waits for its volume may provision in the meantime. Then the claim has a volume there, and nothing is lost.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -21,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     pending_claims::{self, PendingClaims},
-    registered_nodes::RegisteredNodes,
+    registered_nodes::{RESTART_TIME, RegisteredNodes},
 };
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
@@ -35,6 +36,10 @@ const DEBOUNCE: Duration = Duration::from_secs(1);
 /// The interval of the check without a change. A node counts as registered for a while after its driver ended, and no event tells when
 /// that time is over.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
+/// At most this number of claims gets an event about a node without the driver in each interval. A tenant can create any number of such
+/// claims, and the events of all others would wait behind theirs.
+const REPORTS: u32 = 100;
+const REPORT_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Checks the selected nodes until shutdown.
 pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, claims: &PendingClaims) {
@@ -63,13 +68,17 @@ struct WrongSelections<'a> {
     checked: Backoff<ObjectRef<PersistentVolumeClaim>, Option<String>>,
     /// The nodes that were read and exist, or could not be read.
     read: Backoff<String, ()>,
+    /// When each node was first seen to exist without the driver.
+    existing_since: Mutex<HashMap<String, Instant>>,
+    /// The begin of the interval, and the number of events in it.
+    reports: Mutex<Option<(Instant, u32)>>,
 }
 
 /// The result of reading a node that does not run the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unregistered {
     Deleted,
-    /// It exists, and did not run the driver when it was read before either. A driver registers some time after its node.
+    /// It exists, and has not run the driver for [`RESTART_TIME`]. A driver registers some time after its node.
     Lasting,
     /// It exists and may run the driver soon, could not be read, or is in back-off.
     Unknown,
@@ -77,12 +86,22 @@ enum Unregistered {
 
 impl<'a> WrongSelections<'a> {
     fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, claims: &'a PendingClaims) -> Self {
-        WrongSelections { cluster, nodes, claims, checked: Backoff::default(), read: Backoff::default() }
+        WrongSelections {
+            cluster,
+            nodes,
+            claims,
+            checked: Backoff::default(),
+            read: Backoff::default(),
+            existing_since: Mutex::default(),
+            reports: Mutex::default(),
+        }
     }
 
     /// Checks all claims that are not in back-off. Returns the time after which a claim has to be checked again.
     async fn check(&self, now: Instant) -> Option<Duration> {
         let registered = self.nodes.names(now);
+        self.read.retain(|node| !registered.contains(node));
+        lock(&self.existing_since).retain(|node, _| !registered.contains(node));
         let (mut read, mut next) = (BTreeMap::new(), None);
         for claim in self.claims.cache.state() {
             let Some(node) = ownership::selected_node(&claim) else { continue };
@@ -131,9 +150,9 @@ impl<'a> WrongSelections<'a> {
         match state {
             Unregistered::Deleted => {
                 let removed = self.remove_deleted(claim, node).await;
-                return self.checked(claim, removed, now);
+                self.checked(claim, removed, now)
             }
-            Unregistered::Lasting => {
+            Unregistered::Lasting if self.may_report(now) => {
                 let note = format!(
                     "the claim waits for its volume on node {node:?}, which was selected for it and does not run driver {}; start the \
                      driver on that node (its DaemonSet says why it does not run there), or delete the claim and its pod, and keep the \
@@ -141,10 +160,19 @@ impl<'a> WrongSelections<'a> {
                     self.cluster.identity.driver()
                 );
                 self.cluster.events.publish(claim, Reason::DriverNotRegistered, note);
+                // The other claims of the node are reported first.
+                self.checked(claim, Ok(()), now).max(wait)
             }
-            Unregistered::Unknown => {}
+            Unregistered::Lasting | Unregistered::Unknown => wait,
         }
-        wait
+    }
+
+    /// Counts an event, unless there were too many.
+    fn may_report(&self, now: Instant) -> bool {
+        let mut reports = lock(&self.reports);
+        let (begin, count) = reports.filter(|(begin, _)| now < *begin + REPORT_INTERVAL).unwrap_or((now, 0));
+        *reports = Some((begin, (count + 1).min(REPORTS)));
+        count < REPORTS
     }
 
     /// Reads a node that does not run the driver, unless it is in back-off. Returns the wait until it is read again.
@@ -154,9 +182,15 @@ impl<'a> WrongSelections<'a> {
             return (Unregistered::Unknown, remaining);
         }
         let state = match is_node_deleted(self.cluster, node).await {
-            Ok(true) => return (Unregistered::Deleted, Duration::ZERO),
-            Ok(false) if self.read.has_failed(&key) => Unregistered::Lasting,
-            Ok(false) => Unregistered::Unknown,
+            Ok(true) => {
+                self.read.clear(&key);
+                lock(&self.existing_since).remove(node);
+                return (Unregistered::Deleted, Duration::ZERO);
+            }
+            Ok(false) => {
+                let since = *lock(&self.existing_since).entry(key.clone()).or_insert(now);
+                if now < since + RESTART_TIME { Unregistered::Unknown } else { Unregistered::Lasting }
+            }
             Err(error) => {
                 tracing::warn!(%error, "could not read the selected node of claims; the check is retried");
                 Unregistered::Unknown
@@ -200,6 +234,11 @@ impl<'a> WrongSelections<'a> {
         self.cluster.events.publish(claim, Reason::SelectedNodeRemoved, note);
         Ok(())
     }
+}
+
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves the state whole, so a panicked holder does no harm.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -292,13 +331,31 @@ mod tests {
         expect(Method::GET, NODE, None).respond(fixtures::metadata_only(json!({"name": "node-b"})))
     }
 
+    const RESTART: u64 = RESTART_TIME.as_secs();
+
     /// Its driver has not registered yet at the first check.
     #[tokio::test]
     async fn claims_of_a_node_without_driver_get_an_event() {
         let claims = ["data", "other"].map(|name| on_node_b(json!({"metadata": {"name": name}})));
-        let requests = vec![node_exists(), node_exists()];
-        let reasons = checked_at(&[0, 0, 1, 1], claims.to_vec(), requests).await;
-        assert_eq!(reasons, ["DriverNotRegistered"; 2]);
+        let requests = vec![node_exists(), node_exists(), node_exists()];
+        let reasons = checked_at(&[0, 0, RESTART - 1, RESTART + 1, RESTART + 1], claims.to_vec(), requests);
+        assert_eq!(reasons.await, ["DriverNotRegistered"; 2]);
+    }
+
+    #[tokio::test]
+    async fn an_error_is_no_second_look() {
+        let claims = vec![on_node_b(json!({}))];
+        let requests = vec![expect(Method::GET, NODE, None).refuse(500, "InternalError"), node_exists()];
+        assert_eq!(checked_at(&[0, RESTART + 1], claims, requests).await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn events_of_many_claims_are_limited() {
+        let of = |number| on_node_b(json!({"metadata": {"name": format!("data-{number}")}}));
+        let claims = (0..=REPORTS).map(of).collect();
+        let requests = vec![node_exists(), node_exists(), node_exists()];
+        let reasons = checked_at(&[0, RESTART, RESTART + REPORT_INTERVAL.as_secs()], claims, requests).await;
+        assert_eq!(reasons.len(), 2 * REPORTS as usize, "the last one and those whose back-off is over");
     }
 
     /// Its owner creates one claim after the other for a node that exists.

@@ -6,17 +6,14 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
 use kube::{
     Api, ResourceExt,
-    runtime::{
-        controller::Action,
-        reflector::{ObjectRef, store::Writer},
-    },
+    runtime::reflector::{ObjectRef, store::Writer},
 };
 use tokio::sync::mpsc;
 
 use crate::{
     api::{
         events::Reason,
-        queue::{self, CacheChange, Slow, Workers},
+        queue::{self, CacheChange, Next, Slow, Workers},
     },
     error::Error,
     metrics::Operation,
@@ -64,7 +61,10 @@ pub(crate) async fn run(
         |ctx| &ctx.claims.backoff,
     );
     let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
-    let copies = Slow { slots: COPY_SLOTS, is_slow: is_to_be_copied };
+    let identity = ctx.cluster.identity.clone();
+    let is_slow =
+        move |claim: &_| ownership::selected_node(claim) == Some(identity.node()) && is_to_be_copied(claim);
+    let copies = Slow { slots: COPY_SLOTS, is_slow: Box::new(is_slow) };
     let workers = Workers { concurrency: CONCURRENCY, slow: copies, depth: ctx.queues.queue("claims") };
     queue::run(workers, queue, ctx.claims.cache.clone(), reconcile, ctx, stop).await;
 }
@@ -128,13 +128,13 @@ struct Failure {
     error: Error,
 }
 
-async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Action {
+async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Next {
     ctx.synced().await;
     let claim = ctx.claims.writes.newest(cached);
     let key = ObjectRef::from_obj(&*claim);
     let retry_key = retry_key(&claim, &ctx);
     if let Some(wait) = ctx.claims.remaining(&key, &retry_key) {
-        return Action::requeue(wait);
+        return Next::After(wait);
     }
     let attempted = attempt(&claim, &ctx).await;
     if !matches!(&attempted, Err(Failure { error, .. }) if error.is_conflict()) {
@@ -149,9 +149,11 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
             ctx.claims.backoff.failed(key, retry_key, Instant::now());
         }
         Ok(Progress::Done | Progress::Pending | Progress::Elsewhere) => {}
+        // Without a claim, nothing would clear its back-off.
+        Err(Failure { error: Error::CopyEnded(_), .. }) if ctx.claims.cache.get(&key).is_none() => {}
         Err(Failure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "the claim changed in the meantime, or another task works on its volume; it is reconciled again");
-            return Action::requeue(ctx.claims.conflicts.failed(key, (), Instant::now()));
+            return Next::After(ctx.claims.conflicts.failed(key, (), Instant::now()));
         }
         Err(Failure { reason, error }) => {
             let wait = ctx.claims.backoff.failed(key, retry_key, Instant::now());
@@ -166,7 +168,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
                             reschedule::siblings_on_this_node(&claim, &error, &ctx)
                         );
                         ctx.cluster.events.publish(&*claim, reason, note);
-                        return Action::await_change();
+                        return Next::Change;
                     }
                     Err(error) => {
                         tracing::warn!(%error, "could not return the claim to the scheduler; the next failed attempt retries")
@@ -174,10 +176,10 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
                 }
             }
             ctx.cluster.events.publish(&*claim, reason, error.to_string());
-            return Action::requeue(wait);
+            return Next::After(wait);
         }
     }
-    Action::await_change()
+    Next::Change
 }
 
 fn retry_key(claim: &PersistentVolumeClaim, ctx: &Context) -> RetryKey {

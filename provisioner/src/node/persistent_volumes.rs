@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{
     Api, ResourceExt,
     runtime::{
-        controller::Action,
         reflector::{ObjectRef, store::Writer},
         watcher,
     },
@@ -17,7 +16,7 @@ use tokio::sync::mpsc;
 use crate::{
     api::{
         events::Reason,
-        queue::{self, CacheChange, Slow, Workers},
+        queue::{self, CacheChange, Next, Slow, Workers},
     },
     error::Error,
     metrics::Operation,
@@ -91,7 +90,7 @@ fn claim_of(volume: &PersistentVolume) -> Option<ObjectRef<PersistentVolumeClaim
     Some(ObjectRef::new(reference.name.as_deref()?).within(reference.namespace.as_deref()?))
 }
 
-async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
+async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Next {
     ctx.synced().await;
     let volume = ctx.volumes.writes.newest(cached);
     let key = ObjectRef::from_obj(&*volume);
@@ -102,7 +101,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
         ..Default::default()
     };
     if let Some(wait) = ctx.volumes.remaining(&key, &retry_key) {
-        return Action::requeue(wait);
+        return Next::After(wait);
     }
     let attempted = attempt(&volume, &ctx).await;
     if !attempted.as_ref().is_err_and(Error::is_conflict) {
@@ -111,11 +110,11 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
     match attempted {
         Ok(()) => {
             ctx.volumes.backoff.clear(&key);
-            Action::await_change()
+            Next::Change
         }
         Err(error) if error.is_conflict() => {
             tracing::debug!(volume = %key, %error, "the PersistentVolume changed in the meantime, or another task works on its volume; it is reconciled again");
-            Action::requeue(ctx.volumes.conflicts.failed(key, (), Instant::now()))
+            Next::After(ctx.volumes.conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
             let wait = ctx.volumes.backoff.failed(key, retry_key, Instant::now());
@@ -125,7 +124,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
                 "could not reconcile a PersistentVolume; the next attempt follows after the wait"
             );
             ctx.cluster.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
-            Action::requeue(wait)
+            Next::After(wait)
         }
     }
 }
@@ -203,14 +202,14 @@ mod tests {
         test_context
     }
 
-    async fn reconciled(test_context: &TestContext, volume: PersistentVolume) -> Action {
+    async fn reconciled(test_context: &TestContext, volume: PersistentVolume) -> Next {
         reconcile(Arc::new(volume), Arc::clone(&test_context.ctx)).await
     }
 
     #[tokio::test]
     async fn a_released_volume_is_deleted_with_two_writes_and_its_data_between_them() {
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
-        assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::Change);
         assert!(test_context.volumes.state().volumes.is_empty());
         assert_eq!(test_context.volumes.state().trash, [Bytes(1 << 20)]);
         assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
@@ -228,7 +227,7 @@ mod tests {
         assert!(test_context.volumes.state().volumes.is_empty());
         assert!(test_context.ctx.in_flight.enter(&id).is_none());
         paused.respond.send(()).unwrap();
-        assert_eq!(reconciling.await.unwrap(), Action::await_change());
+        assert_eq!(reconciling.await.unwrap(), Next::Change);
         assert!(test_context.ctx.in_flight.enter(&id).is_some());
         test_context.finish().await;
     }
@@ -238,7 +237,7 @@ mod tests {
         let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
         assert_eq!(
             reconciled(&test_context, released(json!({}))).await,
-            Action::requeue(backoff::CONFLICT.first)
+            Next::After(backoff::CONFLICT.first)
         );
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, [""; 0]);
@@ -248,7 +247,7 @@ mod tests {
     async fn deletion_continues_after_a_crash_that_followed_the_mark() {
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, marked).await, Next::Change);
         assert!(test_context.volumes.state().volumes.is_empty());
         test_context.finish().await;
     }
@@ -259,7 +258,7 @@ mod tests {
             test_context(vec![unlabelled(&[]), marks(), removes_finalizer().refuse(404, "NotFound")]);
         test_context.volumes.state().volumes.clear();
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, marked).await, Next::Change);
         assert_eq!(test_context.finish().await, [""; 0]);
     }
 
@@ -269,7 +268,7 @@ mod tests {
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
-        assert_eq!(reconciled(&test_context, available).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, available).await, Next::Change);
         assert!(test_context.volumes.state().volumes.is_empty());
         test_context.finish().await;
     }
@@ -280,7 +279,7 @@ mod tests {
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
         let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
-        assert_eq!(reconciled(&test_context, available).await, Action::requeue(backoff::CONFLICT.first));
+        assert_eq!(reconciled(&test_context, available).await, Next::After(backoff::CONFLICT.first));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         test_context.finish().await;
     }
@@ -314,7 +313,7 @@ mod tests {
         };
         let test_context = context_with(caches, requests);
         let action = reconciled(&test_context, released(json!({}))).await;
-        assert_eq!(action, Action::requeue(Duration::from_secs(1)));
+        assert_eq!(action, Next::After(Duration::from_secs(1)));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
@@ -337,7 +336,7 @@ mod tests {
     async fn a_marked_persistent_volume_that_changed_in_the_meantime_keeps_its_data() {
         let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&test_context, marked).await, Action::requeue(backoff::CONFLICT.first));
+        assert_eq!(reconciled(&test_context, marked).await, Next::After(backoff::CONFLICT.first));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, [""; 0]);
     }
@@ -352,7 +351,7 @@ mod tests {
             Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
         let test_context =
             context_with(caches, vec![unlabelled(&[second(change)]), marks(), removes_finalizer()]);
-        assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::Change);
         assert!(test_context.volumes.state().volumes.is_empty());
         test_context.finish().await;
     }
@@ -369,9 +368,9 @@ mod tests {
             removes_finalizer(),
         ]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&test_context, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
+        assert_eq!(reconciled(&test_context, marked.clone()).await, Next::After(Duration::from_secs(1)));
         test_context.ctx.retry_generation.bump();
-        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, marked).await, Next::Change);
         assert_eq!(test_context.finish().await, ["VolumeDeleted", "VolumeFailedDelete"]);
     }
 
@@ -386,7 +385,7 @@ mod tests {
         let requests = vec![unlabelled(&[]), marks_version("201"), removes_finalizer().respond(released)];
         let test_context = context_with(caches, requests);
         for _ in 0..2 {
-            assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
+            assert_eq!(reconciled(&test_context, marked.clone()).await, Next::Change);
         }
         assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
     }
@@ -404,10 +403,7 @@ mod tests {
     async fn a_volume_in_use_is_kept_and_reported() {
         let test_context = test_context(vec![unlabelled(&[]), marks()]);
         test_context.volumes.state().busy = true;
-        assert_eq!(
-            reconciled(&test_context, released(json!({}))).await,
-            Action::requeue(Duration::from_secs(1))
-        );
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
@@ -417,10 +413,7 @@ mod tests {
         let test_context = test_context(vec![]);
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert!(test_context.ctx.storage.run(|_volumes| Ok(())).await.is_err());
-        assert_eq!(
-            reconciled(&test_context, released(json!({}))).await,
-            Action::requeue(Duration::from_secs(1))
-        );
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
@@ -445,7 +438,7 @@ mod tests {
     async fn changing_the_policy_to_retain_removes_the_finalizer_and_keeps_the_data() {
         let test_context = test_context(vec![removes_finalizer()]);
         let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
-        assert_eq!(reconciled(&test_context, retained).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, retained).await, Next::Change);
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         test_context.finish().await;
     }
@@ -458,7 +451,7 @@ mod tests {
         let test_context =
             test_context(vec![expect(Method::PATCH, VOLUME, hold).respond(fixtures::volume(json!({})))]);
         let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
-        assert_eq!(reconciled(&test_context, bare).await, Action::await_change());
+        assert_eq!(reconciled(&test_context, bare).await, Next::Change);
         test_context.finish().await;
     }
 }

@@ -44,6 +44,9 @@ pub(crate) fn plan(
     (elsewhere && chosen).then(|| ownership::selection_patch(claim, None))
 }
 
+/// So many claims of a namespace are searched for siblings at a failure: each of many claims that do not fit fails again and again.
+const SIBLINGS_SEARCHED: usize = 256;
+
 /// Returns how to go on if the pod of a claim that did not fit can run on no other node, as the end of the event about the claim. A claim
 /// does not name its pod, but a pod uses claims of its own namespace, and mostly claims that were created at the same time.
 pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Error, ctx: &Context) -> String {
@@ -60,7 +63,7 @@ pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Err
     };
     let namespace = claim.namespace().unwrap_or_default();
     let names = ctx.claim_names.in_namespace(&namespace);
-    let claims = names.iter().filter_map(|name| {
+    let claims = names.iter().take(SIBLINGS_SEARCHED).filter_map(|name| {
         let key = ObjectRef::new(name).within(&namespace);
         ctx.claims.cache.get(&key)
     });

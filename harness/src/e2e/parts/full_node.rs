@@ -58,7 +58,8 @@ async fn fill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     })
     .await?;
     let room = largest(env, node, found.values()).context("it was there just now")?.clone();
-    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
+    // A Block volume of that size would leave what a Filesystem volume reserves for its inodes.
+    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     let resources = filler.spec.get_or_insert_default().resources.get_or_insert_default();
     resources.requests.get_or_insert_default().insert("storage".into(), room.clone());
     claims::create(env, &claims::with_selected_node(filler, node.name())).await?;

@@ -157,6 +157,9 @@ impl Attach {
         let control = LoopControl::open()?;
         let options = self.options()?;
         let device = if self.ensure {
+            // The path is no request: the file may have been attached by another one.
+            let is_attached = self.label.is_none() && !control.find(file.as_fd())?.is_empty();
+            let options = if is_attached { options.label("") } else { options };
             control.ensure_attached(file.as_fd(), &options)
         } else {
             control.attach(file.as_fd(), &options)

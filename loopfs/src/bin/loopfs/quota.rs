@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::output::{Output, Side, Table, counted, seconds_since_1970};
 use crate::project::{open, project_id, project_or_own, sync};
-use crate::size;
-use crate::trees::{Audit, Tag};
+use crate::size::{self, nonzero, nonzero_number};
+use crate::trees::{Audit, LimitDirectory, Tag, UnlimitDirectory};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
@@ -25,6 +25,20 @@ pub(crate) enum QuotaCommand {
     /// JSON: {id, enforced, bytes: {used, soft, hard, grace_ends}, inodes: {the same}}
     #[command(verbatim_doc_comment)]
     Show(ProjectArgs),
+    /// Limit a directory
+    ///
+    /// Puts the directory and its content into a project of its own, with an id from 1291845632 to 1308622847. Repeat the
+    /// command to change the limits. Output and exit code are those of `loopfs quota tag`.
+    #[command(verbatim_doc_comment)]
+    Limit(LimitDirectory),
+    /// Remove the limit that `loopfs quota limit` has set
+    ///
+    /// The exit code is 1 if files are still charged to the project: deleted ones that a process has open, or ones outside
+    /// of the directory. A later `loopfs quota limit` frees its id.
+    ///
+    /// JSON: {bytes, inodes}, which are still charged
+    #[command(verbatim_doc_comment)]
+    Unlimit(UnlimitDirectory),
     /// Set the limits of a project, read them back and show them
     ///
     /// Limits without an option stay unchanged. XFS rounds bytes up to its blocks. A limit below the current usage only
@@ -81,7 +95,7 @@ pub(crate) struct Set {
     #[arg(long, value_name = "LIMIT", value_parser = byte_limit)]
     bytes: Option<LimitArg>,
     /// The disk usage that it may exceed only for the grace period; at most --bytes
-    #[arg(long, value_name = "SIZE", requires = "bytes", value_parser = nonzero_size)]
+    #[arg(long, value_name = "SIZE", requires = "bytes", value_parser = nonzero)]
     soft_bytes: Option<u64>,
     /// The limit of its inodes: a number, `unlimited`, or `keep`
     #[arg(long, value_name = "LIMIT", value_parser = inode_limit)]
@@ -122,28 +136,11 @@ impl LimitArg {
 }
 
 fn byte_limit(text: &str) -> Result<LimitArg, String> {
-    LimitArg::read(text, nonzero_size)
+    LimitArg::read(text, nonzero)
 }
 
 fn inode_limit(text: &str) -> Result<LimitArg, String> {
     LimitArg::read(text, nonzero_number)
-}
-
-fn nonzero_size(text: &str) -> Result<u64, String> {
-    size::parse(text).and_then(nonzero)
-}
-
-fn nonzero_number(text: &str) -> Result<u64, String> {
-    size::number(text).ok_or_else(|| "write a plain number".to_owned()).and_then(nonzero)
-}
-
-fn nonzero(number: u64) -> Result<u64, String> {
-    // The kernel interprets 0 as no limit.
-    if number == 0 {
-        Err("0 cannot be a limit; write `unlimited` if that is meant".to_owned())
-    } else {
-        Ok(number)
-    }
 }
 
 impl QuotaCommand {
@@ -153,6 +150,8 @@ impl QuotaCommand {
                 let (directory, id, enforced) = project.open()?;
                 project_output(id, ProjectQuota::of(directory.as_fd()).usage(id)?, enforced)
             }
+            Self::Limit(limit) => limit.run(),
+            Self::Unlimit(unlimit) => unlimit.run(),
             Self::Set(set) => set.run(),
             Self::List(list) => list.run(),
             Self::Tag(tag) => tag.run(),

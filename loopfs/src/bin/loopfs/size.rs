@@ -14,6 +14,25 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     text.parse().map(|Bytes(bytes)| bytes).map_err(|error: loopfs::ParseBytesError| error.to_string())
 }
 
+/// Parses a size that is a limit.
+pub(crate) fn nonzero(text: &str) -> Result<u64, String> {
+    parse(text).and_then(limit)
+}
+
+/// Parses a number that is a limit.
+pub(crate) fn nonzero_number(text: &str) -> Result<u64, String> {
+    number(text).ok_or_else(|| "write a plain number".to_owned()).and_then(limit)
+}
+
+fn limit(number: u64) -> Result<u64, String> {
+    // The kernel interprets 0 as no limit.
+    if number == 0 {
+        Err("0 cannot be a limit; write `unlimited` if that is meant".to_owned())
+    } else {
+        Ok(number)
+    }
+}
+
 /// Formats a size in its largest unit.
 pub(crate) fn show(bytes: u64) -> String {
     format!("{:#}", Bytes(bytes))

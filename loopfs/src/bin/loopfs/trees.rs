@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use loopfs::project_quota::ProjectId;
+use loopfs::project_quota::{Limit, Limits, ProjectId, Release};
 use loopfs::project_tree::{
     HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions, TreeAudit,
-    TreeReport, audit_tree, tag_tree,
+    TreeReport, audit_tree, limit_directory, tag_tree, unlimit_directory,
 };
+use loopfs::{Bytes, Inodes};
 use serde::Serialize;
 
 use crate::output::{Output, Side, Table, object, printable, yes_no};
 use crate::project::{open, project_id, project_or_own, sync};
+use crate::size::{nonzero, nonzero_number};
 
 #[derive(Args, Debug)]
 pub(crate) struct Tag {
@@ -26,6 +28,27 @@ pub(crate) struct Tag {
     /// How to treat files with several hard links, some of which may be outside the tree
     #[arg(long, value_enum, default_value_t = HardLinksArg::Skip)]
     hard_links: HardLinksArg,
+}
+
+#[derive(Args, Debug)]
+#[group(id = "limits", multiple = true, required = true, args = ["bytes", "inodes"])]
+pub(crate) struct LimitDirectory {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The limit of its disk usage
+    #[arg(long, value_name = "SIZE", value_parser = nonzero)]
+    bytes: Option<u64>,
+    /// The limit of its inodes
+    #[arg(long, value_name = "NUMBER", value_parser = nonzero_number)]
+    inodes: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UnlimitDirectory {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
 }
 
 #[derive(Args, Debug)]
@@ -62,6 +85,38 @@ impl Tag {
         sync(&root, &self.directory)?;
         let good = is_minor(&report.skipped);
         Ok(Output::new(tag_text(self.id, &report), &tag_json(self.id, &report))?.good(good))
+    }
+}
+
+impl LimitDirectory {
+    pub(crate) fn run(&self) -> Result<Output> {
+        let directory = open(&self.directory)?;
+        let limits = Limits {
+            bytes: self.bytes.map_or(Limit::Keep, |bytes| Limit::Hard(Bytes(bytes))),
+            inodes: self.inodes.map_or(Limit::Keep, |inodes| Limit::Hard(Inodes(inodes))),
+        };
+        let report = limit_directory(&directory, limits).with_context(|| lossy(&self.directory))?;
+        let id = project_or_own(None, &directory, &self.directory)?;
+        let good = is_minor(&report.skipped);
+        Ok(Output::new(tag_text(id, &report), &tag_json(id, &report))?.good(good))
+    }
+}
+
+impl UnlimitDirectory {
+    pub(crate) fn run(&self) -> Result<Output> {
+        let released = unlimit_directory(open(&self.directory)?).with_context(|| lossy(&self.directory))?;
+        let (bytes, inodes) = match released {
+            Release::Freed => (Bytes(0), Inodes(0)),
+            Release::Draining(usage) => (usage.bytes, usage.inodes),
+        };
+        let text = match released {
+            Release::Freed => String::new(),
+            Release::Draining(usage) => {
+                format!("project {}: {bytes} and {inodes} are still charged to it\n", usage.id)
+            }
+        };
+        let json = object! { bytes: bytes.0, inodes: inodes.0 };
+        Ok(Output::new(text, &json)?.good(released == Release::Freed))
     }
 }
 

@@ -20,7 +20,8 @@ impl VolumeStore {
     /// For a Filesystem volume the time is proportional to the number of files
     /// ([`clone_tree`](crate::project_tree::clone_tree)). Other volumes can be created, deleted and recovered in the meantime. The
     /// files count in full against the limit of the new volume. During the copy the store reserves a sixteenth of their size and
-    /// 4 MiB beside the capacity, for metadata with another layout in the copy. A full volume can be cloned to one of its
+    /// 4 MiB beside the capacity, for metadata with another layout in the copy, and at least the inodes of the source, a sixteenth
+    /// more and 1024, because the source may get files in the meantime. A full volume can be cloned to one of its
     /// size, which is full then: even overwriting a shared block fails in it until a file is removed.
     ///
     /// # Consistency

@@ -11,7 +11,7 @@ use crate::project_quota::Usage;
 use crate::project_tree::{SkipReason, try_clone_tree};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::Attributes;
-use crate::volume_store::spec::inodes_for;
+use crate::volume_store::space::{Reservation, reservation_of_directory};
 use crate::volume_store::staging::Staged;
 use crate::volume_store::store::VolumeStore;
 
@@ -70,19 +70,14 @@ impl VolumeStore {
 }
 
 /// Returns the limits during the copy. Metadata has another layout in a copy, so the copy of a full volume may use a little more
-/// than the requested size. Only such a copy uses the surplus.
-fn limits_while_copied(
-    original: &Original<'_>,
-    usage: &Usage,
-    target: Target<'_>,
-) -> Result<(Bytes, Inodes)> {
+/// than the requested size. Only such a copy uses the surplus. The source may also get files in the meantime.
+fn limits_while_copied(original: &Original<'_>, usage: &Usage, target: Target<'_>) -> Result<Reservation> {
     let margin = Bytes(usage.bytes.0 / 16).saturating_add(Bytes(4 << 20));
-    // The source may be written to in the meantime.
-    let most_inodes = usage.limits.inodes.hard.unwrap_or_default().max(usage.inodes);
+    let copied = Inodes(usage.inodes.0.saturating_add(usage.inodes.0 / 16).saturating_add(1024));
     match target {
         Target::Volume { capacity, spec, id } => {
             target.require_capacity_for(original.entry, original.capacity)?;
-            let inodes = inodes_for(capacity, spec.bytes_per_inode);
+            let Reservation { bytes, inodes } = reservation_of_directory(capacity, spec.bytes_per_inode);
             if inodes < usage.inodes {
                 let detail = format!(
                     "{} has {} inodes, and {capacity} with one for each {} bytes have {}; request more, or a smaller \
@@ -91,25 +86,26 @@ fn limits_while_copied(
                 );
                 return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, detail));
             }
-            Ok((capacity.saturating_add(margin), inodes.max(most_inodes)))
+            Ok(Reservation { bytes: bytes.saturating_add(margin), inodes: inodes.max(copied) })
         }
         Target::Snapshot { .. } => {
-            Ok((usage.bytes.saturating_add(margin).saturating_add(margin), most_inodes))
+            let bytes = usage.bytes.saturating_add(margin).saturating_add(margin);
+            Ok(Reservation { bytes, inodes: copied })
         }
     }
 }
 
 fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
-    let (bytes, inodes) = match target {
-        Target::Volume { capacity, spec, .. } => (capacity, inodes_for(capacity, spec.bytes_per_inode)),
+    let limits = match target {
+        Target::Volume { capacity, spec, .. } => reservation_of_directory(capacity, spec.bytes_per_inode),
         // A snapshot does not grow.
         Target::Snapshot { .. } => {
             let usage = staged.usage()?;
             let used = usage.map(|usage| (usage.bytes, usage.inodes)).unwrap_or_default();
-            (used.0.max(LEAST), used.1.max(Inodes(1)))
+            Reservation { bytes: used.0.max(LEAST), inodes: used.1.max(Inodes(1)) }
         }
     };
-    staged.set_final_limits(bytes, inodes)
+    staged.set_final_limits(limits)
 }
 
 fn copy_tree(

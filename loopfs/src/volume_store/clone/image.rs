@@ -38,11 +38,12 @@ impl VolumeStore {
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
         let source_has_margin = self.has_margin(&original, source, of_source.provisioning)?;
-        let bytes = match target {
+        let reservation = match target {
             Target::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
             Target::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
         };
-        let promise = self.space_book().reserve(target.entry(), bytes, target.operation())?;
+        let reserved = self.space_book().reserve(target.entry(), reservation, target.operation());
+        let promise = self.mention_trash(reserved)?;
         self.create_image_from(target.entry(), promise, |image| {
             settings.record(image, target.entry())?;
             shares::mark(&original).context("mark the source of", target.entry())?;

@@ -61,8 +61,18 @@ impl DataFilesystem {
             );
             return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
         }
+        if let Some(problem) = geometry_problem(&geometry) {
+            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, problem));
+        }
         let data = Self { path: path.to_owned(), root, uuid: FilesystemUuid(geometry.uuid) };
         data.require_enforcement()?;
+        if data.quota().has_default_limits()? {
+            let detail = format!(
+                "its project quotas have default limits, which every project without limits gets, so no project id would become \
+                 free; remove them with `xfs_quota -x -c 'limit -p -d bsoft=0 bhard=0 isoft=0 ihard=0' {shown}`"
+            );
+            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+        }
         Ok(data)
     }
 
@@ -146,6 +156,23 @@ impl DataFilesystem {
     }
 }
 
+/// Returns why a store cannot limit volumes on an XFS, and the remedy. Returns `None` if it can.
+fn geometry_problem(geometry: &xfs::Geometry) -> Option<&'static str> {
+    if geometry.rtblocks > 0 {
+        return Some(
+            "the file system has a realtime section, whose blocks no limit of bytes counts; use a disk formatted without one, \
+             by `loopfs data-dir format`",
+        );
+    }
+    if geometry.flags & xfs::PROJID32 == 0 {
+        return Some(
+            "the file system stores project ids of 16 bits only; use a disk formatted with them in 32 bits, by `loopfs data-dir \
+             format`",
+        );
+    }
+    None
+}
+
 /// Returns the path from the root directory on. It ends with the name of the mount point, beside which the record lies.
 /// A symbolic link of that name is not followed.
 fn absolute(path: &Path) -> Result<PathBuf> {
@@ -227,6 +254,15 @@ fn mount_of(directory: &OwnedFd, path: &Path) -> Result<(String, String, PathBuf
 mod tests {
     use super::*;
     use crate::volume_store::{StoreOptions, VolumeStore};
+
+    #[test]
+    fn unsuitable_geometries_are_refused() {
+        let suitable = xfs::Geometry { flags: xfs::PROJID32, ..xfs::Geometry::default() };
+        assert_eq!(geometry_problem(&suitable), None);
+        let problem = |geometry| geometry_problem(&geometry).unwrap();
+        assert!(problem(xfs::Geometry { rtblocks: 1, ..suitable }).contains("realtime"));
+        assert!(problem(xfs::Geometry { flags: !xfs::PROJID32, ..suitable }).contains("16 bits"));
+    }
 
     #[test]
     fn the_record_lies_beside_the_mount_point_and_not_below_it() {

@@ -4,16 +4,18 @@
 //! .loopfs/format         "loopfs store 1"; created last at initialisation
 //! .loopfs/lock           flock: shared by changes, exclusive for recovery
 //! .loopfs/promised       flock: the reservation record
-//! .loopfs/project-ids    flock: one allocation of a project id at a time
+//! .loopfs/project-ids    the range of project ids; flock: one allocation at a time
 //! .loopfs/users/ID       a link, the publication record of directory ID: the boot and the path; flock of users: changes
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
 //! snapshots/ID           likewise, and never written to
 //! staging/ID.SUFFIX      a directory in creation, not yet a volume or snapshot
 //! trash/ID.SUFFIX        a deleted volume or snapshot, until its space and project id are free
+//! trash/draining:NUMBER  a link: a deleted directory is open, and the project id is free after its last close
 //! ```
 //!
 //! A volume is its entry in `volumes`, which a single rename or link makes appear complete; so is a snapshot.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ use nix::unistd::fsync;
 use super::boot::Boot;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
+use crate::loop_device::Access;
+use crate::project_quota::ProjectId;
 use crate::sys::random;
 use crate::volume_store::source::ContentSource;
 
@@ -124,6 +128,56 @@ impl Layout {
     /// The lock file of [`ProjectIds`](crate::project_quota::ProjectIds).
     pub(crate) fn project_ids(&self) -> Result<OwnedFd> {
         open_file(&self.private, "project-ids", OFlag::O_RDONLY)
+    }
+
+    /// Records the range of project ids, or compares it with the recorded one. Limits of volumes with other ids would never be
+    /// removed, so only a store without entries takes another range. With
+    /// [`Access::ReadOnly`] it writes nothing.
+    pub(crate) fn use_project_ids(&self, range: &RangeInclusive<ProjectId>, access: Access) -> Result<()> {
+        const OBJECT: &str = ".loopfs/project-ids";
+        let text = format!("{} {}\n", range.start(), range.end());
+        let mut recorded = [0; 64];
+        let length = nix::unistd::read(self.project_ids()?, &mut recorded).context("read", OBJECT)?;
+        let recorded = String::from_utf8_lossy(&recorded[..length]);
+        if recorded == text {
+            return Ok(());
+        }
+        if !recorded.is_empty() && self.has_entries()? {
+            let detail = format!(
+                "the volumes of the store use the ids {}, and {} were requested; request the former \
+                 (StoreOptions::project_ids), or delete the volumes and snapshots and empty the trash first",
+                recorded.trim_end().replacen(' ', " to ", 1),
+                text.trim_end().replacen(' ', " to ", 1)
+            );
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "open the store with other project ids",
+                OBJECT,
+                detail,
+            ));
+        }
+        if access == Access::ReadOnly {
+            return Ok(());
+        }
+        // In place, because waiting processes lock this file. The text is shorter than a sector, so no crash splits it.
+        let written = open_file(&self.private, "project-ids", OFlag::O_RDWR).and_then(|file| {
+            nix::sys::uio::pwrite(&file, text.as_bytes(), 0).context("write", OBJECT)?;
+            nix::unistd::ftruncate(&file, text.len() as i64).context("write", OBJECT)?;
+            fsync(&file).context("fsync", OBJECT)
+        });
+        match written {
+            Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
+            written => written,
+        }
+    }
+
+    fn has_entries(&self) -> Result<bool> {
+        for directory in self.entry_directories().chain([&self.staging]) {
+            if has_entries(directory, "volumes, snapshots and trash")? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Opens the lock file. It is never renamed or replaced: otherwise a waiting process could get a lock on a file without a name.

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::pending::PendingLock;
 use super::record::{ReservationRecord, ReservationTotals, Reserved};
-use super::reservation::Space;
+use super::reservation::{Reservation, Space};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::{ProjectId, ProjectIds};
 use crate::units::Bytes;
@@ -17,15 +17,15 @@ use crate::volume_store::source::ContentSource;
 pub(crate) struct PendingReservation<'a> {
     book: SpaceBook<'a>,
     pending: Option<PendingLock>,
-    /// Bytes to release when this is dropped, because the image did not get them.
-    unused: Bytes,
-    bytes: Bytes,
+    /// To release when this is dropped, because the image did not get it.
+    unused: Reservation,
+    reservation: Reservation,
 }
 
 impl PendingReservation<'_> {
-    /// Releases the bytes, because the image did not get them.
+    /// Releases the reservation, because the image did not get it.
     pub(crate) fn release(mut self) {
-        self.unused = self.bytes;
+        self.unused = self.reservation;
     }
 }
 
@@ -41,12 +41,11 @@ impl Drop for PendingReservation<'_> {
     }
 }
 
-/// The locked record, and a total beside which `bytes` are available.
-struct Available<'a> {
+/// The locked record, and the totals with a further reservation, which are not written yet.
+struct Raised<'a> {
     record: ReservationRecord<'a>,
     pending: Bytes,
     total: Reserved,
-    bytes: Bytes,
 }
 
 /// The reservations of a store. It is a view of the store, and each change of the total is one of its methods.
@@ -86,27 +85,30 @@ impl<'s> SpaceBook<'s> {
         }
     }
 
-    /// Reserves bytes for an image. The returned value holds them until the image has them, and is dropped then.
+    /// Reserves space for an image. The returned value holds it until the image has it, and is dropped then.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] says how much was requested and how much is available.
     pub(crate) fn reserve(
         &self,
         entry: ContentSource<'_>,
-        bytes: Bytes,
+        reservation: Reservation,
         operation: &'static str,
     ) -> Result<PendingReservation<'s>> {
-        let Available { record, pending, mut total, .. } =
-            self.require_available(entry, operation, || Ok(bytes))?;
-        let held = record.hold(bytes)?;
-        total.volumes = total.volumes.saturating_add(bytes);
+        let Raised { record, pending, total } = self.raise(entry, operation, || Ok(reservation))?;
+        let held = record.hold(reservation.bytes)?;
         record
             .write(ReservationTotals { pending: pending.saturating_add(held.bytes), total: Some(total) })?;
-        Ok(PendingReservation { book: *self, pending: Some(held), unused: Bytes(0), bytes })
+        Ok(PendingReservation {
+            book: *self,
+            pending: Some(held),
+            unused: Reservation::default(),
+            reservation,
+        })
     }
 
-    /// Reserves the bytes that `more` returns, and calls `set` to write them into a quota record. Both happen while the record
-    /// of the total is locked, so a concurrent call sees neither or both, and a count finds the reservation once.
+    /// Reserves what `more` returns, and calls `set` to write it into a quota record. Both happen while the record of the
+    /// total is locked, so a concurrent call sees neither or both, and a count finds the reservation once.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve), and those of `more` and `set`. After an error of `set` the next call counts the total again.
@@ -114,12 +116,10 @@ impl<'s> SpaceBook<'s> {
         &self,
         entry: ContentSource<'_>,
         operation: &'static str,
-        more: impl Fn() -> Result<Bytes>,
+        more: impl Fn() -> Result<Reservation>,
         set: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Available { record, pending, mut total, bytes } =
-            self.require_available(entry, operation, more)?;
-        total.volumes = total.volumes.saturating_add(bytes);
+        let Raised { record, pending, total } = self.raise(entry, operation, more)?;
         let totals = ReservationTotals { pending, total: Some(total) };
         // The process may die before the limit is set.
         record.write(totals.upper_bound())?;
@@ -129,32 +129,29 @@ impl<'s> SpaceBook<'s> {
         Ok(done)
     }
 
-    /// Locks the record and checks that the bytes which `bytes` returns are available beside the total.
-    fn require_available(
+    /// Locks the record, checks that what `more` returns is available beside the total, and adds it.
+    fn raise(
         &self,
         entry: ContentSource<'_>,
         operation: &'static str,
-        bytes: impl Fn() -> Result<Bytes>,
-    ) -> Result<Available<'s>> {
+        more: impl Fn() -> Result<Reservation>,
+    ) -> Result<Raised<'s>> {
         let mut frees_finished = false;
         loop {
             let record = ReservationRecord::lock(self.layout)?;
             let totals = record.read()?;
-            let bytes = bytes()?;
-            let total = match totals.total {
+            let more = more()?;
+            let mut total = match totals.total {
                 Some(total) if !frees_finished => total,
                 _ => self.count_into(&record, totals, frees_finished)?,
             };
             let space = self.space_with(total)?;
-            if bytes <= space.available {
-                return Ok(Available { record, pending: totals.pending, total, bytes });
+            if space.has(more) {
+                total.add(more);
+                return Ok(Raised { record, pending: totals.pending, total });
             }
             if frees_finished {
-                let detail = format!(
-                    "{bytes} requested, {} available of {} that the file system has",
-                    space.available, space.total
-                );
-                return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
+                return Err(Error::new(ErrorKind::NoSpace, operation, entry, space.lack_of(more)));
             }
             // The total may be too high, and XFS frees the blocks of deleted files in the background. This call waits for that
             // without the lock, so other calls do not have to wait.
@@ -210,7 +207,7 @@ impl<'s> SpaceBook<'s> {
         let mut counted = self.count()?;
         counted.volumes = counted.volumes.saturating_add(totals.pending);
         counted.exact = frees_finished && totals.pending == Bytes(0);
-        let known = totals.total.filter(|known| !counted.exact && known.sum() <= counted.sum());
+        let known = totals.total.filter(|known| !counted.exact && known.is_within(&counted));
         let total = known.unwrap_or(counted);
         record.write(ReservationTotals { total: Some(total), ..totals })?;
         Ok(total)
@@ -219,8 +216,17 @@ impl<'s> SpaceBook<'s> {
     /// Returns the space of the file system, given the total of all reservations.
     fn space_with(&self, reserved: Reserved) -> Result<Space> {
         let (total, free) = self.blocks()?;
-        let unreserved = total.saturating_sub(reserved.volumes).saturating_sub(reserved.overhead);
-        Ok(Space { total, available: unreserved.min(free), reserved: reserved.volumes })
+        let inodes = self.inodes()?;
+        let unreserved = total
+            .saturating_sub(reserved.volumes)
+            .saturating_sub(reserved.overhead)
+            .saturating_sub(inodes.reservation(reserved.inodes));
+        Ok(Space {
+            total,
+            available: unreserved.min(free),
+            reserved: reserved.volumes,
+            inodes: inodes.further(reserved.inodes),
+        })
     }
 
     /// Waits until the blocks of deleted files are free. XFS completes the deferred inode inactivation of the whole file

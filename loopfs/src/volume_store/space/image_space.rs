@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{fstat, fstatat};
 
-use super::reservation::margin;
+use super::reservation::{Reservation, margin, reservation_of_image};
 use super::shared_blocks::SharedBlocks;
 use crate::error::{Context, Result};
 use crate::units::Bytes;
@@ -58,7 +58,7 @@ impl ImageSpace {
 /// The reservation that the removal of an image from the trash releases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Released {
-    Bytes(Bytes),
+    Known(Reservation),
     /// It depends on other images, so the total has to be counted.
     Unknown,
 }
@@ -72,8 +72,8 @@ impl Released {
         };
         let size =
             Bytes(fstat(image).context("fstat", "an image in the trash")?.st_size as u64).max(recorded);
-        let more = if is_thin(image) { margin(size) } else { Bytes(0) };
-        Ok(Self::Bytes(size.saturating_add(more)))
+        let provisioning = if is_thin(image) { Provisioning::Thin } else { Provisioning::Thick };
+        Ok(Self::Known(reservation_of_image(size, provisioning)))
     }
 }
 

@@ -3,21 +3,19 @@
 //! The overhead is the space that is neither free nor used by volumes. But the files of directories that share blocks, after a
 //! copy by the store or a tenant's `cp --reflink`, are each charged for them. The difference is then too small, and asking
 //! each file where its blocks are would take time proportional to the number of files. The store therefore records the overhead
-//! while it is empty, and never assumes less. Only inodes are counted each time, because they come and go.
+//! while it is empty, and never assumes less. Inodes are no part of it (`inodes.rs`).
 
 use std::ffi::CStr;
 
 use super::book::SpaceBook;
 use crate::error::{Context, ErrorKind, Result};
-use crate::sys::{xattr, xfs};
+use crate::sys::xattr;
 use crate::units::Bytes;
 use crate::volume_store::on_disk::{attribute, layout};
 
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
 const NAME: &CStr = c"trusted.loopfs.overhead";
 const OBJECT: &str = ".loopfs";
-/// XFS allocates this many inodes at a time.
-const CHUNK: u64 = 64;
 /// The free-space trees of XFS grow and shrink by a few blocks.
 const FLUCTUATION: Bytes = Bytes(256 << 10);
 
@@ -27,11 +25,9 @@ impl SpaceBook<'_> {
         if self.recorded_overhead()?.is_some() || !self.is_empty()? {
             return Ok(());
         }
+        let inodes = self.inodes()?.allocated();
         let (total, free) = self.blocks()?;
-        let (inodes, size) = self.inodes()?;
-        let of_inodes =
-            Bytes(inodes.next_multiple_of(CHUNK).saturating_mul(size)).saturating_add(FLUCTUATION);
-        let overhead = total.saturating_sub(free).saturating_sub(of_inodes);
+        let overhead = total.saturating_sub(free).saturating_sub(inodes).saturating_sub(FLUCTUATION);
         let text = format!("bytes={} of={}", overhead.0, total.0);
         match xattr::set(&self.layout.private, NAME, text.as_bytes())
             .context("write the attribute of", OBJECT)
@@ -45,10 +41,9 @@ impl SpaceBook<'_> {
     /// Returns the least overhead of the file system if it has the size `total`.
     pub(super) fn least_overhead(&self, total: Bytes) -> Result<Bytes> {
         let Some((bytes, of)) = self.recorded_overhead()? else { return Ok(Bytes(0)) };
-        let (inodes, size) = self.inodes()?;
         // A file system that was expanded uses more.
         let now = u128::from(bytes) * u128::from(total.0) / u128::from(of.max(1));
-        Ok(Bytes(u64::try_from(now).unwrap_or(bytes)).saturating_add(Bytes(inodes.saturating_mul(size))))
+        Ok(Bytes(u64::try_from(now).unwrap_or(bytes)))
     }
 
     fn is_empty(&self) -> Result<bool> {
@@ -62,14 +57,6 @@ impl SpaceBook<'_> {
 
     fn recorded_overhead(&self) -> Result<Option<(u64, u64)>> {
         attribute::read(&self.layout.private, NAME, "read the attribute of", OBJECT, parse)
-    }
-
-    /// Returns the number of inodes and the bytes of one, which no quota is charged for.
-    fn inodes(&self) -> Result<(u64, u64)> {
-        let (root, shown) = (&self.filesystem.root, self.filesystem.path.display());
-        let status = nix::sys::statvfs::fstatvfs(root).context("statfs", &shown)?;
-        let size = xfs::geometry(root).context("read the XFS geometry of", shown)?.inodesize;
-        Ok((status.files().saturating_sub(status.files_free()), size.into()))
     }
 }
 

@@ -10,37 +10,47 @@ use std::os::fd::OwnedFd;
 use nix::fcntl::{Flock, OFlag};
 
 use super::pending::{self, PendingLock};
+use super::reservation::Reservation;
 use crate::error::{Context, Result};
 use crate::flock;
 use crate::project_quota::Usage;
 use crate::sys::xattr;
-use crate::units::Bytes;
+use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::Boot;
 use crate::volume_store::on_disk::layout::{self, Layout};
 
 const FILE: &str = ".loopfs/promised";
 const NAME: &CStr = c"trusted.loopfs.promised";
 
-/// Written in place of a number that has yet to be counted.
+/// Written in place of a total that has yet to be counted.
 const UNKNOWN: &str = "-";
-/// Written before a number that is an upper bound. An earlier version reads it as [`UNKNOWN`], and counts.
+/// Written before a total that is an upper bound.
 const UPPER_BOUND: &str = "~";
 
-/// The bytes that no further volume can reserve.
+/// What no further volume can reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reserved {
     /// Reserved for volumes, including deleted volumes in the trash.
     pub(super) volumes: Bytes,
+    /// The inodes that can be in use at once: the limits of directories, images, and files outside of volumes.
+    pub(super) inodes: Inodes,
     /// Used, but by no volume: metadata of the file system, and files that do not belong to the store.
     pub(super) overhead: Bytes,
-    /// `false` if the sum of both is only an upper bound, which a later count can lower.
+    /// `false` if these are only upper bounds, which a later count can lower.
     pub(super) exact: bool,
 }
 
 impl Reserved {
-    /// Returns the sum of both.
-    pub(super) fn sum(&self) -> Bytes {
-        self.volumes.saturating_add(self.overhead)
+    /// Returns `true` if these are no higher than `other`.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        let sum = |of: &Self| of.volumes.saturating_add(of.overhead);
+        sum(self) <= sum(other) && self.inodes <= other.inodes
+    }
+
+    /// Adds the reservation of a volume.
+    pub(super) fn add(&mut self, reservation: Reservation) {
+        self.volumes = self.volumes.saturating_add(reservation.bytes);
+        self.inodes = Inodes(self.inodes.0.saturating_add(reservation.inodes.0));
     }
 }
 
@@ -61,15 +71,21 @@ impl ReservationTotals {
     }
 
     /// Releases the reservation of a volume that no longer exists.
-    pub(super) fn release(&mut self, bytes: Bytes) {
+    pub(super) fn release(&mut self, reservation: Reservation) {
         if let Some(total) = &mut self.total {
-            total.volumes = total.volumes.saturating_sub(bytes);
+            let Reservation { bytes, inodes } =
+                Reservation { bytes: total.volumes, inodes: total.inodes }.saturating_sub(reservation);
+            (total.volumes, total.inodes) = (bytes, inodes);
         }
     }
 
     /// Releases what the limit of a project reserved. The caller has removed that limit.
     pub(super) fn release_limit(&mut self, cleared: &Usage) {
-        self.release(cleared.limits.bytes.hard.unwrap_or_default());
+        let limits = cleared.limits;
+        self.release(Reservation {
+            bytes: limits.bytes.hard.unwrap_or_default(),
+            inodes: limits.inodes.hard.unwrap_or_default(),
+        });
     }
 }
 
@@ -117,35 +133,31 @@ impl<'a> ReservationRecord<'a> {
 
 fn print(totals: ReservationTotals, Boot(boot): &Boot) -> String {
     let ReservationTotals { pending: Bytes(pending), total } = totals;
-    let number = |of: fn(&Reserved) -> Bytes| {
-        total.as_ref().map_or(UNKNOWN.to_owned(), |total| {
-            format!("{}{}", if total.exact { "" } else { UPPER_BOUND }, of(total).0)
-        })
-    };
-    let (volumes, overhead) = (number(|total| total.volumes), number(|total| total.overhead));
-    format!("{boot} {pending} {volumes} {overhead}")
+    let total = total.map_or(UNKNOWN.to_owned(), |total| {
+        let Reserved { volumes: Bytes(volumes), inodes: Inodes(inodes), overhead: Bytes(overhead), exact } =
+            total;
+        format!("{}{volumes} {inodes} {overhead}", if exact { "" } else { UPPER_BOUND })
+    });
+    format!("{boot} {pending} {total}")
 }
 
 /// Returns `None` if the text was not written in this boot.
 fn parse(text: &str, Boot(boot): &Boot) -> Option<ReservationTotals> {
-    let fields: Vec<&str> = text.split(' ').collect();
-    match fields.as_slice() {
-        [written_in, pending, volumes, overhead] if written_in == boot => Some(ReservationTotals {
-            pending: Bytes(pending.parse().ok()?),
-            total: parse_total(volumes).zip(parse_total(overhead)).map(|(volumes, overhead)| Reserved {
-                volumes: volumes.0,
-                overhead: overhead.0,
-                exact: volumes.1 && overhead.1,
-            }),
-        }),
-        _ => None,
-    }
+    let (written_in, text) = text.split_once(' ')?;
+    let (pending, total) = text.split_once(' ').filter(|_| written_in == boot)?;
+    Some(ReservationTotals { pending: Bytes(pending.parse().ok()?), total: parse_total(total) })
 }
 
-/// Parses a number, and returns it with `true` if it is exact.
-fn parse_total(field: &str) -> Option<(Bytes, bool)> {
-    let bound = field.strip_prefix(UPPER_BOUND);
-    Some((Bytes(bound.unwrap_or(field).parse().ok()?), bound.is_none()))
+fn parse_total(text: &str) -> Option<Reserved> {
+    let bound = text.strip_prefix(UPPER_BOUND);
+    let numbers = bound.unwrap_or(text).split(' ').map(|number| number.parse().ok());
+    let [volumes, inodes, overhead] = numbers.collect::<Option<Vec<u64>>>()?.try_into().ok()?;
+    Some(Reserved {
+        volumes: Bytes(volumes),
+        inodes: Inodes(inodes),
+        overhead: Bytes(overhead),
+        exact: bound.is_none(),
+    })
 }
 
 #[cfg(test)]
@@ -166,11 +178,15 @@ mod tests {
         #[test]
         fn totals_read_back_as_printed(
             pending in any::<u64>(),
-            total in proptest::option::of((any::<u64>(), any::<u64>(), any::<bool>())),
+            total in proptest::option::of((any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>())),
         ) {
             let boot = Boot("b".to_owned());
-            let total = total
-                .map(|(volumes, overhead, exact)| Reserved { volumes: Bytes(volumes), overhead: Bytes(overhead), exact });
+            let total = total.map(|(volumes, inodes, overhead, exact)| Reserved {
+                volumes: Bytes(volumes),
+                inodes: Inodes(inodes),
+                overhead: Bytes(overhead),
+                exact,
+            });
             let totals = ReservationTotals { pending: Bytes(pending), total };
             prop_assert_eq!(parse(&print(totals, &boot), &boot), Some(totals));
         }

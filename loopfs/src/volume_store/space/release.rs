@@ -3,8 +3,9 @@
 use super::book::SpaceBook;
 use super::image_space::Released;
 use super::record::ReservationRecord;
+use super::reservation::Reservation;
 use crate::error::Result;
-use crate::project_quota::{Limits, ProjectId};
+use crate::project_quota::{Limits, ProjectId, Release};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::assigned_ids;
 
@@ -23,15 +24,15 @@ impl<'s> SpaceBook<'s> {
             let removed = unlink()?;
             match released {
                 _ if !removed => {}
-                Released::Bytes(bytes) => totals.release(bytes),
+                Released::Known(reservation) => totals.release(reservation),
                 Released::Unknown => totals.total = None,
             }
             Ok(removed)
         })
     }
 
-    /// Calls `set`, which lowers a limit by `surplus` bytes, and releases these.
-    pub(crate) fn lower_limit(&self, surplus: Bytes, set: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Calls `set`, which lowers limits by `surplus`, and releases that.
+    pub(crate) fn lower_limit(&self, surplus: Reservation, set: impl FnOnce() -> Result<()>) -> Result<()> {
         self.change_total(|totals| {
             set()?;
             totals.release(surplus);
@@ -51,11 +52,11 @@ impl<'s> SpaceBook<'s> {
     ///
     /// Other processes may free the same id concurrently. Only the process that removes the limit releases the reservation,
     /// and it does so while the record is locked.
-    pub(crate) fn release_project(&self, project: ProjectId) -> Result<()> {
+    pub(crate) fn release_project(&self, project: ProjectId) -> Result<Release> {
         // Before the record is locked. Otherwise all creations would wait for the files that any tenant has deleted.
         let finished = self.filesystem.quota().finish_inactivation(project);
         self.change_total(|totals| {
-            self.ids.release_finished(project, finished, |usage| totals.release_limit(usage)).map(drop)
+            self.ids.release_finished(project, finished, |usage| totals.release_limit(usage))
         })
     }
 
@@ -82,11 +83,17 @@ impl<'s> SpaceBook<'s> {
         self.change_total(|totals| {
             let quota = self.filesystem.quota();
             let Some(usage) = quota.usage(project)? else { return Ok(()) };
-            let Some(limit) = usage.limits.bytes.hard else { return Ok(()) };
-            let lowered = usage.bytes.max(LEAST_LIMIT).min(limit);
-            if lowered < limit {
-                quota.set_limits(project, Limits::hard(lowered, usage.inodes.max(Inodes(1))))?;
-                totals.release(limit.saturating_sub(lowered));
+            let (Some(bytes), Some(inodes)) = (usage.limits.bytes.hard, usage.limits.inodes.hard) else {
+                return Ok(());
+            };
+            let limits = Reservation { bytes, inodes };
+            let lowered = Reservation {
+                bytes: usage.bytes.max(LEAST_LIMIT).min(bytes),
+                inodes: usage.inodes.max(Inodes(1)).min(inodes),
+            };
+            if lowered != limits {
+                quota.set_limits(project, Limits::hard(lowered.bytes, lowered.inodes))?;
+                totals.release(limits.saturating_sub(lowered));
             }
             Ok(())
         })

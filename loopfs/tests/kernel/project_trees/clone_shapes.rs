@@ -70,6 +70,32 @@ fn five_thousand_levels_take_as_many_descriptors_as_five() {
     fixture.end();
 }
 
+/// The owner of the tree chooses its order: here the walk meets no second name before all first names.
+#[test]
+fn hard_links_need_no_memory() {
+    const FILES: u64 = 30_000;
+    let fixture = Fixture::new(5414);
+    let (first, second) = (fixture.tree().join("1"), fixture.tree().join("2"));
+    fs::create_dir(&first).unwrap();
+    fs::create_dir(&second).unwrap();
+    for n in 0..FILES {
+        let path = first.join(n.to_string());
+        File::create(&path).unwrap();
+        fs::hard_link(path, second.join(n.to_string())).unwrap();
+    }
+    let resident = || {
+        let pages = fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let (root, target) = (File::open(fixture.tree()).unwrap(), File::open(fixture.empty_copy()).unwrap());
+    let (before, mut most) = (resident(), 0);
+    let report = clone_tree(&root, &target, |_| most = most.max(resident())).unwrap();
+    assert_eq!((report.files, report.hard_links, report.is_complete()), (FILES, FILES, true));
+    assert!(most.saturating_sub(before) < 1 << 20, "{before} bytes before, and {most} during the call");
+    drop((root, target));
+    fixture.end();
+}
+
 #[test]
 fn a_clone_of_a_hundred_levels_with_files_equals_its_source() {
     let fixture = Fixture::new(5412);

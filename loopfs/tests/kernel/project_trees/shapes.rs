@@ -7,8 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use loopfs::project_quota::{Limits, assign_project};
+use loopfs::project_quota::Limits;
 use loopfs::project_tree::{StrayInode, TagOptions, TreeReport, clear_tree, tag_tree};
+use loopfs::test_support;
 use loopfs::{Bytes, Inodes};
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -99,13 +100,13 @@ fn an_audit_lists_entries_that_left_the_project() {
     fixture.tag().unwrap();
     // A file that is created while its directory is in another project stays in that project.
     let b = File::open(fixture.tree().join("a/b")).unwrap();
-    assign_project(&b, loopfs::project_quota::ProjectId::new(5005).unwrap()).unwrap();
+    test_support::set_project(&b, loopfs::project_quota::ProjectId::new(5005).unwrap()).unwrap();
     fs::write(fixture.tree().join("a/b/hidden"), [4; 9000]).unwrap();
     let stray = |path: &str, project, inherits| StrayInode { path: PathBuf::from(path), project, inherits };
     let found = fixture.audit();
     assert_eq!((found.other_project, found.not_inheriting), (2, 0));
     assert_eq!(found.strays, [stray("a/b", 5005, true), stray("a/b/hidden", 5005, false)]);
-    assign_project(&b, fixture.id).unwrap();
+    test_support::set_project(&b, fixture.id).unwrap();
     assert_eq!(fixture.audit().strays, [stray("a/b/hidden", 5005, false)]);
     assert_ne!(fixture.charged(), usage_of(&fixture.tree()));
 

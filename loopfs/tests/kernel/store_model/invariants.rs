@@ -94,7 +94,7 @@ fn projects(state: &State, quotas: &BTreeMap<u32, Usage>) -> Result<()> {
         let usage = &quotas[&project_of(File::open(path(Entry::Volume(*number)))?)?];
         let limits =
             [usage.limits.bytes.hard.map(|bytes| bytes.0), usage.limits.inodes.hard.map(|inodes| inodes.0)];
-        if limits != [Some(volume.capacity), Some(volume.capacity / 2048)] {
+        if limits != [Some(volume.capacity), Some(volume.capacity / 16384)] {
             return Err(
                 format!("the limits of v{number} are its capacity {}: {limits:?}", volume.capacity).into()
             );

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::Method;
 use k8s_openapi::{api::core::v1::PersistentVolume, jiff::Timestamp};
-use kube::runtime::{controller::Action, watcher::Event};
+use kube::runtime::watcher::Event;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
@@ -58,24 +58,24 @@ fn expect_rescheduling() -> ExpectedRequest {
         .respond(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})))
 }
 
-async fn reconcile_claim(test_context: &TestContext, claim: PersistentVolumeClaim) -> Action {
+async fn reconcile_claim(test_context: &TestContext, claim: PersistentVolumeClaim) -> Next {
     reconcile(Arc::new(claim), Arc::clone(&test_context.ctx)).await
 }
 
 /// Returns the action after the first failure. While the back-off lasts, further reconciles return the remaining time.
-fn first_retry() -> Action {
-    Action::requeue(Duration::from_secs(1))
+fn first_retry() -> Next {
+    Next::After(Duration::from_secs(1))
 }
 
 #[tokio::test]
 async fn a_claim_gets_a_volume_with_one_write() {
     let test_context =
         TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![expect_creation()]);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     assert!(test_context.ctx.intents.list().unwrap().is_empty());
     // The watch cache still has the claim without a volume. The mock API server expects no further request.
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
@@ -105,7 +105,7 @@ fn context_with_data(requests: Vec<ExpectedRequest>) -> TestContext {
 #[tokio::test]
 async fn a_claim_gets_existing_data_with_an_event() {
     let test_context = context_with_data(vec![expect_creation()]);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     let expected = ["Provisioning", "ExistingDataFound", "ProvisioningSucceeded"];
     assert_eq!(test_context.finish().await, expected);
@@ -155,7 +155,7 @@ async fn a_duplicate_with_existing_data_is_kept() {
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(elsewhere),
     ]);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     assert_eq!(test_context.finish().await, ["Provisioning"]);
 }
@@ -167,7 +167,7 @@ async fn after_a_crash_the_existing_persistent_volume_is_found() {
         expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
@@ -204,7 +204,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_no
         expect(Method::GET, VOLUME, None).respond(elsewhere),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
     assert!(test_context.ctx.intents.list().unwrap().is_empty());
     assert_eq!(test_context.finish().await, ["Provisioning", "VolumeDeleted"]);
@@ -235,13 +235,13 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
     let creation = creation.respond(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
     let requests = vec![expect_rescheduling(), creation];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, large()).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, large()).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
     // The scheduler selects this node again. A watch event of the claim does not end the back-off, but free space does.
-    assert_ne!(reconcile_claim(&test_context, large()).await, Action::await_change());
+    assert_ne!(reconcile_claim(&test_context, large()).await, Next::Change);
     test_context.volumes.state().size = Bytes(4 * GIB);
     test_context.ctx.retry_generation.bump();
-    assert_eq!(reconcile_claim(&test_context, large()).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, large()).await, Next::Change);
     let expected = ["Provisioning", "ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"];
     assert_eq!(test_context.finish().await, expected);
 }
@@ -254,7 +254,7 @@ fn of_a_populator() -> PersistentVolumeClaim {
 #[tokio::test]
 async fn a_claim_is_left_to_its_populator() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
-    assert_eq!(reconcile_claim(&test_context, of_a_populator()).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, of_a_populator()).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
     assert_eq!(test_context.ctx.claims.retries_waiting(), 0);
     assert_eq!(test_context.finish().await, ["Provisioning"]);
@@ -317,10 +317,10 @@ async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
     test_context.class_cache.apply_watcher_event(&Event::Apply(fixtures::class(
         json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
     )));
-    assert_ne!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_ne!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     let corrected = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
     test_context.class_cache.apply_watcher_event(&Event::Apply(corrected));
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     test_context.finish().await;
 }
@@ -341,18 +341,17 @@ fn context_with_source(claims: Vec<PersistentVolumeClaim>, requests: Vec<Expecte
 }
 
 #[rstest]
-#[case::deleted(vec![])]
-#[case::created_again(vec![clone_named("copy", "another")])]
-#[case::rescheduled(vec![rescheduled()])]
+#[case::deleted(vec![], Next::Change)]
+#[case::created_again(vec![clone_named("copy", "another")], Next::After(backoff::CONFLICT.first))]
+#[case::rescheduled(vec![rescheduled()], Next::After(backoff::CONFLICT.first))]
 #[tokio::test]
-async fn a_copy_ends_if_its_claim_is(#[case] claims: Vec<PersistentVolumeClaim>) {
+async fn a_copy_ends_if_its_claim_is(#[case] claims: Vec<PersistentVolumeClaim>, #[case] next: Next) {
     let requests = vec![
         expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
         expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
     ];
     let test_context = context_with_source(claims, requests);
-    let action = reconcile_claim(&test_context, clone_named("copy", "uid")).await;
-    assert_eq!(action, Action::requeue(backoff::CONFLICT.first));
+    assert_eq!(reconcile_claim(&test_context, clone_named("copy", "uid")).await, next);
     assert_eq!(test_context.volumes.copies_begun(), 1);
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1, "the cleanup removes what is left");
@@ -424,7 +423,7 @@ async fn a_volume_from_a_populator_is_expanded() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![volume]), requests);
     let id = VolumeId::parse("pvc-populator").unwrap();
     test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
-    assert_eq!(reconcile_claim(&test_context, named(json!({}))).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, named(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.capacity("pvc-populator"), Some(Bytes(4 << 20)));
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
@@ -480,10 +479,10 @@ async fn expanding_a_filesystem_claim_writes_the_persistent_volume_before_it_com
         expect(Method::PATCH, STATUS, finish.clone()).respond(after_patch(begun, "102", finish)),
     ];
     let test_context = context_with_volume("Filesystem", requests);
-    assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::Change);
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
     // The watch cache still has the claim of before. The mock API server expects no further request.
-    assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::Change);
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
 
@@ -491,11 +490,8 @@ async fn expanding_a_filesystem_claim_writes_the_persistent_volume_before_it_com
 async fn a_conflict_is_retried_after_back_off_without_an_event() {
     let (begin, _) = expect_begin(requesting("4Mi"), "4Mi");
     let test_context = context_with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
-    assert_eq!(
-        reconcile_claim(&test_context, requesting("4Mi")).await,
-        Action::requeue(backoff::CONFLICT.first)
-    );
-    assert_ne!(reconcile_claim(&test_context, requesting("4Mi")).await, Action::await_change());
+    assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::After(backoff::CONFLICT.first));
+    assert_ne!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::Change);
     assert_eq!(
         test_context.volumes.capacity(fixtures::VOLUME),
         Some(Bytes(1 << 20)),
@@ -522,6 +518,6 @@ async fn a_request_beyond_the_free_capacity_is_infeasible() {
     let test_context = context_with_volume("Filesystem", vec![begin, refused]);
     assert_eq!(reconcile_claim(&test_context, requesting("2Gi")).await, first_retry());
     // The watch event that this write causes does not end the back-off.
-    assert_ne!(reconcile_claim(&test_context, requesting("2Gi")).await, Action::await_change());
+    assert_ne!(reconcile_claim(&test_context, requesting("2Gi")).await, Next::Change);
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }

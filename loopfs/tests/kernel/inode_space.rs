@@ -1,0 +1,212 @@
+//! Tests of the space that inodes take: no quota is charged for it, and no volume takes it from another one.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind as IoErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use loopfs::data_disk::{self, MIN_SIZE};
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
+use loopfs::mount::unmount;
+use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind};
+use nix::sys::statvfs::statvfs;
+
+use crate::data_disk::Disk;
+use crate::environment::{Leaks, id, scratch};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// What a full volume may lack: a block for the extents of the file that fills it.
+const UNUSED: u64 = 64 << 10;
+
+/// A store on a disk of its own, which the test may fill.
+struct Fixture {
+    leaks: Leaks,
+    store: VolumeStore,
+    data: PathBuf,
+    disk: Disk,
+    _parent: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new(size: u64) -> Self {
+        let leaks = Leaks::watch();
+        let (disk, parent) = (Disk::formatted(size), scratch());
+        let data = parent.path().join("data");
+        fs::create_dir(&data).unwrap();
+        data_disk::mount(&disk.source(), &data).unwrap();
+        let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
+        Self { leaks, store, data, disk, _parent: parent }
+    }
+
+    fn create(&self, name: &str, spec: &VolumeSpec) -> VolumeId {
+        let id = id(name);
+        self.store.create(&id, spec).unwrap();
+        id
+    }
+
+    fn directory(&self, id: &VolumeId) -> PathBuf {
+        self.data.join("volumes").join(id.as_str())
+    }
+
+    /// Creates a thick image of the advertised maximum.
+    fn create_largest(&self, name: &str) -> VolumeId {
+        let spec = VolumeSpec::new(VolumeKind::Block, Bytes(0));
+        let capacity = self.store.space().unwrap().largest_volume(&spec);
+        self.create(name, &VolumeSpec { capacity, ..spec })
+    }
+
+    /// Creates empty files in a directory until the volume may have no more, or until there are `most`. Returns their number.
+    fn create_files(&self, id: &VolumeId, directory: &str, most: u64) -> u64 {
+        let directory = self.directory(id).join(directory);
+        (0..most)
+            .take_while(|number| match File::create(directory.join(number.to_string())) {
+                Ok(_file) => true,
+                Err(error) if is_full(&error) => false,
+                Err(error) => panic!("{error}"),
+            })
+            .count() as u64
+    }
+
+    /// Writes to a new file until the volume is full. Fails if the volume does not reach its capacity.
+    #[track_caller]
+    fn fill(&self, id: &VolumeId) {
+        let mut file = File::create(self.directory(id).join("content")).unwrap();
+        for block in [vec![1; MIB as usize], vec![1; 4096]] {
+            while match file.write_all(&block) {
+                Ok(()) => true,
+                Err(error) if is_full(&error) => false,
+                Err(error) => panic!("{error}"),
+            } {}
+        }
+        file.sync_all().unwrap();
+        let stats = self.store.stats(id).unwrap();
+        let unused = stats.capacity.saturating_sub(stats.used);
+        assert!(unused <= Bytes(UNUSED), "{id} lacks {unused} of {}", stats.capacity);
+    }
+
+    fn free(&self) -> u64 {
+        let status = statvfs(&self.data).unwrap();
+        status.blocks_available() * status.fragment_size()
+    }
+
+    fn end(self) {
+        let Self { leaks, store, data, disk, .. } = self;
+        drop(store);
+        assert!(unmount(&data).unwrap());
+        drop(disk);
+        leaks.check();
+    }
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), IoErrorKind::StorageFull | IoErrorKind::QuotaExceeded)
+}
+
+fn directory_of(capacity: u64, bytes_per_inode: &str) -> VolumeSpec {
+    let mut spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(capacity));
+    spec.set("bytesPerInode", bytes_per_inode).unwrap();
+    spec
+}
+
+#[test]
+fn empty_files_take_no_reserved_space() {
+    let fixture = Fixture::new(2 * GIB);
+    let first = fixture.create("first", &directory_of(64 * MIB, "512"));
+    let second = fixture.create("second", &directory_of(256 * MIB, "512"));
+    fixture.create_largest("rest");
+    fs::create_dir(fixture.directory(&first).join("empty")).unwrap();
+    assert_eq!(fixture.create_files(&first, "empty", 130_000), 130_000);
+    fixture.fill(&second);
+    fixture.fill(&first);
+    fixture.end();
+}
+
+#[test]
+fn files_in_every_group_stay_reserved() {
+    const GROUPS: usize = 4;
+    let fixture = Fixture::new(MIN_SIZE.0);
+    let many = fixture.create("many", &directory_of(8 * MIB, "512"));
+    let other = fixture.create("other", &directory_of(64 * MIB, "16384"));
+    // XFS puts each of these directories into another group than the one before, and files into the group of their directory.
+    let directories: Vec<String> = (0..GROUPS).map(|number| number.to_string()).collect();
+    for directory in &directories {
+        fs::create_dir(fixture.directory(&many).join(directory)).unwrap();
+    }
+    fixture.create_largest("rest");
+    let before = fixture.free();
+    for directory in &directories {
+        let files = fixture.create_files(&many, directory, u64::MAX);
+        // One file of each chunk of 64 keeps the chunk.
+        for number in (0..files).filter(|number| number % 64 != 0) {
+            fs::remove_file(fixture.directory(&many).join(directory).join(number.to_string())).unwrap();
+        }
+    }
+    // The volume has taken its 16384 inodes of 512 bytes in each group.
+    let taken = before - fixture.free() - fixture.store.stats(&many).unwrap().used.0;
+    assert!(taken > 3 * 8 * MIB, "{taken} bytes are taken for inodes");
+    fixture.fill(&other);
+    fixture.fill(&many);
+    fixture.end();
+}
+
+#[test]
+fn small_volumes_leave_a_thin_device_whole() {
+    const THIN: u64 = 96 * MIB;
+    let fixture = Fixture::new(MIN_SIZE.0);
+    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(THIN));
+    spec.set("provisioning", "thin").unwrap();
+    let thin = fixture.create("thin", &spec);
+    let small = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    let mut volumes = Vec::new();
+    loop {
+        let id = id(&format!("small-{}", volumes.len()));
+        match fixture.store.create(&id, &small) {
+            Ok(_volume) => volumes.push(id),
+            Err(error) if error.kind() == ErrorKind::NoSpace => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(volumes.len() > 50, "{} volumes", volumes.len());
+    for id in &volumes {
+        fixture.create_files(id, "", small.capacity.0 / small.bytes_per_inode.get() - 2);
+        fixture.fill(id);
+    }
+
+    let control = LoopControl::open().unwrap();
+    let volume = fixture.store.volume(&thin).unwrap();
+    let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
+    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let written = File::options().write(true).open(device.path()).unwrap();
+    for offset in (0..THIN).step_by(MIB as usize) {
+        written.write_all_at(&vec![offset.to_le_bytes()[2] + 1; MIB as usize], offset).unwrap();
+    }
+    written.sync_all().unwrap();
+    drop((written, device));
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    for offset in (0..THIN).step_by(MIB as usize) {
+        let mut content = vec![0; MIB as usize];
+        image.read_exact_at(&mut content, offset).unwrap();
+        assert!(content.iter().all(|byte| *byte == offset.to_le_bytes()[2] + 1), "at {offset}");
+    }
+    drop((image, volume));
+    fixture.end();
+}
+
+#[test]
+fn more_inodes_than_fit_are_refused() {
+    let fixture = Fixture::new(MIN_SIZE.0);
+    // Inodes may take a quarter of the disk.
+    let spec = directory_of(MIN_SIZE.0 / 4, "512");
+    let error = fixture.store.create(&id("many"), &spec).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert!(error.to_string().contains("larger bytesPerInode"), "{error}");
+    let largest = fixture.store.space().unwrap().largest_volume(&spec);
+    assert!((MIN_SIZE.0 / 8..MIN_SIZE.0 / 4).contains(&largest.0), "{largest}");
+    fixture.create("most", &VolumeSpec { capacity: largest, ..spec });
+    let error = fixture.store.expand(&id("most"), Bytes(largest.0 + MIB)).unwrap_err();
+    assert!(error.to_string().contains("larger bytesPerInode"), "{error}");
+    fixture.end();
+}
