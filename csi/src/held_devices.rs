@@ -9,7 +9,6 @@
 //! the library uses no index whose node is mounted.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice, query_devices};
@@ -17,8 +16,11 @@ use loopfs::mount::KnownMount;
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeStore};
 use loopfs::{DeviceNumber, ErrorKind};
 
+use crate::driver::DriverName;
 use crate::error::Result;
+use crate::kubelet_record::KubeletRecord;
 use crate::mounted_devices::MountedDevices;
+use crate::storage::Storage;
 
 /// The devices that are published, or that an interrupted call was about to publish.
 #[derive(Debug, Default)]
@@ -34,62 +36,42 @@ struct Held {
 
 impl HeldDevices {
     /// Opens the mounted devices of the volumes, which an earlier driver has published. A device that does not respond is held as soon as it
-    /// does.
+    /// does. Another driver of the node can have the same range of indices, so devices that the kubelet has recorded as another driver's
+    /// are left alone: the kernel would not detach them while they are open here.
     ///
-    /// The label of a device would name its volume, but a pod can change it. So its volume is the one whose image it is bound to. If a
-    /// pod has bound it to another file, the first call for the target of the volume tells ([`assign`](Self::assign)).
+    /// The label of a device would name its volume, but a pod can change it. So its volume is the one whose image it is bound to, or the
+    /// one that the kubelet has recorded. Without either, the first call for the target of the volume tells ([`assign`](Self::assign)).
     pub(crate) fn recover(
+        driver: &DriverName,
         store: &VolumeStore,
         loops: &LoopControl,
         mounts: &[KnownMount],
     ) -> Result<Arc<Self>> {
         let held = Arc::new(Self::default());
-        // A node can be mounted several times, by the driver and by the kubelet. Other drivers mount other nodes.
-        let numbers: HashSet<_> =
-            MountedDevices::among(mounts)?.numbers().filter(|number| loops.has(*number)).collect();
-        if numbers.is_empty() {
+        // A node can be mounted several times, by the driver and by the kubelet.
+        let mut records: HashMap<DeviceNumber, Option<KubeletRecord>> = HashMap::new();
+        for (mount_point, number) in MountedDevices::among(mounts)?.mount_points() {
+            let record = records.entry(number).or_default();
+            if record.is_none() {
+                *record = KubeletRecord::read(mount_point);
+            }
+        }
+        records.retain(|_, record| record.as_ref().is_none_or(|record| record.is_of(driver)));
+        if records.is_empty() {
             return Ok(held);
         }
-        let images = Arc::new(Images::of(store)?);
-        for (number, opened) in query_devices(numbers.into_iter().collect(), LoopDevice::open_device_number) {
-            match opened {
-                Ok(device) => held.add_recovered(number, device, &images),
-                Err(error) => {
-                    tracing::warn!(%number, %error, "a loop device is mounted below the kubelet directory and cannot be opened; delete \
-                        the pods that use it");
-                    if error.kind() == ErrorKind::Busy {
-                        let (held, images) = (Arc::clone(&held), Arc::clone(&images));
-                        let hold = move || {
-                            if let Ok(device) = LoopDevice::open_device_number(number) {
-                                held.add_recovered(number, device, &images);
-                            }
-                        };
-                        // If no thread can be created, the next publication holds the device. Its index stays unused in the meantime.
-                        std::thread::Builder::new().name("hold-device".to_owned()).spawn(hold).ok();
-                    }
-                }
+        let numbers = records.keys().copied().collect();
+        let in_range = records.keys().copied().filter(|number| loops.has(*number)).collect();
+        let recovery =
+            Arc::new(Recovery { held: Arc::clone(&held), images: Images::of(store)?, records, in_range });
+        // It also holds a device that does not respond in time.
+        for (number, opened) in query_devices(numbers, move |number| recovery.hold(number)) {
+            if let Err(error) = opened {
+                tracing::warn!(%number, %error, "a loop device is mounted below the kubelet directory and cannot be opened; delete \
+                    the pods that use it");
             }
         }
         Ok(held)
-    }
-
-    fn add_recovered(&self, number: DeviceNumber, device: LoopDevice, images: &Images) {
-        let backing = device.binding().backing;
-        let volume = images.volume(backing).cloned();
-        // A pod can choose such a name, too. Then its device stays attached, as a device of its own would.
-        if volume.is_none() && backing.device != images.filesystem && names_a_volume(number) {
-            // That of another driver with another disk, which must not be detached here.
-            return;
-        }
-        if volume.is_none() {
-            tracing::warn!(%number, file = %backing, "a loop device is mounted below the kubelet directory and bound to a file that is the \
-                image of no volume; delete the pods that use it, after which it is detached");
-        }
-        let mut held = self.lock();
-        // A call may have published it in the meantime.
-        if held.iter().all(|held| held.number != number) {
-            held.push(Held { volume, number, device });
-        }
     }
 
     /// Records the volume of a device, if it is held for none: the kubelet has the volume published at a target that shows the device.
@@ -142,13 +124,14 @@ impl HeldDevices {
     }
 
     /// Stops to hold a device of `volume`, or of no volume, whose node is mounted nowhere, and detaches it unless it is bound to `image`.
-    /// Does nothing if the device is not held for it: the number may be that of another volume by now.
+    /// A device of no volume may be another driver's, so it is detached only if its file is in the store. Does nothing if the device is
+    /// not held for `volume`: the number may be that of another volume by now.
     pub(crate) fn close(
         &self,
         number: DeviceNumber,
         volume: Option<&VolumeId>,
         image: Option<BackingFile>,
-        loops: &LoopControl,
+        storage: &Storage,
     ) -> Result<()> {
         let is_meant = |held: &Held| held.number == number && held.volume.as_ref() == volume;
         let Some(taken) = self.take(is_meant) else { return Ok(()) };
@@ -157,10 +140,11 @@ impl HeldDevices {
         drop(taken.device);
         // Otherwise a process has unbound it.
         let Ok(device) = device else { return Ok(()) };
-        if Some(device.binding().backing) == image {
+        let backing = device.binding().backing;
+        if Some(backing) == image || volume.is_none() && !storage.store.holds(&backing) {
             return Ok(());
         }
-        let detached = loops.detach(device);
+        let detached = storage.loops.detach(device);
         if detached.is_err()
             && let Ok(device) = LoopDevice::open_device_number(number)
         {
@@ -183,12 +167,42 @@ impl HeldDevices {
     }
 }
 
+/// The devices that an earlier driver may have published.
+struct Recovery {
+    held: Arc<HeldDevices>,
+    images: Images,
+    /// The kubelet's record of each of them, if there is one.
+    records: HashMap<DeviceNumber, Option<KubeletRecord>>,
+    /// Those in the range of this driver. A device of another program that was bound to the image already is in none.
+    in_range: HashSet<DeviceNumber>,
+}
+
+impl Recovery {
+    fn hold(&self, number: DeviceNumber) -> loopfs::Result<()> {
+        let device = LoopDevice::open_device_number(number)?;
+        let record = self.records.get(&number).and_then(Option::as_ref);
+        let backing = device.binding().backing;
+        let of_image = self.images.volume(backing).cloned();
+        if of_image.is_none() && record.is_none() && !self.in_range.contains(&number) {
+            return Ok(());
+        }
+        if of_image.is_none() {
+            tracing::warn!(%number, file = %backing, "a loop device is mounted below the kubelet directory and bound to a file that is the \
+                image of no volume; delete the pods that use it");
+        }
+        let volume = of_image.or_else(|| record?.volume());
+        let mut held = self.held.lock();
+        // A call may have published it in the meantime.
+        if held.iter().all(|held| held.number != number) {
+            held.push(Held { volume, number, device });
+        }
+        Ok(())
+    }
+}
+
 /// The images of the Block volumes, without those that cannot be opened.
 #[derive(Debug)]
-pub(crate) struct Images {
-    volumes: HashMap<BackingFile, VolumeId>,
-    filesystem: DeviceNumber,
-}
+pub(crate) struct Images(HashMap<BackingFile, VolumeId>);
 
 impl Images {
     /// Opens all images.
@@ -198,20 +212,13 @@ impl Images {
             let image = volume.open_image(Access::ReadOnly).and_then(BackingFile::of).ok()?;
             Some((image, id))
         };
-        let volumes = store.list()?.into_iter().filter_map(image).collect();
-        Ok(Self { volumes, filesystem: store.device()? })
+        Ok(Self(store.list()?.into_iter().filter_map(image).collect()))
     }
 
     /// Returns the volume of an image.
     pub(crate) fn volume(&self, image: BackingFile) -> Option<&VolumeId> {
-        self.volumes.get(&image)
+        self.0.get(&image)
     }
-}
-
-/// Returns `true` if the file of a device is named as a volume of a store, of whichever driver.
-fn names_a_volume(number: DeviceNumber) -> bool {
-    let path = std::fs::read_to_string(format!("/sys/dev/block/{number}/loop/backing_file"));
-    path.is_ok_and(|path| Path::new(&path).parent().is_some_and(|parent| parent.ends_with("volumes")))
 }
 
 /// Returns an error if one of these devices does not respond. A call that waited for it would keep its thread for as long.

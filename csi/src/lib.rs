@@ -45,6 +45,7 @@ mod error;
 mod held_devices;
 mod http;
 pub mod inotify;
+mod kubelet_record;
 mod loop_node;
 mod metrics;
 pub mod mount_watch;
@@ -123,7 +124,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
     root.require_propagation()?;
     let root = Arc::new(root);
-    let monitor = Arc::new(StorageMonitor::new(data_dir, Arc::clone(&root)));
+    let monitor = Arc::new(StorageMonitor::new(driver_name.clone(), data_dir, Arc::clone(&root)));
     let probe = Arc::new(Probe::new(Arc::clone(&monitor)));
     let trash_cleanup = Arc::new(TrashCleanup::default());
     let this_node = ThisNode::new(&driver_name, node_name);

@@ -25,6 +25,11 @@ impl MountedDevices {
         showing.map(|(mount, _)| mount.mount_point.as_path()).find(|mount_point| Some(*mount_point) != except)
     }
 
+    /// Returns the mount points, each with the number of its device.
+    pub(crate) fn mount_points(&self) -> impl Iterator<Item = (&Path, DeviceNumber)> {
+        self.0.iter().map(|(mount, number)| (mount.mount_point.as_path(), *number))
+    }
+
     pub(crate) fn numbers(&self) -> impl Iterator<Item = DeviceNumber> {
         self.0.iter().map(|(_, number)| *number)
     }

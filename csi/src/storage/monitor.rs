@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
+use crate::driver::DriverName;
 use crate::error::{Error, Result};
 use crate::held_devices::HeldDevices;
 use crate::mount_watch::MountWatch;
@@ -76,6 +77,7 @@ pub(crate) enum Readiness {
 /// is missing. It continues by itself when the file system has been mounted.
 #[derive(Debug)]
 pub(crate) struct StorageMonitor {
+    driver: DriverName,
     data_dir: PathBuf,
     /// The directory below which volumes are published.
     root: Arc<PublishRoot>,
@@ -87,8 +89,9 @@ pub(crate) struct StorageMonitor {
 }
 
 impl StorageMonitor {
-    pub(crate) fn new(data_dir: PathBuf, root: Arc<PublishRoot>) -> Self {
+    pub(crate) fn new(driver: DriverName, data_dir: PathBuf, root: Arc<PublishRoot>) -> Self {
         Self {
+            driver,
             data_dir,
             root,
             state: watch::Sender::new(State::Starting),
@@ -298,7 +301,7 @@ impl StorageMonitor {
     async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
         let data_dir = self.data_dir.clone();
         let known = loops.clone().zip(self.held.get().cloned());
-        let root = Arc::clone(&self.root);
+        let (driver, root) = (self.driver.clone(), Arc::clone(&self.root));
         let opened = tokio::task::spawn_blocking(move || {
             let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
             store.verify()?;
@@ -308,7 +311,7 @@ impl StorageMonitor {
                     // A call that unmounts a target in between cleans up afterwards.
                     sync_publications(&store, &root);
                     let loops = LoopControl::open()?;
-                    let held = HeldDevices::recover(&store, &loops, &root.mounts()?)?;
+                    let held = HeldDevices::recover(&driver, &store, &loops, &root.mounts()?)?;
                     (Arc::new(loops), held)
                 }
             };
@@ -406,7 +409,7 @@ mod tests {
             std::fs::write(directory.path().join("data.filesystem-uuid"), "").unwrap();
         }
         let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
-        let monitor = Arc::new(StorageMonitor::new(data.clone(), root));
+        let monitor = Arc::new(StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), data.clone(), root));
         assert_eq!(monitor.probe().unwrap(), Readiness::Starting);
         let stop = CancellationToken::new();
         let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));

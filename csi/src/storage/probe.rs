@@ -99,7 +99,8 @@ mod tests {
     #[tokio::test]
     async fn a_hanging_disk_is_reported_and_blocks_one_thread() {
         let root = Arc::new(PublishRoot::open(std::path::Path::new("/")).unwrap());
-        let monitor = Arc::new(StorageMonitor::new("/nowhere".into(), root));
+        let monitor =
+            Arc::new(StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), "/nowhere".into(), root));
         let probe = Probe { timeout: Duration::from_millis(50), ..Probe::new(monitor) };
         let (release, release_receiver) = mpsc::channel::<()>();
         let release_receiver = Arc::new(std::sync::Mutex::new(release_receiver));

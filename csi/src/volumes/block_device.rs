@@ -235,7 +235,7 @@ impl<'a> BlockVolume<'a> {
         let Storage { loops, held, .. } = self.storage;
         for number in held.numbers(Some(self.volume.id())) {
             // A pod may have given a read-only device another file, so that the device is not found by the image.
-            held.close(number, Some(self.volume.id()), Some(self.image()?), loops)?;
+            held.close(number, Some(self.volume.id()), Some(self.image()?), self.storage)?;
         }
         if let Detach::Deferred(_) = loops.detach_all(self.image.as_fd())? {
             tracing::info!(

@@ -183,7 +183,7 @@ impl Volumes {
             let unmounted = orphans.into_iter().filter(|number| {
                 mounted.find(*number, None).is_none() && require_response(vec![*number]).is_ok()
             });
-            let close = |number| storage.held.close(number, None, None, &storage.loops);
+            let close = |number| storage.held.close(number, None, None, storage);
             // All of them, also after an error.
             let closed: Vec<Result<()>> = unmounted.map(close).collect();
             closed.into_iter().collect::<Result<()>>()

@@ -1,6 +1,7 @@
 //! Binding a file to an idle device, and checking that the kernel granted the requested properties.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -25,7 +26,7 @@ use crate::units::Bytes;
 
 /// Binds `image`. The caller has locked it, and `absence` is its evidence that the image is not attached with this access.
 pub(super) fn attach(
-    control: BorrowedFd<'_>,
+    control: &Arc<OwnedFd>,
     pool: &Pool,
     image: BorrowedFd<'_>,
     locked: &Exclusion,
@@ -282,7 +283,7 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
 }
 
 /// Creates a device unless it exists.
-fn add(control: BorrowedFd<'_>, index: u32) -> Result<u32> {
+fn add(control: &Arc<OwnedFd>, index: u32) -> Result<u32> {
     match loop_dev::add(control, index) {
         Ok(_) | Err(Errno::EEXIST) => Ok(index),
         Err(errno) => Err(Error::sys("add", node_name(index), errno)),

@@ -18,7 +18,7 @@ use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
 use super::options::AttachOptions;
 use super::pool::{self, Pool, PoolOptions};
-use super::query::{query_devices, query_needed};
+use super::query::{query_device, query_devices, query_needed};
 use super::{attach, discard};
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
@@ -97,7 +97,7 @@ pub struct DeviceList {
 
 #[derive(Debug)]
 struct Shared {
-    control: OwnedFd,
+    control: Arc<OwnedFd>,
     pool: Pool,
     removing: AtomicBool,
 }
@@ -127,6 +127,7 @@ impl LoopControl {
 
     fn new(control: OwnedFd, options: PoolOptions) -> Result<Self> {
         let pool = Pool::new(options)?;
+        let control = Arc::new(control);
         Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
     }
 
@@ -323,7 +324,7 @@ impl LoopControl {
     /// complete. Surplus devices are removed in the background anyway; this call waits for the removal, about 45 ms for each 64.
     #[doc(alias = "LOOP_CTL_REMOVE")]
     pub fn remove_idle(&self, keep: usize) -> usize {
-        self.shared.pool.remove_idle(self.shared.control.as_fd(), keep)
+        self.shared.pool.remove_idle(&self.shared.control, keep)
     }
 
     fn bind(
@@ -334,7 +335,7 @@ impl LoopControl {
         absence: Absence,
     ) -> Result<LoopDevice> {
         let Shared { control, pool, .. } = &*self.shared;
-        let device = attach::attach(control.as_fd(), pool, image, locked, options, absence);
+        let device = attach::attach(control, pool, image, locked, options, absence);
         // The pool may have found devices that other processes left idle.
         self.remove_surplus();
         device
@@ -349,11 +350,25 @@ impl LoopControl {
         let run = move || {
             let shared = &removal.0;
             while shared.pool.has_surplus() {
-                shared.pool.remove_idle(shared.control.as_fd(), shared.pool.keep_idle());
+                shared.pool.remove_idle(&shared.control, shared.pool.keep_idle());
             }
         };
         // If no thread can be created, the devices stay until the next call.
         std::thread::Builder::new().name("loop-remove".to_owned()).spawn(run).ok();
+    }
+
+    /// Opens a device that an index lock names, as [`open_if_bound`] does. If the device exists and its node is missing, the call fails
+    /// instead of returning `None`: a second writable device would corrupt the file.
+    fn open_named_by_lock(&self, index: u32, is_needed: bool) -> Result<Option<LoopDevice>> {
+        let open = move |_| match LoopDevice::open_index(index) {
+            Err(error) if error.errno() == Some(Errno::ENOENT as i32) && loop_dev::exists(index) => {
+                Err(error.explain(NO_NODE))
+            }
+            opened => if_bound(opened),
+        };
+        let number = self.shared.pool.number_of(index);
+        // A list of volumes goes on with the next one soon.
+        if is_needed { query_needed(number, open) } else { query_device(number, open) }
     }
 
     /// Searches for the device of a file. `locked` has an open file description of the file that the caller of the library does not have.
@@ -367,7 +382,8 @@ impl LoopControl {
         let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
         let lock = index_lock::read(image, access);
         if let IndexLock::Index(index) = lock
-            && let Some(device) = open_named_by_lock(index)?.filter(|device| wanted(device.binding()))
+            && let Some(device) =
+                self.open_named_by_lock(index, locked.is_some())?.filter(|device| wanted(device.binding()))
         {
             return Ok(Search::Found(device));
         }
@@ -448,17 +464,6 @@ pub(crate) fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
 /// Opens a device. Returns `None` if it is not bound, or does not exist.
 fn open_if_bound(index: u32) -> Result<Option<LoopDevice>> {
     if_bound(LoopDevice::open_index(index))
-}
-
-/// Opens a device that an index lock names, as [`open_if_bound`] does. If the device exists and its node is missing, the call fails
-/// instead of returning `None`: a second writable device would corrupt the file.
-fn open_named_by_lock(index: u32) -> Result<Option<LoopDevice>> {
-    match LoopDevice::open_index(index) {
-        Err(error) if error.errno() == Some(Errno::ENOENT as i32) && loop_dev::exists(index) => {
-            Err(error.explain(NO_NODE))
-        }
-        opened => if_bound(opened),
-    }
 }
 
 /// Returns `true` if a device that cannot be queried may be bound to a file: sysfs has a file of the same name. A tenant can choose

@@ -95,6 +95,11 @@ fn is_bound(binding: &Binding) -> Result<bool> {
     }
 }
 
+/// Returns `true` if a device is still the same attachment, as far as its sequence number tells.
+fn has_sequence(fd: impl AsFd, binding: &Binding) -> bool {
+    binding.disk_sequence.is_some_and(|sequence| loop_dev::disk_sequence(fd) == Ok(sequence.get()))
+}
+
 /// Returns `true` if an error says that a device is bound to no file.
 pub(super) fn is_unbound(error: &Error) -> bool {
     // ENODEV: it was removed after it was detached.
@@ -173,7 +178,12 @@ impl LoopDevice {
     /// As [`detach`](Self::detach). Also returns the sequence number of the idle device, if no process had it open when the kernel unbound
     /// it.
     pub(super) fn detach_and_examine(self) -> Result<(Detach, Option<NonZeroU64>)> {
-        let flags = self.bound_info()?.lo_flags;
+        let flags = match self.bound_info() {
+            Ok(info) => info.lo_flags,
+            // The file does not respond, so there is no status. It may have partitions.
+            Err(error) if !is_unbound(&error) && has_sequence(&self.fd, &self.binding) => abi::PARTITION_SCAN,
+            Err(error) => return Err(error),
+        };
         let Self { fd, binding } = self;
         match request_detach(&fd, binding.index, flags, &node_name(binding.index)) {
             // Another process detached it after the check.
@@ -195,6 +205,9 @@ impl LoopDevice {
             Err(error) if is_unbound(&error) => {
                 let idle = loop_dev::unbinds_at_last_close().then(|| loop_dev::disk_sequence(&fd).ok());
                 Ok((Detach::Detached, idle.flatten().and_then(NonZeroU64::new)))
+            }
+            Err(_) if has_sequence(&fd, &binding) => {
+                Ok((Detach::Deferred(PendingDetach::new(vec![binding])), None))
             }
             Err(error) => Err(error),
         }

@@ -139,6 +139,18 @@ impl LoopDevice {
         Err(Error::new(ErrorKind::NotFound, "open", node_name(binding.index), detail))
     }
 
+    /// Duplicates the descriptor. The device is open until both are closed.
+    ///
+    /// # Errors
+    /// EMFILE: the process has too many open files.
+    pub fn try_clone(&self) -> Result<Self> {
+        let fd = self.fd.try_clone().map_err(|error| {
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
+            Error::sys("duplicate the descriptor of", node_name(self.binding.index), errno)
+        })?;
+        Ok(Self { fd, binding: self.binding.clone() })
+    }
+
     pub(super) fn new(fd: OwnedFd, binding: Binding) -> Self {
         Self { fd, binding }
     }

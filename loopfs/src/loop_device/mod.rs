@@ -35,6 +35,6 @@ pub use discard::Discard;
 pub use mounted::mounted_nodes;
 pub use options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 pub use pool::PoolOptions;
-pub use query::{DeviceQueries, query_devices};
+pub use query::{DeviceQueries, query_device, query_devices};
 
 pub(crate) use index_lock::{attached_index, mark_new_file_tracked};

@@ -14,6 +14,7 @@ use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev::{self, FOREIGN, Model, acting, reset, with};
+use crate::units::DeviceNumber;
 
 const MIB: u64 = 1 << 20;
 /// More calls of the driver than any operation here makes.
@@ -175,6 +176,57 @@ fn foreign_devices_fail_no_other_call() {
             },
         );
     }
+}
+
+/// A tenant keeps its own device locked.
+#[test]
+fn a_locked_device_delays_no_search() {
+    reset(|_| {});
+    let pool = PoolOptions { range: 9100..9110, keep_idle: 2 };
+    let (control, image) = (LoopControl::with_pool(pool).unwrap(), image());
+    drop(control.attach(image.as_fd(), &options()).unwrap());
+    with(|model| model.locked = [9100].into());
+    for _ in 0..2 {
+        let errors = [
+            control.find(image.as_fd()).unwrap_err(),
+            control.ensure_attached(image.as_fd(), &options()).unwrap_err(),
+            control.detach_all(image.as_fd()).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.kind() == ErrorKind::Busy), "{errors:?}");
+    }
+    with(|model| model.locked.clear());
+    let number = DeviceNumber { major: 7, minor: 9100 };
+    drop(query::Call::begin(number, flock::DEFAULT_TIMEOUT).unwrap());
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+}
+
+/// The status of a device cannot be read if the server of its file has ended, or its file system has failed.
+#[test]
+fn devices_of_dead_files_are_detached() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let index = device.index();
+            let user = unmanaged::Device::open_index(index, Access::ReadOnly).unwrap();
+            with(|model| model.dead_files = [index].into());
+            assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
+            drop(user);
+            with(|model| assert!(model.bound().is_empty(), "{:?}", model.bound()));
+            with(|model| model.dead_files.clear());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            with(|model| model.dead_files = [device.index()].into());
+            assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+            with(|model| model.dead_files.clear());
+        },
+    );
+    // Without sequence numbers it may be another attachment by now.
+    reset(|model| model.lacks_sequences = true);
+    let (control, image) = (LoopControl::open().unwrap(), image());
+    let device = control.attach(image.as_fd(), &options()).unwrap();
+    with(|model| model.dead_files = [device.index()].into());
+    assert_eq!(control.detach(device).unwrap_err().errno(), Some(libc::EIO));
 }
 
 /// A call that detaches the device of an image.

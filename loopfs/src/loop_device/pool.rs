@@ -20,21 +20,26 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::ScopedJoinHandle;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::device::{BEYOND_ALL_INDICES, node_name};
 use super::discard::Discard;
 use super::mounted::{self, mounted_numbers};
+use super::query::Call;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev;
 use crate::units::DeviceNumber;
 
 /// Concurrent removals, which wait for grace periods.
 const REMOVERS: usize = 64;
+
+/// How long to wait for the next removal. One that takes longer waits for a process that changes the device.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Devices with a deferred detach that one call checks for their last close.
 const CLOSING_LOOKS: usize = 8;
@@ -116,13 +121,13 @@ impl Pool {
 
     /// Returns the number of a device. It is not known before the loop module is loaded, and constant while its control device is open.
     pub(super) fn number_of(&self, index: u32) -> DeviceNumber {
-        DeviceNumber { major: mounted::MAJOR, minor: index * self.minors }
+        number_of(index, self.minors)
     }
 
     /// Returns an index that was idle when last seen. The kernel decides: another program may have bound it since. The caller opens the
     /// device and then calls [`is_unused`](Self::is_unused). A device without discards is not reused for an attachment with discards:
     /// removing it and adding it again takes a hundred times as long as adding another one.
-    pub(super) fn acquire(&self, control: BorrowedFd<'_>, discard: Discard) -> Result<Acquired> {
+    pub(super) fn acquire(&self, control: &Arc<OwnedFd>, discard: Discard) -> Result<Acquired> {
         let range = &self.options.range;
         for _ in range.clone() {
             if let Some(idle) = self.lock().pop_idle(discard) {
@@ -155,13 +160,10 @@ impl Pool {
             return Ok(Acquired { index, sequence: Some(sequence) });
         }
         let unproven = std::mem::take(&mut self.lock().unproven);
-        let mut unproven = unproven.into_iter();
-        while let Some(index) = unproven.next() {
-            // EBUSY: a process has it open. The next scan finds it again.
-            if loop_dev::remove(control, index).is_ok()
-                && let Ok(added) = self.add(control, index)
-            {
-                self.lock().unproven.extend(unproven);
+        self.remove(control, unproven.iter().copied().collect());
+        for index in unproven {
+            // EEXIST: a process has it open, or is changing it. The next scan finds it again.
+            if let Ok(added) = self.add(control, index) {
                 return Ok(added);
             }
         }
@@ -170,7 +172,7 @@ impl Pool {
         Err(Error::new(ErrorKind::NoSpace, "add", "a loop device", detail))
     }
 
-    fn add(&self, control: BorrowedFd<'_>, index: u32) -> std::result::Result<Acquired, Errno> {
+    fn add(&self, control: &Arc<OwnedFd>, index: u32) -> std::result::Result<Acquired, Errno> {
         let index = loop_dev::add(control, index)?;
         self.lock().without_discards.remove(&index);
         Ok(Acquired { index, sequence: None })
@@ -324,7 +326,7 @@ impl Pool {
 
     /// Removes idle devices until `keep` are left, also those whose deferred detach is complete. A device that was bound in the
     /// meantime stays: the kernel refuses to remove it (EBUSY).
-    pub(super) fn remove_idle(&self, control: BorrowedFd<'_>, keep: usize) -> usize {
+    pub(super) fn remove_idle(&self, control: &Arc<OwnedFd>, keep: usize) -> usize {
         self.scan_if_due();
         self.collect_closed();
         let count = self.lock().count_idle().saturating_sub(keep);
@@ -332,28 +334,50 @@ impl Pool {
     }
 
     /// Removes `count` idle devices, first those that a process may have open. One that is open is found again by the next scan.
-    fn remove_some(&self, control: BorrowedFd<'_>, count: usize) -> usize {
+    fn remove_some(&self, control: &Arc<OwnedFd>, count: usize) -> usize {
         let surplus: Vec<u32> = {
             let mut state = self.lock();
             let last = || state.unproven.pop_last().or_else(|| state.idle.pop_last().map(|(index, _)| index));
             std::iter::from_fn(last).take(count).collect()
         };
-        let share = surplus.len().div_ceil(REMOVERS).max(1);
-        let remove =
-            |indices: &[u32]| indices.iter().filter(|i| loop_dev::remove(control, **i).is_ok()).count();
-        std::thread::scope(|scope| {
-            let start = |indices| {
-                let worker = std::thread::Builder::new().spawn_scoped(scope, move || remove(indices));
-                (worker, indices)
+        self.remove(control, surplus)
+    }
+
+    /// Removes devices, many concurrently, and returns how many were removed. Does not wait for a device that a process is changing, nor
+    /// remove it twice: its thread is left behind.
+    fn remove(&self, control: &Arc<OwnedFd>, surplus: Vec<u32>) -> usize {
+        let threads = surplus.len().min(REMOVERS);
+        let surplus = Arc::new(Mutex::new(surplus));
+        let pop = |surplus: &Mutex<Vec<u32>>| surplus.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let minors = self.minors;
+        let remove = move |control: &OwnedFd, index| {
+            let call = Call::begin(number_of(index, minors), Duration::ZERO);
+            call.is_some() && loop_dev::remove(control, index).is_ok()
+        };
+        let (sender, results) = channel();
+        let start = |_: &usize| {
+            let (control, surplus, sender) = (Arc::clone(control), Arc::clone(&surplus), sender.clone());
+            let work = move || {
+                while let Some(index) = pop(&surplus) {
+                    // The caller may not wait any more.
+                    sender.send(remove(&control, index)).ok();
+                }
             };
-            let workers: Vec<_> = surplus.chunks(share).map(start).collect();
-            let finish = |(worker, indices): (std::io::Result<ScopedJoinHandle<'_, usize>>, _)| match worker {
-                Ok(worker) => worker.join().unwrap_or_default(),
-                // If no thread can be created (EAGAIN), the removal takes longer.
-                Err(_) => remove(indices),
-            };
-            workers.into_iter().map(finish).sum()
-        })
+            loop_dev::spawn("loop-remove", work).is_ok()
+        };
+        let has_threads = (0..threads).take_while(start).count() > 0;
+        drop(sender);
+        let mut removed = 0;
+        if !has_threads {
+            // None can be created (EAGAIN), so the removal takes longer.
+            while let Some(index) = pop(&surplus) {
+                removed += usize::from(remove(control, index));
+            }
+        }
+        while let Ok(is_removed) = results.recv_timeout(REMOVAL_TIMEOUT) {
+            removed += usize::from(is_removed);
+        }
+        removed
     }
 
     /// Without a scan, only the devices that this process has detached are known.
@@ -386,6 +410,10 @@ impl State {
     fn count_idle(&self) -> usize {
         self.idle.len() + self.unproven.len()
     }
+}
+
+fn number_of(index: u32, minors: u32) -> DeviceNumber {
+    DeviceNumber { major: mounted::MAJOR, minor: index * minors }
 }
 
 /// Returns `true` also for a device that the kernel is about to unbind completely; it refuses to bind that one.

@@ -304,6 +304,23 @@ fn a_node_mounted_after_the_scan_counts() {
     );
 }
 
+/// A tenant keeps an unbound device locked. The removal of others goes on.
+#[test]
+fn locked_devices_delay_no_removal() {
+    reset(|model| (9200..9203).for_each(|index| model.add_idle(index)));
+    let control = LoopControl::with_pool(PoolOptions { range: 9200..9203, keep_idle: 0 }).unwrap();
+    with(|model| model.locked = [9201].into());
+    assert_eq!(control.remove_idle(0), 2);
+    let images = [image(), image(), image()];
+    let devices = attach_all(&control, &images[..2], &options());
+    for _ in 0..2 {
+        let full = control.attach(images[2].as_fd(), &options()).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+    }
+    drop(devices);
+    with(|model| model.locked.clear());
+}
+
 #[test]
 fn the_pool_opens_no_other_device() {
     old_and_new(

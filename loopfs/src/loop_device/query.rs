@@ -1,14 +1,15 @@
-//! Queries of many devices, some of which may not respond.
+//! Calls of devices that may not respond.
 //!
-//! Opening a device and reading its status wait for a process that changes the device (`lo_mutex`), and for the file system of its file.
-//! A thread therefore makes the queries. If one takes too long, that thread is left behind, and another one goes on with the next device.
+//! Opening a device, reading its status and removing it wait for a process that changes the device (`lo_mutex`), and for the file system of
+//! its file. A thread therefore makes the calls. If one takes too long, that thread is left behind, and another one goes on with the next
+//! device.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::device::DOES_NOT_RESPOND;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,18 +20,80 @@ use crate::units::DeviceNumber;
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait for each later one: there may be hundreds on the same file system.
 const LATER_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long to wait for a device whose result a call cannot do without.
+/// How long to wait for a device whose result a call cannot do without. It may only be slow.
 const NEEDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Results that the thread may have ready. Each wait for the other thread costs more than a query.
 const RESULTS_AHEAD: usize = 64;
 
-/// Threads that still wait for a device, by the device. So each such device has one thread at most.
-static WAITING: LazyLock<Mutex<HashMap<DeviceNumber, Weak<()>>>> = LazyLock::new(Mutex::default);
+/// The devices that a thread calls, each with the start of the call. So a device that does not respond has one thread at most.
+static CALLED: LazyLock<Mutex<HashMap<DeviceNumber, Instant>>> = LazyLock::new(Mutex::default);
+static ENDED: Condvar = Condvar::new();
+
+/// The right to call a device, until this is dropped.
+pub(super) struct Call(DeviceNumber);
+
+impl Call {
+    /// Waits until no other thread calls the device. Returns `None` if its call takes longer than `limit`.
+    pub(super) fn begin(number: DeviceNumber, limit: Duration) -> Option<Self> {
+        let mut called = called();
+        while let Some(began) = called.get(&number) {
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return None;
+            }
+            (called, _) = ENDED.wait_timeout(called, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        called.insert(number, Instant::now());
+        Some(Self(number))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        called().remove(&self.0);
+        ENDED.notify_all();
+    }
+}
+
+fn called() -> MutexGuard<'static, HashMap<DeviceNumber, Instant>> {
+    // A panic leaves the map consistent.
+    CALLED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `query` for one device, as [`query_devices`] does.
+///
+/// # Errors
+/// [`ErrorKind::Busy`]: the device has not responded for a second. Those of `query`.
+pub fn query_device<T, Q>(number: DeviceNumber, query: Q) -> Result<T>
+where
+    T: Send + 'static,
+    Q: Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
+{
+    query_within(FIRST_TIMEOUT, number, query)
+}
+
+/// As [`query_device`], and waits for ten seconds.
+pub(super) fn query_needed<T, Q>(number: DeviceNumber, query: Q) -> Result<T>
+where
+    T: Send + 'static,
+    Q: Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
+{
+    query_within(NEEDED_TIMEOUT, number, query)
+}
+
+fn query_within<T, Q>(limit: Duration, number: DeviceNumber, query: Q) -> Result<T>
+where
+    T: Send + 'static,
+    Q: Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
+{
+    let mut queries = DeviceQueries { left: vec![number], query, worker: None, timeout: limit, limit };
+    queries.next().map_or_else(|| Err(unresponsive(number)), |(_, result)| result)
+}
 
 /// Calls `query` for each device, and returns each device with the result. If a device does not respond for a second (200 ms, if another
-/// one did not either), its result is [`ErrorKind::Busy`]; the call of `query` ends later, and its result is dropped. `query` must only
-/// read.
+/// one did not either), its result is [`ErrorKind::Busy`]; the call of `query` ends later, and its result is dropped. Concurrent calls for
+/// a device wait for each other for as long, and leave one thread behind. `query` must only read, and must not query the device again.
 pub fn query_devices<T, Q>(numbers: Vec<DeviceNumber>, query: Q) -> DeviceQueries<T, Q>
 where
     T: Send + 'static,
@@ -38,27 +101,7 @@ where
 {
     let mut left = numbers;
     left.reverse();
-    DeviceQueries { left, query, worker: None, timeout: FIRST_TIMEOUT }
-}
-
-/// Calls `query` for a device that has not responded, and that the caller needs. It may only be slow.
-pub(super) fn query_needed<T: Send + 'static>(
-    number: DeviceNumber,
-    query: impl Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
-) -> Result<T> {
-    let (sender, results) = sync_channel(1);
-    let in_thread = query.clone();
-    let Ok(thread) = loop_dev::spawn("loop-query", move || drop(sender.send(in_thread(number)))) else {
-        return query(number);
-    };
-    match results.recv_timeout(NEEDED_TIMEOUT) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(unresponsive(number)),
-        Err(RecvTimeoutError::Disconnected) => match thread.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => Err(unresponsive(number)),
-        },
-    }
+    DeviceQueries { left, query, worker: None, timeout: FIRST_TIMEOUT, limit: FIRST_TIMEOUT }
 }
 
 /// The results of [`query_devices`].
@@ -69,6 +112,8 @@ pub struct DeviceQueries<T, Q> {
     query: Q,
     worker: Option<Worker<T>>,
     timeout: Duration,
+    /// How long a query may wait for one of another thread for the same device.
+    limit: Duration,
 }
 
 #[derive(Debug)]
@@ -76,8 +121,6 @@ struct Worker<T> {
     results: Receiver<Result<T>>,
     thread: JoinHandle<()>,
     stop: Arc<AtomicBool>,
-    /// Exists as long as the thread.
-    alive: Weak<()>,
 }
 
 impl<T, Q> Iterator for DeviceQueries<T, Q>
@@ -91,16 +134,12 @@ where
         let number = *self.left.last()?;
         let worker = match self.worker.take() {
             Some(worker) => worker,
-            None if is_waiting(number) => {
-                self.left.pop();
-                return Some((number, Err(unresponsive(number))));
-            }
             None => match self.start() {
                 Ok(worker) => worker,
                 // No thread can be created (EAGAIN), so there is no timeout.
                 Err(_) => {
                     self.left.pop();
-                    return Some((number, (self.query)(number)));
+                    return Some((number, call(number, self.limit, &self.query)));
                 }
             },
         };
@@ -111,16 +150,12 @@ where
             }
             Err(RecvTimeoutError::Timeout) => {
                 self.timeout = LATER_TIMEOUT;
-                waiting().insert(number, worker.alive);
                 Err(unresponsive(number))
             }
-            // It has stopped before a device for which another thread waits.
-            Err(RecvTimeoutError::Disconnected) => {
-                if let Err(panic) = worker.thread.join() {
-                    std::panic::resume_unwind(panic);
-                }
-                return self.next();
-            }
+            Err(RecvTimeoutError::Disconnected) => match worker.thread.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => Err(unresponsive(number)),
+            },
         };
         self.left.pop();
         Some((number, result))
@@ -134,14 +169,12 @@ where
 {
     fn start(&self) -> std::io::Result<Worker<T>> {
         let (sender, results) = sync_channel(RESULTS_AHEAD);
-        let (stop, token) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
-        let (alive, query) = (Arc::downgrade(&token), self.query.clone());
-        let (numbers, stopped) = (self.left.clone(), Arc::clone(&stop));
-        let thread = loop_dev::spawn("loop-query", move || {
-            let _token = token;
-            run(numbers, &query, &sender, &stopped);
-        })?;
-        Ok(Worker { results, thread, stop, alive })
+        let stop = Arc::new(AtomicBool::new(false));
+        let (numbers, query, stopped) = (self.left.clone(), self.query.clone(), Arc::clone(&stop));
+        let limit = self.limit;
+        let work = move || run(numbers, |number| call(number, limit, &query), &sender, &stopped);
+        let thread = loop_dev::spawn("loop-query", work)?;
+        Ok(Worker { results, thread, stop })
     }
 }
 
@@ -152,9 +185,16 @@ fn run<T>(
     stop: &AtomicBool,
 ) {
     for number in numbers.into_iter().rev() {
-        if stop.load(Ordering::Acquire) || is_waiting(number) || sender.send(query(number)).is_err() {
+        if stop.load(Ordering::Acquire) || sender.send(query(number)).is_err() {
             return;
         }
+    }
+}
+
+fn call<T>(number: DeviceNumber, limit: Duration, query: impl Fn(DeviceNumber) -> Result<T>) -> Result<T> {
+    match Call::begin(number, limit) {
+        Some(_call) => query(number),
+        None => Err(unresponsive(number)),
     }
 }
 
@@ -171,20 +211,9 @@ fn unresponsive(number: DeviceNumber) -> Error {
     Error::new(ErrorKind::Busy, "query the loop device", number, DOES_NOT_RESPOND)
 }
 
-/// Returns `true` if a thread still waits for a device.
-fn is_waiting(number: DeviceNumber) -> bool {
-    let mut waiting = waiting();
-    waiting.retain(|_, thread| thread.strong_count() > 0);
-    waiting.contains_key(&number)
-}
-
-fn waiting() -> std::sync::MutexGuard<'static, HashMap<DeviceNumber, Weak<()>>> {
-    // A panic leaves the map consistent.
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc;
 
     use super::*;
@@ -212,13 +241,43 @@ mod tests {
             assert_eq!(minors, [Some(0), Some(1), None, Some(3)]);
             let error = results[2].1.as_ref().unwrap_err();
             assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("240:2"), "{error}");
-            assert_eq!(waiting().keys().filter(|number| number.major == 240).count(), 1);
         }
         drop(release);
-        while is_waiting(numbers(2..3)[0]) {
+        drop(Call::begin(numbers(2..3)[0], Duration::from_secs(60)).unwrap());
+        assert_eq!(query_devices(numbers(2..3), query).next().unwrap().1.unwrap(), 2);
+    }
+
+    /// A thread for each of them would be left behind.
+    #[test]
+    fn unresponsive_devices_have_one_thread() {
+        reset(|_| {});
+        let (release, blocked) = mpsc::channel::<()>();
+        let (blocked, begun) = (Arc::new(Mutex::new(blocked)), Arc::new(AtomicUsize::new(0)));
+        let query = {
+            let begun = Arc::clone(&begun);
+            move |_| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                blocked.lock().unwrap().recv().ok();
+                Ok(())
+            }
+        };
+        // The first one is dropped early, the others wait concurrently.
+        let mut early = query_devices(numbers(700..702), query.clone());
+        early.worker = Some(early.start().unwrap());
+        early.timeout = Duration::ZERO;
+        while begun.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
-        assert_eq!(query_devices(numbers(2..3), query).next().unwrap().1.unwrap(), 2);
+        drop(early);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| query_device(numbers(700..701)[0], query.clone()).unwrap_err());
+            }
+        });
+        assert_eq!(begun.load(Ordering::Relaxed), 1);
+        drop(release);
+        drop(Call::begin(numbers(700..701)[0], Duration::from_secs(60)).unwrap());
+        query_device(numbers(700..701)[0], query).unwrap();
     }
 
     #[test]

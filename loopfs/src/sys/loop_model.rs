@@ -65,7 +65,8 @@ pub(crate) struct Model {
     pub(crate) foreign_unbinds_at_close: bool,
     /// The devices whose node is mounted somewhere.
     pub(crate) mounted: BTreeSet<u32>,
-    /// The devices whose `lo_mutex` a process holds: opening them waits.
+    /// The devices whose `lo_mutex` a process holds: opening or removing them waits. All tests have one record of the devices that do not
+    /// respond, so each test has others.
     pub(crate) locked: BTreeSet<u32>,
     /// The devices whose file is on a dead file system.
     pub(crate) dead_files: BTreeSet<u32>,
@@ -575,6 +576,9 @@ pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
 }
 
 pub(crate) fn remove(control: impl AsFd, index: u32) -> Result<()> {
+    while by_control(&control, |model| model.locked.contains(&index)) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     by_control(control, |model| {
         model.enter("remove", Some(index))?;
         let device = model.devices.get(&index).ok_or(Errno::ENODEV)?;
