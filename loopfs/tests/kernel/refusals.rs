@@ -130,9 +130,9 @@ fn attaching_an_unsuitable_file_fails() {
     let directory = directory();
     let options = AttachOptions::new(READ_WRITE).direct_io(DirectIo::Off);
     let is_directory = File::open(directory.path()).unwrap();
-    assert_refused(control.attach(is_directory.as_fd(), &options), ErrorKind::Other, Some(Errno::EISDIR));
+    assert_refused(control.attach(is_directory.as_fd(), &options), ErrorKind::InvalidInput, None);
     let terminal = File::options().read(true).write(true).open("/dev/null").unwrap();
-    assert_refused(control.attach(terminal.as_fd(), &options), ErrorKind::InvalidInput, Some(Errno::EINVAL));
+    assert_refused(control.attach(terminal.as_fd(), &options), ErrorKind::InvalidInput, None);
     drop(is_directory);
 
     // A file on a read-only mount can only be attached read-only.
@@ -302,7 +302,6 @@ fn operations_on_absent_volumes_or_the_wrong_kind_fail() {
     assert_refused(image.open_dir(), ErrorKind::InvalidInput, None);
     assert_refused(directory.open_image(READ_WRITE), ErrorKind::InvalidInput, None);
     for id in [&block, &filesystem] {
-        assert_refused(store.expand(id, Bytes(0)), ErrorKind::InvalidInput, None);
         assert_refused(store.expand(id, Bytes(u64::MAX)), ErrorKind::InvalidInput, None);
     }
     drop((image, directory));

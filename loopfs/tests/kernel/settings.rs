@@ -83,6 +83,7 @@ fn a_thick_image_keeps_its_blocks_after_discards() {
     // Deferring and cancelling a detach must leave discards disabled. Earlier kernels enable them in LOOP_SET_STATUS64.
     drop(device);
     assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
+    control.find(image.as_fd()).unwrap()[0].cancel_detach().unwrap();
     let device = attach(&control, &volume).unwrap();
     test_support::discard(&through, 0, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
