@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice, query_devices};
+use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice, query_device, query_devices};
 use loopfs::mount::KnownMount;
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeStore};
 use loopfs::{DeviceNumber, ErrorKind};
@@ -96,7 +96,8 @@ impl HeldDevices {
     pub(crate) fn hold(&self, volume: &VolumeId, device: &LoopDevice) -> Result<()> {
         let (volume, number) = (Some(volume.clone()), device.device_number()?);
         // The same attachment, because `device` is open. A repair may have changed its binding.
-        let device = LoopDevice::open_index(device.index())?;
+        let index = device.index();
+        let device = query_device(number, move |_| LoopDevice::open_index(index))?;
         let mut held = self.lock();
         let earlier: Vec<Held> = held.extract_if(.., |held| held.number == number).collect();
         held.push(Held { volume, number, device });
@@ -136,22 +137,38 @@ impl HeldDevices {
         let is_meant = |held: &Held| held.number == number && held.volume.as_ref() == volume;
         let Some(taken) = self.take(is_meant) else { return Ok(()) };
         // Opened before it is closed, so that it is the same attachment.
-        let device = LoopDevice::open_device_number(number);
-        drop(taken.device);
-        // Otherwise a process has unbound it.
-        let Ok(device) = device else { return Ok(()) };
-        let backing = device.binding().backing;
-        if Some(backing) == image || volume.is_none() && !storage.store.holds(&backing) {
-            return Ok(());
+        match query_device(number, LoopDevice::open_device_number) {
+            Ok(device) => {
+                drop(taken.device);
+                let backing = device.binding().backing;
+                if Some(backing) == image || volume.is_none() && !storage.store.holds(&backing) {
+                    return Ok(());
+                }
+                let detached = storage.loops.detach(device);
+                if detached.is_err()
+                    && let Ok(device) = query_device(number, LoopDevice::open_device_number)
+                {
+                    // The next cleanup finds it again.
+                    self.lock().push(Held { volume: taken.volume, number, device });
+                }
+                detached.map(drop).map_err(Into::into)
+            }
+            // A process has unbound it.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Busy || volume.is_none() => {
+                self.lock().push(taken);
+                Err(error.into())
+            }
+            // The server of its file has ended, for example, so that the device cannot be opened again with its status.
+            Err(_) => {
+                let copy = taken.device.try_clone()?;
+                let detached = storage.loops.detach(taken.device);
+                if detached.is_err() {
+                    self.lock().push(Held { device: copy, ..taken });
+                }
+                detached.map(drop).map_err(Into::into)
+            }
         }
-        let detached = storage.loops.detach(device);
-        if detached.is_err()
-            && let Ok(device) = LoopDevice::open_device_number(number)
-        {
-            // The next cleanup finds it again.
-            self.lock().push(Held { volume: taken.volume, number, device });
-        }
-        detached.map(drop).map_err(Into::into)
     }
 
     /// Takes a device out of the list. The caller closes it without the lock, because that can wait for another process.
@@ -219,17 +236,4 @@ impl Images {
     pub(crate) fn volume(&self, image: BackingFile) -> Option<&VolumeId> {
         self.0.get(&image)
     }
-}
-
-/// Returns an error if one of these devices does not respond. A call that waited for it would keep its thread for as long.
-pub(crate) fn require_response(numbers: Vec<DeviceNumber>) -> Result<()> {
-    let status = |number| LoopDevice::open_device_number(number).and_then(|device| device.status());
-    for (_, status) in query_devices(numbers, status) {
-        match status {
-            Err(error) if error.kind() == ErrorKind::Busy => return Err(error.into()),
-            // Other errors are those of the call that follows.
-            Ok(_) | Err(_) => {}
-        }
-    }
-    Ok(())
 }

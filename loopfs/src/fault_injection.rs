@@ -39,6 +39,8 @@ pub enum LoopStatusChange {
     SizeLimit(u64),
     /// The device is unbound at its last close.
     AutoClear,
+    /// The device stays bound at its last close.
+    Persistent,
     /// The kernel scans the device for partitions.
     PartitionScan,
     /// The first character of the label is another one.
@@ -54,6 +56,7 @@ pub fn change_loop_status(device: impl AsFd, change: LoopStatusChange) -> Result
         LoopStatusChange::Offset(offset) => info.lo_offset = offset,
         LoopStatusChange::SizeLimit(limit) => info.lo_sizelimit = limit,
         LoopStatusChange::AutoClear => info.lo_flags |= loop_abi::AUTOCLEAR,
+        LoopStatusChange::Persistent => info.lo_flags &= !loop_abi::AUTOCLEAR,
         LoopStatusChange::PartitionScan => info.lo_flags |= loop_abi::PARTITION_SCAN,
         LoopStatusChange::Label => info.lo_file_name[0] = b'x',
     });

@@ -16,8 +16,8 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
+use super::publish::Cleanup;
 use crate::error::{Error, Result};
-use crate::held_devices::require_response;
 use crate::loop_node::{is_loop_device, kind_of, number_of};
 use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
@@ -41,10 +41,7 @@ pub(crate) struct BlockVolume<'a> {
 }
 
 impl<'a> BlockVolume<'a> {
-    /// # Errors
-    /// [`Error::Storage`] of kind [`ErrorKind::Busy`]: a published device of the volume does not respond.
     pub(crate) fn open(volume: &'a Volume, storage: &'a Storage) -> Result<Self> {
-        require_response(storage.held.numbers(Some(volume.id())))?;
         let image = volume.open_image(Access::ReadOnly)?;
         Ok(Self { volume, storage, image })
     }
@@ -231,18 +228,21 @@ impl<'a> BlockVolume<'a> {
 
     /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused
     /// for other volumes.
-    pub(crate) fn detach(&self) -> Result<()> {
+    pub(crate) fn detach(&self) -> Result<Cleanup> {
         let Storage { loops, held, .. } = self.storage;
         for number in held.numbers(Some(self.volume.id())) {
             // A pod may have given a read-only device another file, so that the device is not found by the image.
             held.close(number, Some(self.volume.id()), Some(self.image()?), self.storage)?;
         }
-        if let Detach::Deferred(_) = loops.detach_all(self.image.as_fd())? {
-            tracing::info!(
-                "a process has the volume's loop device open; the kernel detaches it at the last close"
-            );
+        match loops.detach_all(self.image.as_fd())? {
+            Detach::Detached => Ok(Cleanup::Complete),
+            Detach::Deferred(_) => {
+                tracing::info!(
+                    "a process has the volume's loop device open; the kernel detaches it at the last close"
+                );
+                Ok(Cleanup::DetachDeferred)
+            }
         }
-        Ok(())
     }
 
     /// Repairs the devices. The caller has the volume locked: a repair cancels a detach that the kernel has deferred.

@@ -6,15 +6,17 @@
 //! hold, except that of its target path, and leaves the work that needs the disk to a task of its own.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use loopfs::volume_store::VolumeId;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tracing::Instrument;
 
-use super::publish::{ClearedTarget, Volumes};
+use super::publish::{Cleanup, ClearedTarget, Volumes};
 use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
 use crate::backoff::Backoff;
@@ -28,7 +30,8 @@ use crate::storage::StorageMonitor;
 /// that do not access the disk.
 const DISK_THREADS: usize = 256;
 
-/// The maximum number of those threads that clean up after unpublish calls.
+/// The maximum number of those threads that clean up after unpublish calls, without those that have done so for longer than
+/// [`CLEANUP_TIMEOUT`].
 const CLEANUP_THREADS: usize = 16;
 
 /// How long an unpublish call waits for the cleanup of its volume. The kubelet's timeout is two minutes.
@@ -126,13 +129,17 @@ impl VolumeOperations {
         };
         // Also if another call, which waits for the disk, has the volume locked.
         match (ended, self.monitor.current()) {
+            (Ok(Cleanup::DetachDeferred), _) => {
+                self.clone().repeat_clean_up(volume, ClearedTarget::default());
+                Ok(())
+            }
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
                 let (of, monitor) = (volume.clone(), Arc::clone(&self.monitor));
                 blocking::run(move || unavailable::require_detached(&of, monitor.held(), &reason)).await?;
                 self.clone().repeat_clean_up(volume, ClearedTarget::default());
                 Ok(())
             }
-            (ended, _) => ended,
+            (ended, _) => ended.map(drop),
         }
     }
 
@@ -186,7 +193,7 @@ impl VolumeOperations {
         }
     }
 
-    /// Starts a task that cleans up until that succeeds, unless there is one for the volume.
+    /// Starts a task that cleans up until no device is left, unless there is one for the volume.
     fn repeat_clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
         if !self.lock_repeated().insert(volume.clone()) {
             return;
@@ -201,7 +208,7 @@ impl VolumeOperations {
         tokio::spawn(repeat.in_current_span());
     }
 
-    /// Cleans up as soon as the storage is usable. Until then, the volume is not locked. Returns `false` after an error of another cause.
+    /// Cleans up as soon as the storage is usable. Until then, the volume is not locked. Returns `false` if the cleanup must be repeated.
     async fn try_clean_up(&self, volume: &VolumeId, cleared: ClearedTarget) -> bool {
         loop {
             self.monitor.wait_until_usable().await;
@@ -217,12 +224,21 @@ impl VolumeOperations {
                 continue;
             }
             let id = volume.clone();
-            let cleaned = self.run(move |volumes| {
-                let _held = (lock, thread);
+            let mut cleaned = pin!(self.run(move |volumes| {
+                let _lock = lock;
                 volumes.clean_up(&id, &cleared)
-            });
-            match cleaned.await {
-                Ok(()) => return true,
+            }));
+            let cleaned = match timeout(CLEANUP_TIMEOUT, cleaned.as_mut()).await {
+                Ok(cleaned) => cleaned,
+                Err(_) => {
+                    // It waits for a device that a pod keeps locked. A pod with many of them must not stop the other cleanups.
+                    drop(thread);
+                    cleaned.await
+                }
+            };
+            match cleaned {
+                Ok(Cleanup::Complete) => return true,
+                Ok(Cleanup::DetachDeferred) => return false,
                 Err(Error::StorageUnavailable(_)) => {}
                 Err(error) => {
                     tracing::warn!(%volume, %error, "the target is unmounted and removed, but the cleanup of its volume failed; it is repeated");

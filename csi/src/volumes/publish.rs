@@ -13,7 +13,6 @@ use super::directory::Directory;
 use super::stale_device::StaleDevice;
 use super::volume::{TeardownTarget, find, refuse_published, require_kind};
 use crate::error::{Error, Result};
-use crate::held_devices::require_response;
 use crate::mounted_devices::MountedDevices;
 use crate::request::{AccessType, Publish, PublishMode, Stage, TargetPath, Unstage};
 use crate::storage::{Storage, StorageMonitor, TrashCleanup};
@@ -50,7 +49,7 @@ impl Volumes {
                 let block = BlockVolume::open(&volume, &storage)?;
                 // The volume may be published with the other access. The publish call decides about that.
                 if block.devices()?.iter().all(|device| device.binding().access == access) {
-                    attach(&storage, &volume, &block, access)?;
+                    self.attach(&storage, &volume, &block, access)?;
                 }
                 Ok(())
             }
@@ -59,19 +58,23 @@ impl Volumes {
 
     /// Detaches the devices of a volume that is published nowhere. The error is [`Error::StorageUnavailable`] if the storage is the
     /// cause.
-    pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<()> {
+    pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<Cleanup> {
         self.detach(unstage).map_err(|error| self.storage_error_or(error))
     }
 
-    fn detach(&self, unstage: &Unstage) -> Result<()> {
+    fn detach(&self, unstage: &Unstage) -> Result<Cleanup> {
         let storage = self.monitor.current()?;
         let volume = match find(&storage, &unstage.volume)? {
             TeardownTarget::Block(volume) => volume,
             // If the storage was unavailable when the volume was unpublished, its publication record is removed here.
-            TeardownTarget::WithoutDevices => return self.sync_publication(&storage, &unstage.volume),
+            TeardownTarget::WithoutDevices => {
+                self.sync_publication(&storage, &unstage.volume)?;
+                return Ok(Cleanup::Complete);
+            }
             TeardownTarget::Deleted => {
                 self.sync_publication(&storage, &unstage.volume)?;
-                return self.detach_stale_devices(&storage, &unstage.volume);
+                self.detach_stale_devices(&storage, &unstage.volume)?;
+                return Ok(Cleanup::Complete);
             }
         };
         let block = BlockVolume::open(&volume, &storage)?;
@@ -117,7 +120,7 @@ impl Volumes {
                     refuse_second_target(&volume, other)?;
                 }
                 block.detach_other_access(&mounted, access)?;
-                let device = attach(&storage, &volume, &block, access)?;
+                let device = self.attach(&storage, &volume, &block, access)?;
                 // Before the node is mounted, from when on it may reach a container.
                 storage.held.hold(volume.id(), &device)?;
                 block_device::publish(&device, &target)
@@ -143,20 +146,24 @@ impl Volumes {
     ///
     /// Does so even if nothing was mounted at the target, because an earlier call may have crashed between the unmount
     /// and the cleanup. The error is [`Error::StorageUnavailable`] if the storage is the cause.
-    pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
+    pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<Cleanup> {
         self.detach_or_sync(id, cleared).map_err(|error| self.storage_error_or(error))
     }
 
-    fn detach_or_sync(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
+    fn detach_or_sync(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<Cleanup> {
         let storage = self.monitor.current()?;
         self.close_orphans(&storage);
         let volume = match find(&storage, id)? {
             TeardownTarget::Block(volume) => volume,
-            TeardownTarget::WithoutDevices => return self.sync_publication(&storage, id),
+            TeardownTarget::WithoutDevices => {
+                self.sync_publication(&storage, id)?;
+                return Ok(Cleanup::Complete);
+            }
             TeardownTarget::Deleted => {
                 // Devices can be detached even if the disk accepts no writes.
                 self.detach_stale_devices(&storage, id)?;
-                return self.sync_publication(&storage, id);
+                self.sync_publication(&storage, id)?;
+                return Ok(Cleanup::Complete);
             }
         };
         let block = BlockVolume::open(&volume, &storage)?;
@@ -167,22 +174,19 @@ impl Volumes {
             stale.detach(&storage, &mounted)?;
         }
         match block.published_at(&mounted, None)? {
-            Some(_in_use) => Ok(()),
+            Some(_in_use) => Ok(Cleanup::Complete),
             None => block.detach(),
         }
     }
 
-    /// Detaches the devices of no volume whose nodes are not mounted any more. An error is not one of the volume that is cleaned up.
+    /// Closes the devices of no volume whose nodes are not mounted any more. An error is not one of the volume that is cleaned up.
     fn close_orphans(&self, storage: &Storage) {
         let orphans = storage.held.numbers(None);
         if orphans.is_empty() {
             return;
         }
         let closed = self.mounted_devices().and_then(|mounted| {
-            // One that does not respond is closed by a later cleanup.
-            let unmounted = orphans.into_iter().filter(|number| {
-                mounted.find(*number, None).is_none() && require_response(vec![*number]).is_ok()
-            });
+            let unmounted = orphans.into_iter().filter(|number| mounted.find(*number, None).is_none());
             let close = |number| storage.held.close(number, None, None, storage);
             // All of them, also after an error.
             let closed: Vec<Result<()>> = unmounted.map(close).collect();
@@ -225,42 +229,60 @@ impl Volumes {
         stale_devices.iter().try_for_each(|stale| stale.detach(storage, &mounted))
     }
 
+    /// Attaches the volume's device, or returns the device if it is attached already and cancels its deferred detach. Detaches
+    /// it again if the volume was deleted in the meantime. Once the device is attached, deleting the volume is refused.
+    ///
+    /// NodePublishVolume calls this once, and keeps the device open until its node is mounted. It cannot rely on
+    /// NodeStageVolume: the device does not survive a reboot, and another access or an unpublish call may have detached it.
+    fn attach(
+        &self,
+        storage: &Storage,
+        volume: &Volume,
+        block: &BlockVolume<'_>,
+        access: Access,
+    ) -> Result<LoopDevice> {
+        let device = block.attach(access)?;
+        let present = match storage.store.volume(volume.id()) {
+            Ok(present) => BlockVolume::open(&present, storage)?.image()? == block.image()?,
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => return Err(error.into()),
+        };
+        if present {
+            return Ok(device);
+        }
+        // The kernel would defer the detach of an open device.
+        drop(device);
+        // A container of the volume may still run, and has the node of the device.
+        if block.published_at(&self.mounted_devices()?, None)?.is_none() {
+            block.detach()?;
+        }
+        // Returns the same error as later calls, if the volume was deleted.
+        storage.store.volume(volume.id()).map(drop)?;
+        Err(Error::Precondition(format!(
+            "volume {} was replaced while its device was attached; retry",
+            volume.id()
+        )))
+    }
+
     /// Returns the loop devices that are mounted at targets, of any volume.
     fn mounted_devices(&self) -> Result<MountedDevices> {
         MountedDevices::among(&self.root.mounts()?)
     }
 }
 
+/// The result of a cleanup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cleanup {
+    Complete,
+    /// The kernel detaches a device at its last close. A process that has it open can cancel that (`LOOP_SET_STATUS64`), so the cleanup
+    /// is repeated.
+    DetachDeferred,
+}
+
 /// A target that was cleared.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ClearedTarget {
     status: Option<FileStat>,
-}
-
-/// Attaches the volume's device, or returns the device if it is attached already and cancels its deferred detach. Detaches
-/// it again if the volume was deleted in the meantime. Once the device is attached, deleting the volume is refused.
-///
-/// NodePublishVolume calls this once, and keeps the device open until its node is mounted. It cannot rely on
-/// NodeStageVolume: the device does not survive a reboot, and another access or an unpublish call may have detached it.
-fn attach(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>, access: Access) -> Result<LoopDevice> {
-    let device = block.attach(access)?;
-    let present = match storage.store.volume(volume.id()) {
-        Ok(present) => BlockVolume::open(&present, storage)?.image()? == block.image()?,
-        Err(error) if error.kind() == ErrorKind::NotFound => false,
-        Err(error) => return Err(error.into()),
-    };
-    if present {
-        return Ok(device);
-    }
-    // The kernel would defer the detach of an open device.
-    drop(device);
-    block.detach()?;
-    // Returns the same error as later calls, if the volume was deleted.
-    storage.store.volume(volume.id()).map(drop)?;
-    Err(Error::Precondition(format!(
-        "volume {} was replaced while its device was attached; retry",
-        volume.id()
-    )))
 }
 
 fn refuse_second_target(volume: &Volume, other: Option<PathBuf>) -> Result<()> {

@@ -4,13 +4,13 @@
 //! A pod can set the label of its device. So a device counts as that of a volume if the driver has published it for the volume, or if it
 //! is mounted at a target of the volume. The label only selects among unmounted devices, and never one that is bound to an image.
 
-use loopfs::Bytes;
-use loopfs::loop_device::{BackingFile, Detach, LoopDevice, Status};
+use loopfs::loop_device::{BackingFile, Binding, Detach, LoopDevice, Status, query_device, query_devices};
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
+use loopfs::{Bytes, ErrorKind};
 use nix::sys::stat::FileStat;
 
 use crate::error::Result;
-use crate::held_devices::{Images, require_response};
+use crate::held_devices::Images;
 use crate::loop_node::{is_loop_device, number_of};
 use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
@@ -35,9 +35,11 @@ impl StaleDevice {
             return Ok(None);
         }
         let number = number_of(status);
-        require_response(vec![number])?;
-        let device = LoopDevice::open_device_number(number);
-        let Ok(status) = device.and_then(|device| device.status()) else { return Ok(None) };
+        let status = match query_device(number, |number| LoopDevice::open_device_number(number)?.status()) {
+            Ok(status) => status,
+            Err(error) if error.kind() == ErrorKind::Busy => return Err(error.into()),
+            Err(_) => return Ok(None),
+        };
         let backing = status.binding.backing;
         let is_ours = storage.held.volume_of(number).is_some() || storage.store.holds(&backing);
         // Then the path is a target of that volume.
@@ -59,15 +61,15 @@ impl StaleDevice {
             tracing::warn!(%error, "skipped a loop device in the search for those of a deleted volume");
         }
         let numbers = storage.held.numbers(Some(volume));
-        let is_held = |status: &Status| {
-            let device = LoopDevice::open_binding(&status.binding).and_then(|device| device.device_number());
-            device.is_ok_and(|number| numbers.contains(&number))
-        };
+        let binding = |number| LoopDevice::open_device_number(number).map(|device| device.binding().clone());
+        let held: Vec<Binding> =
+            query_devices(numbers, binding).filter_map(|(_, binding)| binding.ok()).collect();
+        let is_held = |status: &Status| held.iter().any(|binding| binding.is_same(&status.binding));
         let mut found: Vec<Status> = list.devices;
         found.retain(|status| {
             let is_labelled =
                 status.is_labelled(volume.as_str()) && storage.store.holds(&status.binding.backing);
-            is_labelled || !numbers.is_empty() && is_held(status)
+            is_labelled || is_held(status)
         });
         if found.is_empty() {
             return Ok(Vec::new());

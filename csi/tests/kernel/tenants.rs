@@ -3,12 +3,14 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
 use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
 use loopfs::loop_device::unmanaged::Device;
-use loopfs::loop_device::{Access, LoopControl};
+use loopfs::loop_device::{Access, AttachOptions, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice};
 use loopfs::volume_store::VolumeKind;
+use nix::mount::{MsFlags, mount as mount_device, umount};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rstest::rstest;
@@ -408,5 +410,89 @@ fn labels_concern_no_other_volume() {
     for (volume, target) in &targets {
         fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
+    fixture.finish();
+}
+
+/// Waits until the driver has detached all devices.
+fn wait_until_detached() {
+    let start = Instant::now();
+    while !LoopControl::open().unwrap().list().unwrap().devices.is_empty() {
+        assert!(start.elapsed() < TIMEOUT, "a device is still attached");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A process of another pod cancels the detach with a descriptor that it got.
+#[test]
+fn a_cancelled_detach_is_repeated() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let target = fixture.target("v");
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let own = ContainerNode::of(&target);
+    let kept = File::options().read(true).write(true).open(&*own).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fixture.devices("v").len(), 1);
+    change_loop_status(&kept, LoopStatusChange::Persistent).unwrap();
+    drop((kept, own));
+    wait_until_detached();
+    fixture.finish();
+}
+
+/// Publishes a file as a second driver of the node does, and returns its device.
+fn publish_of_second_driver(fixture: &Fixture, driver: &str, file: &File, target: &Path) -> LoopDevice {
+    let devices = fixture.directories.kubelet.join("plugins/kubernetes.io/csi/volumeDevices");
+    let data = devices.join("pv/data");
+    std::fs::create_dir_all(&data).unwrap();
+    let record = format!(r#"{{"driverName":"{driver}","volumeHandle":"v"}}"#);
+    std::fs::write(data.join("vol_data.json"), record).unwrap();
+    std::fs::create_dir_all(target.parent().unwrap()).unwrap();
+    File::create(target).unwrap();
+    let options = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred);
+    let device = LoopControl::open().unwrap().attach(file, &options).unwrap();
+    mount_device(Some(&device.path()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    device
+}
+
+#[rstest]
+#[case::of_this_driver(DRIVER)]
+#[case::of_a_second_driver("second.loopfs.dev")]
+fn only_devices_of_the_driver_are_held(#[case] driver: &str) {
+    let mut fixture = Fixture::without_driver();
+    let file = File::create_new(fixture.scratch().join("image")).unwrap();
+    file.set_len(MIB).unwrap();
+    let target = fixture.directories.kubelet.join("plugins/kubernetes.io/csi/volumeDevices/publish/pv/pod");
+    let device = publish_of_second_driver(&fixture, driver, &file, &target);
+    fixture.start_driver();
+    let detached = LoopControl::open().unwrap().detach(device).unwrap();
+    let is_held = matches!(detached, Detach::Deferred(_));
+    assert_eq!(is_held, driver == DRIVER);
+    umount(&target).unwrap();
+    fixture.restart_driver();
+    wait_until_detached();
+    fixture.finish();
+}
+
+/// A device that another program has bound before is that of the volume.
+#[test]
+fn devices_outside_the_range_are_held() {
+    let fixture = Fixture::without_driver();
+    fixture.volume("v", VolumeKind::Block);
+    let target = fixture.target("v");
+    let options = fixture.store.volume(&id("v")).unwrap().attach_options(Access::ReadWrite).unwrap();
+    let device =
+        LoopControl::open().unwrap().attach(fixture.image("v"), &options.index(IndexPolicy::Exact(3)));
+    drop(device.unwrap());
+    let (process, node) = start(&fixture);
+    node.node_publish_volume(publish("v", &target, block())).unwrap();
+    let own = ContainerNode::of(&target);
+    write_to(&own, b"kept").unwrap();
+    process.signal(Signal::SIGKILL);
+    drop(node);
+    let (process, node) = start(&fixture);
+    unbind(&own);
+    assert_eq!(read_from(&own, 4), b"kept", "the driver holds the device");
+    node.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    drop((node, own));
+    assert!(process.signal(Signal::SIGTERM).success());
     fixture.finish();
 }

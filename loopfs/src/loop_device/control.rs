@@ -61,8 +61,9 @@ use crate::units::DeviceNumber;
 /// A program that makes a device available to such processes therefore holds a [`LoopDevice`] of it for as long as they may run:
 /// the kernel does not unbind a device that is open, it only detaches it at the last close. After a restart, it opens the devices again
 /// ([`LoopDevice::open_device_number`]) before it attaches any file. It detaches a device only when none of these processes is left.
-/// The pool of this [`LoopControl`] uses no index whose node is mounted in the mount namespace of the calling thread, so a
-/// node that a container was given should stay mounted for as long as the container runs. A process may also have got a descriptor of
+/// The pool of this [`LoopControl`] adds no index whose node is mounted in the mount namespace of the calling thread, so a
+/// node that a container was given should stay mounted for as long as the container runs, and its device attached: an idle device that
+/// [`detach`](LoopControl::detach) has returned to the pool is used again without a look at mounts. A process may also have got a descriptor of
 /// the device from another one (`SCM_RIGHTS`). So the pool uses an idle device again only if no process had it open when
 /// this [`LoopControl`] detached it, and no process has bound it since. It removes the others, which the kernel refuses for a device
 /// that is open.
@@ -174,7 +175,7 @@ impl LoopControl {
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: the image is attached with other properties than the requested ones, or the kernel detaches the device
     /// at its last close and that was not requested. An empty label matches any. [`ErrorKind::WouldShrink`]: the file has become smaller than
-    /// the device. Otherwise as [`attach`](Self::attach).
+    /// the device, which takes writes. Otherwise as [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: impl AsFd, options: &AttachOptions) -> Result<LoopDevice> {
         let image = image.as_fd();
@@ -189,7 +190,9 @@ impl LoopControl {
         }
         let device = device.into_writable()?;
         // The process that expanded the file may have died before it refreshed the device.
-        if status.size.0 != attach::shown_size(&status, locked.status().st_size as u64) {
+        let shown = attach::shown_size(&status, locked.status().st_size as u64);
+        // What is left of a truncated image can be read through a device that takes no writes.
+        if status.size.0 < shown || status.size.0 > shown && options.access == Access::ReadWrite {
             device.refresh_capacity(image)?;
         }
         // The process that attached it may have died before it set this, and cancelling a detach may have reset it. If a kernel

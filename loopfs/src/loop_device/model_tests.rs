@@ -229,6 +229,28 @@ fn devices_of_dead_files_are_detached() {
     assert_eq!(control.detach(device).unwrap_err().errno(), Some(libc::EIO));
 }
 
+#[test]
+fn truncated_images_are_attached_read_only() {
+    old_and_new(
+        |_| {},
+        || {
+            let control = LoopControl::open().unwrap();
+            let read_only = || AttachOptions::new(Access::ReadOnly).direct_io(DirectIo::Preferred);
+            let (attached, new) = (image(), image());
+            for options in [read_only(), options()] {
+                drop(control.attach(attached.as_fd(), &options).unwrap());
+            }
+            [&attached, &new].into_iter().for_each(|image| image.set_len(5000).unwrap());
+            for image in [&attached, &new] {
+                drop(control.ensure_attached(image.as_fd(), &read_only()).unwrap());
+                let error = control.ensure_attached(image.as_fd(), &options()).unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::WouldShrink | ErrorKind::InvalidInput), "{error}");
+                assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+            }
+        },
+    );
+}
+
 /// A call that detaches the device of an image.
 type Call = fn(&LoopControl, &File, LoopDevice) -> Result<()>;
 

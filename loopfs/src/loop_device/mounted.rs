@@ -2,11 +2,14 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Mutex;
+#[cfg(not(test))]
+use std::sync::PoisonError;
 
 use nix::sys::stat::{SFlag, stat};
 
 use crate::error::{Context, Result};
-use crate::mount::KnownMount;
+use crate::mount::{KnownMount, MountCache};
 use crate::units::DeviceNumber;
 
 /// The major number of loop devices (linux/major.h).
@@ -39,18 +42,25 @@ pub fn mounted_nodes(mounts: &[KnownMount]) -> Result<Vec<(KnownMount, DeviceNum
 }
 
 /// Returns the numbers of the devices whose node is mounted in the mount namespace of this thread. A mount that another one covers
-/// cannot be examined, so there the name of the node counts: containers may have it. `number_of` returns the number of an index.
+/// cannot be examined, so there the name of the node counts: containers may have it. `cache` spares reading the mounts that were known
+/// before. `number_of` returns the number of an index.
 #[cfg(not(test))]
-pub(super) fn mounted_numbers(number_of: impl Fn(u32) -> DeviceNumber) -> Result<HashSet<DeviceNumber>> {
-    let table = crate::mount::table::read().map_err(|error| {
+pub(super) fn mounted_numbers(
+    cache: &Mutex<MountCache>,
+    number_of: impl Fn(u32) -> DeviceNumber,
+) -> Result<HashSet<DeviceNumber>> {
+    // A panic leaves a cache that has too few mounts, and the next read adds them.
+    let mounts = cache.lock().unwrap_or_else(PoisonError::into_inner).read().map_err(|error| {
         error.explain("mount /proc; it shows which devices other programs have published")
     })?;
-    let mounts: Vec<_> = table.into_iter().map(KnownMount::from).collect();
     Ok(nodes_among(&mounts)?.filter_map(|mount| number_or_name(mount, &number_of)).collect())
 }
 
 #[cfg(test)]
-pub(super) fn mounted_numbers(number_of: impl Fn(u32) -> DeviceNumber) -> Result<HashSet<DeviceNumber>> {
+pub(super) fn mounted_numbers(
+    _cache: &Mutex<MountCache>,
+    number_of: impl Fn(u32) -> DeviceNumber,
+) -> Result<HashSet<DeviceNumber>> {
     let mounted = crate::sys::loop_dev::mounted().context("read", "/proc/thread-self/mountinfo")?;
     Ok(mounted.into_iter().map(number_of).collect())
 }

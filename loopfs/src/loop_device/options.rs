@@ -223,7 +223,7 @@ impl AttachOptions {
         Ok(None)
     }
 
-    /// Checks that a file with this status can be attached as requested, without losing its end. `block_size` is that of the device, as far as it is
+    /// Checks that a file with this status can be attached as requested, a writable one without losing its end. `block_size` is that of the device, as far as it is
     /// known.
     pub(super) fn check_file(&self, status: &FileStat, block_size: u32) -> Result<()> {
         let invalid = |detail: String| Err(Error::new(ErrorKind::InvalidInput, "attach", "the file", detail));
@@ -240,6 +240,10 @@ impl AttachOptions {
             return invalid(format!(
                 "it has {size} bytes, and the device would begin at {offset}: less than one block of {unit} bytes is left"
             ));
+        }
+        if self.access == Access::ReadOnly {
+            // So what is left of a truncated image can be saved.
+            return Ok(());
         }
         match self.range.size_limit {
             Some(limit) if limit.get() > rest => invalid(format!(

@@ -32,6 +32,7 @@ use super::discard::Discard;
 use super::mounted::{self, mounted_numbers};
 use super::query::Call;
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::mount::MountCache;
 use crate::sys::loop_dev;
 use crate::units::DeviceNumber;
 
@@ -68,6 +69,7 @@ pub(super) struct Pool {
     options: PoolOptions,
     /// The number of minor numbers that a device takes.
     minors: u32,
+    mounts: Mutex<MountCache>,
     state: Mutex<State>,
 }
 
@@ -116,7 +118,8 @@ impl Pool {
             return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
         }
         let state = State { next: options.range.start, ..State::default() };
-        Ok(Self { options, minors: BEYOND_ALL_INDICES / limit, state: Mutex::new(state) })
+        let mounts = Mutex::new(MountCache::below("/".into()));
+        Ok(Self { options, minors: BEYOND_ALL_INDICES / limit, mounts, state: Mutex::new(state) })
     }
 
     /// Returns the number of a device. It is not known before the loop module is loaded, and constant while its control device is open.
@@ -189,7 +192,7 @@ impl Pool {
             return Ok(unchanged);
         }
         // Read after the device was added: a node that another process mounts later is of another attachment.
-        let mounted = mounted_numbers(|index| self.number_of(index))?;
+        let mounted = mounted_numbers(&self.mounts, |index| self.number_of(index))?;
         let unused = !mounted.contains(&self.number_of(acquired.index));
         self.lock().mounted = mounted;
         Ok(unused)
@@ -250,7 +253,7 @@ impl Pool {
         let existing: Vec<u32> = indices()?.into_iter().filter(|index| range.contains(index)).collect();
         let unbound: Vec<u32> = existing.iter().copied().filter(|index| is_unbound(*index)).collect();
         // Read after the devices: each device that was unbound while its node was mounted is then found, unless the node was unmounted.
-        let mounted = mounted_numbers(|index| self.number_of(index))?;
+        let mounted = mounted_numbers(&self.mounts, |index| self.number_of(index))?;
         let unused = unbound.into_iter().filter(|index| !mounted.contains(&self.number_of(*index)));
         let unused: Vec<u32> = unused.collect();
         let mut state = self.lock();
