@@ -1,9 +1,10 @@
 //! Tests of the space that inodes take: no quota is charged for it, and no volume takes it from another one.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind as IoErrorKind, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use loopfs::data_disk::{self, MIN_SIZE};
@@ -15,7 +16,7 @@ use loopfs::{Bytes, ErrorKind};
 use nix::sys::statvfs::statvfs;
 
 use crate::data_disk::Disk;
-use crate::environment::{Leaks, id, quota, scratch};
+use crate::environment::{Leaks, assert_close, id, quota, scratch};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -127,17 +128,22 @@ fn empty_files_take_no_reserved_space() {
 
 #[test]
 fn files_in_every_group_stay_reserved() {
-    const GROUPS: usize = 4;
+    // The rest of an inode number is its number in a group of 75 MiB: of a block, and of one of its 8 inodes.
+    const GROUP_BITS: u32 = 15 + 3;
     let fixture = Fixture::new(MIN_SIZE.0);
     let many = fixture.create("many", &directory_of(8 * MIB, "512"));
     let other = fixture.create("other", &directory_of(64 * MIB, "16384"));
-    // XFS puts each of these directories into another group than the one before, and files into the group of their directory.
-    let directories: Vec<String> = (0..GROUPS).map(|number| number.to_string()).collect();
-    for directory in &directories {
-        fs::create_dir(fixture.directory(&many).join(directory)).unwrap();
+    // XFS puts directories into all groups in turn, and files into the group of their directory.
+    let mut groups = BTreeMap::new();
+    for number in 0..16 {
+        let directory = number.to_string();
+        let path = fixture.directory(&many).join(&directory);
+        fs::create_dir(&path).unwrap();
+        groups.insert(fs::metadata(path).unwrap().ino() >> GROUP_BITS, directory);
     }
-    fixture.create_largest("rest");
-    let before = fixture.free();
+    assert_eq!(groups.len(), 4);
+    let directories: Vec<String> = groups.into_values().collect();
+    let (before, available) = (fixture.free(), fixture.store.space().unwrap().available.0);
     for directory in &directories {
         let files = fixture.create_files(&many, directory, u64::MAX);
         // One file of each chunk of 64 keeps the chunk.
@@ -151,6 +157,9 @@ fn files_in_every_group_stay_reserved() {
     // The volume has taken its 16384 inodes of 512 bytes in each group.
     let taken = before - fixture.free() - fixture.store.stats(&many).unwrap().used.0;
     assert!(taken > 3 * 8 * MIB, "{taken} bytes are taken for inodes");
+    // All of that was reserved.
+    assert_close(fixture.store.space().unwrap().available.0, available);
+    fixture.create_largest("rest");
     fixture.fill(&other);
     fixture.fill(&many);
     fixture.end();
