@@ -20,7 +20,6 @@ use crate::driver::DriverName;
 use crate::error::Result;
 use crate::kubelet_record::KubeletRecord;
 use crate::mounted_devices::MountedDevices;
-use crate::storage::Storage;
 
 /// The devices that are published, or that an interrupted call was about to publish.
 #[derive(Debug, Default)]
@@ -132,7 +131,8 @@ impl HeldDevices {
         number: DeviceNumber,
         volume: Option<&VolumeId>,
         image: Option<BackingFile>,
-        storage: &Storage,
+        store: &VolumeStore,
+        loops: &LoopControl,
     ) -> Result<()> {
         let is_meant = |held: &Held| held.number == number && held.volume.as_ref() == volume;
         let Some(taken) = self.take(is_meant) else { return Ok(()) };
@@ -141,10 +141,10 @@ impl HeldDevices {
             Ok(device) => {
                 drop(taken.device);
                 let backing = device.binding().backing;
-                if Some(backing) == image || volume.is_none() && !storage.store.holds(&backing) {
+                if Some(backing) == image || volume.is_none() && !store.holds(&backing) {
                     return Ok(());
                 }
-                let detached = storage.loops.detach(device);
+                let detached = loops.detach(device);
                 if detached.is_err()
                     && let Ok(device) = query_device(number, LoopDevice::open_device_number)
                 {
@@ -162,7 +162,7 @@ impl HeldDevices {
             // The server of its file has ended, for example, so that the device cannot be opened again with its status.
             Err(_) => {
                 let copy = taken.device.try_clone()?;
-                let detached = storage.loops.detach(taken.device);
+                let detached = loops.detach(taken.device);
                 if detached.is_err() {
                     self.lock().push(Held { device: copy, ..taken });
                 }

@@ -16,7 +16,6 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
-use super::publish::Cleanup;
 use crate::error::{Error, Result};
 use crate::loop_node::{is_loop_device, kind_of, number_of};
 use crate::mounted_devices::MountedDevices;
@@ -26,6 +25,15 @@ use crate::target::Target;
 /// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
 /// have it open to examine it (udev).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The result of a cleanup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cleanup {
+    Complete,
+    /// The kernel detaches a device at its last close. A process that has it open can cancel that (`LOOP_SET_STATUS64`), so the cleanup
+    /// is repeated.
+    DetachDeferred,
+}
 
 /// A Block volume and the loop device of its image.
 ///
@@ -229,10 +237,10 @@ impl<'a> BlockVolume<'a> {
     /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused
     /// for other volumes.
     pub(crate) fn detach(&self) -> Result<Cleanup> {
-        let Storage { loops, held, .. } = self.storage;
+        let Storage { store, loops, held } = self.storage;
         for number in held.numbers(Some(self.volume.id())) {
             // A pod may have given a read-only device another file, so that the device is not found by the image.
-            held.close(number, Some(self.volume.id()), Some(self.image()?), self.storage)?;
+            held.close(number, Some(self.volume.id()), Some(self.image()?), store, loops)?;
         }
         match loops.detach_all(self.image.as_fd())? {
             Detach::Detached => Ok(Cleanup::Complete),

@@ -16,7 +16,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use super::publish::{Cleanup, ClearedTarget, Volumes};
+use super::block_device::Cleanup;
+use super::publish::{ClearedTarget, Volumes};
 use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
 use crate::backoff::Backoff;

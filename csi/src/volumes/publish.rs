@@ -8,7 +8,7 @@ use loopfs::loop_device::{Access, LoopDevice};
 use loopfs::volume_store::{Volume, VolumeId, VolumeKind};
 use nix::sys::stat::FileStat;
 
-use super::block_device::{self, BlockVolume};
+use super::block_device::{self, BlockVolume, Cleanup};
 use super::directory::Directory;
 use super::stale_device::StaleDevice;
 use super::volume::{TeardownTarget, find, refuse_published, require_kind};
@@ -187,7 +187,7 @@ impl Volumes {
         }
         let closed = self.mounted_devices().and_then(|mounted| {
             let unmounted = orphans.into_iter().filter(|number| mounted.find(*number, None).is_none());
-            let close = |number| storage.held.close(number, None, None, storage);
+            let close = |number| storage.held.close(number, None, None, &storage.store, &storage.loops);
             // All of them, also after an error.
             let closed: Vec<Result<()>> = unmounted.map(close).collect();
             closed.into_iter().collect::<Result<()>>()
@@ -268,15 +268,6 @@ impl Volumes {
     fn mounted_devices(&self) -> Result<MountedDevices> {
         MountedDevices::among(&self.root.mounts()?)
     }
-}
-
-/// The result of a cleanup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cleanup {
-    Complete,
-    /// The kernel detaches a device at its last close. A process that has it open can cancel that (`LOOP_SET_STATUS64`), so the cleanup
-    /// is repeated.
-    DetachDeferred,
 }
 
 /// A target that was cleared.
