@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use loopfs::Bytes;
 use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
 use loopfs::loop_device::unmanaged::Device;
-use loopfs::loop_device::{Access, AttachOptions, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice};
+use loopfs::loop_device::{Access, IndexPolicy, LoopControl};
 use loopfs::volume_store::VolumeKind;
-use nix::mount::{MsFlags, mount as mount_device, umount};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rstest::rstest;
@@ -434,40 +433,6 @@ fn a_cancelled_detach_is_repeated() {
     assert_eq!(fixture.devices("v").len(), 1);
     change_loop_status(&kept, LoopStatusChange::Persistent).unwrap();
     drop((kept, own));
-    wait_until_detached();
-    fixture.finish();
-}
-
-/// Publishes a file as a second driver of the node does, and returns its device.
-fn publish_of_second_driver(fixture: &Fixture, driver: &str, file: &File, target: &Path) -> LoopDevice {
-    let devices = fixture.directories.kubelet.join("plugins/kubernetes.io/csi/volumeDevices");
-    let data = devices.join("pv/data");
-    std::fs::create_dir_all(&data).unwrap();
-    let record = format!(r#"{{"driverName":"{driver}","volumeHandle":"v"}}"#);
-    std::fs::write(data.join("vol_data.json"), record).unwrap();
-    std::fs::create_dir_all(target.parent().unwrap()).unwrap();
-    File::create(target).unwrap();
-    let options = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred);
-    let device = LoopControl::open().unwrap().attach(file, &options).unwrap();
-    mount_device(Some(&device.path()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    device
-}
-
-#[rstest]
-#[case::of_this_driver(DRIVER)]
-#[case::of_a_second_driver("second.loopfs.dev")]
-fn only_devices_of_the_driver_are_held(#[case] driver: &str) {
-    let mut fixture = Fixture::without_driver();
-    let file = File::create_new(fixture.scratch().join("image")).unwrap();
-    file.set_len(MIB).unwrap();
-    let target = fixture.directories.kubelet.join("plugins/kubernetes.io/csi/volumeDevices/publish/pv/pod");
-    let device = publish_of_second_driver(&fixture, driver, &file, &target);
-    fixture.start_driver();
-    let detached = LoopControl::open().unwrap().detach(device).unwrap();
-    let is_held = matches!(detached, Detach::Deferred(_));
-    assert_eq!(is_held, driver == DRIVER);
-    umount(&target).unwrap();
-    fixture.restart_driver();
     wait_until_detached();
     fixture.finish();
 }
