@@ -38,7 +38,7 @@ impl VolumeStore {
     /// From Linux 6.15 on, a file that shares blocks takes direct I/O only in whole blocks of the file system. This holds for the
     /// source and the clone until they share no blocks. A device that was attached before keeps its properties. One that is
     /// attached later has the block size that the content depends on and, if that is 512 bytes, no
-    /// direct I/O ([`DirectIo`](crate::volume_store::DirectIo)). The clone has the logical block size of its source.
+    /// direct I/O ([`DirectIo`](crate::loop_device::DirectIo)). The clone has the logical block size of its source.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): there is no such source. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the source is of another kind than
