@@ -285,7 +285,7 @@ fn replaced_files_of_devices_are_reported() {
     let volume = fixture.node().controller_get_volume(get("v")).unwrap().status.unwrap();
     assert_eq!(volume.published_node_ids.len(), 1);
     let condition = volume.volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.contains("another file"), "{condition:?}");
+    assert!(condition.abnormal && condition.message.contains("is attached to"), "{condition:?}");
     assert_refused(publish(), Code::FailedPrecondition, &["delete the pods"]);
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);

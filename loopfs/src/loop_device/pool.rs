@@ -365,6 +365,8 @@ impl Pool {
                     // The caller may not wait any more.
                     sender.send(remove(&control, index)).ok();
                 }
+                // Before the sender, for whose end the caller waits: nothing uses the driver when this call returns.
+                drop(control);
             };
             loop_dev::spawn("loop-remove", work).is_ok()
         };

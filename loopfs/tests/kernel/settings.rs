@@ -91,7 +91,8 @@ fn a_thick_image_keeps_its_blocks_after_discards() {
     // A process that dies between attaching the device and disabling discards leaves this state.
     drop((device, through));
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    let unmasked = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let unmasked = volume.attach_options(Access::ReadWrite).unwrap().discard(Discard::Enabled);
+    let unmasked = control.attach(image.as_fd(), &unmasked).unwrap();
     assert_eq!(unmasked.discard().unwrap(), Discard::Enabled);
     drop(unmasked);
     let device = attach(&control, &volume).unwrap();
