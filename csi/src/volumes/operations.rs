@@ -201,8 +201,12 @@ impl VolumeOperations {
         }
         let repeat = async move {
             let mut backoff = Backoff::new();
-            while !self.try_clean_up(&volume, cleared).await {
+            loop {
+                // Not at once: the next workload of the volume may start, and its calls would be refused meanwhile.
                 tokio::time::sleep(backoff.next()).await;
+                if self.try_clean_up(&volume, cleared).await {
+                    break;
+                }
             }
             self.lock_repeated().remove(&volume);
         };

@@ -18,7 +18,8 @@ use tonic::Code;
 
 use crate::calls_in_progress::{lock_image, wait_until_busy};
 use crate::fixture::{
-    Fixture, MIB, bind_mount_node, device_number, device_size, id, is_block_device, read_from, write_to,
+    Fixture, MIB, bind_mount_node, device_number, device_size, id, is_block_device, read_from, repeated,
+    write_to,
 };
 use crate::support::*;
 
@@ -348,11 +349,11 @@ fn a_device_that_is_open_is_detached_when_it_is_closed() {
     assert!(!target.exists());
 
     // The next workload starts while the last one still has the device open, and runs longer.
-    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    repeated(|| fixture.node().node_publish_volume(publish("v", &target, block()))).unwrap();
     drop(open);
     write_to(&target, b"works").unwrap();
     assert_eq!(fixture.devices("v").len(), 1);
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    repeated(|| fixture.node().node_unpublish_volume(unpublish("v", &target))).unwrap();
     assert_eq!(fixture.devices("v"), []);
     fixture.finish();
 }

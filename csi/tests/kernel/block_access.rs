@@ -7,7 +7,7 @@ use loopfs::loop_device::{Access, AttachOptions, LoopControl};
 use loopfs::volume_store::VolumeKind;
 use tonic::Code;
 
-use crate::fixture::{Fixture, id, read_from, write_to};
+use crate::fixture::{Fixture, id, read_from, repeated, write_to};
 use crate::support::*;
 
 #[test]
@@ -125,13 +125,7 @@ fn a_device_that_a_process_has_open_for_writing_delays_a_read_only_publication()
     let index = fixture.devices("v")[0].binding.index;
     let open = File::options().write(true).open(format!("/dev/loop{index}")).unwrap();
     fixture.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
-    // The driver repeats the cleanup of the first publication, as an orchestrator repeats the call.
-    let published = || loop {
-        match fixture.node().node_publish_volume(read_only.clone()) {
-            Err(status) if status.message().contains("in progress") => {}
-            published => return published,
-        }
-    };
+    let published = || repeated(|| fixture.node().node_publish_volume(read_only.clone()));
     assert_refused(published(), Code::Aborted, &[&format!("/dev/loop{index}"), "open"]);
     drop(open);
     published().unwrap();

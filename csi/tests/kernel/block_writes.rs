@@ -10,7 +10,7 @@ use loopfs::loop_device::Access;
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use tonic::Code;
 
-use crate::fixture::{Fixture, id};
+use crate::fixture::{Fixture, id, repeated};
 use crate::support::*;
 
 const ROUNDS: u64 = 100;
@@ -101,9 +101,9 @@ fn unstaging_keeps_unsynced_writes() {
     let fixture = fixture();
     let staging = fixture.target("staging");
     for round in 0..ROUNDS {
-        fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+        repeated(|| fixture.node().node_stage_volume(stage("v", &staging, block()))).unwrap();
         let written = beside_a_writer(&fixture, round, || {
-            fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+            repeated(|| fixture.node().node_unstage_volume(unstage("v", &staging))).unwrap();
         });
         until_detached(&fixture);
         assert_written(&File::from(fixture.image("v")), round, written);

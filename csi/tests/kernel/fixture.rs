@@ -226,6 +226,17 @@ fn open_files() -> Vec<String> {
     open
 }
 
+/// Repeats a call, as an orchestrator does, while the driver repeats the cleanup of an earlier publication: the kernel has deferred the detach
+/// of a device.
+pub(crate) fn repeated<T>(call: impl Fn() -> Result<T, tonic::Status>) -> Result<T, tonic::Status> {
+    loop {
+        match call() {
+            Err(status) if status.message().contains("in progress") => {}
+            ended => return ended,
+        }
+    }
+}
+
 pub(crate) fn id(name: &str) -> VolumeId {
     VolumeId::parse(name).unwrap()
 }
