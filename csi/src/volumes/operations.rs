@@ -202,7 +202,7 @@ impl VolumeOperations {
         let repeat = async move {
             let mut backoff = Backoff::new();
             loop {
-                // Not at once: the next workload of the volume may start, and its calls would be refused meanwhile.
+                // Not at once: the next workload of the volume may start, and its calls would be refused in the meantime.
                 tokio::time::sleep(backoff.next()).await;
                 if self.try_clean_up(&volume, cleared).await {
                     break;
