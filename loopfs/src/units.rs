@@ -161,7 +161,9 @@ pub struct DeviceNumber {
 }
 
 impl DeviceNumber {
-    pub(crate) fn from_raw(raw: u64) -> Self {
+    /// Returns the number of a `dev_t`, as stat(2) returns it.
+    #[must_use]
+    pub fn from_raw(raw: u64) -> Self {
         Self { major: nix::sys::stat::major(raw) as u32, minor: nix::sys::stat::minor(raw) as u32 }
     }
 

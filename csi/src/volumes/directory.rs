@@ -8,7 +8,7 @@ use loopfs::DeviceNumber;
 use loopfs::loop_device::BackingFile;
 use loopfs::mount::{AccessTime, KnownMount, MountFlags, table as mountinfo};
 use loopfs::volume_store::Volume;
-use nix::sys::stat::{FileStat, major, minor, stat};
+use nix::sys::stat::{FileStat, stat};
 
 use crate::error::{Error, Result};
 use crate::target::Target;
@@ -29,7 +29,7 @@ impl Directory {
 
     /// Returns `true` if a path with this status is the directory.
     pub(crate) fn matches(&self, status: &FileStat) -> bool {
-        let device = DeviceNumber { major: major(status.st_dev) as u32, minor: minor(status.st_dev) as u32 };
+        let device = DeviceNumber::from_raw(status.st_dev);
         self.identity == BackingFile { device, inode: status.st_ino }
     }
 

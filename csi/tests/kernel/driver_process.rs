@@ -36,6 +36,26 @@ impl Process {
         Self { child, endpoint: directories.endpoint.clone(), ended: CancellationToken::new() }
     }
 
+    /// Starts a driver, and returns it with a client when it is ready.
+    pub(crate) fn start_ready(directories: &Directories) -> (Self, Client) {
+        let process = Self::start(directories);
+        let client = process.connect();
+        client.wait_until_ready();
+        (process, client)
+    }
+
+    /// Kills the driver.
+    pub(crate) fn kill(self, client: Client) {
+        self.signal(Signal::SIGKILL);
+        drop(client);
+    }
+
+    /// Stops the driver as the kubelet does.
+    pub(crate) fn stop(self, client: Client) {
+        drop(client);
+        assert!(self.signal(Signal::SIGTERM).success());
+    }
+
     /// Returns a client that detects the end of the process.
     pub(crate) fn connect(&self) -> Client {
         Client::connect_until(&self.endpoint, self.ended())

@@ -226,6 +226,15 @@ fn open_files() -> Vec<String> {
     open
 }
 
+/// Waits until the kernel has detached all devices.
+pub(crate) fn until_detached() {
+    let start = Instant::now();
+    while !LoopControl::open().unwrap().list().unwrap().devices.is_empty() {
+        assert!(start.elapsed() < TIMEOUT, "a device is still attached");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Repeats a call, as an orchestrator does, while the driver repeats the cleanup of an earlier publication: the kernel has deferred the detach
 /// of a device.
 pub(crate) fn repeated<T>(call: impl Fn() -> Result<T, tonic::Status>) -> Result<T, tonic::Status> {

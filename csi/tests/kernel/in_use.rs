@@ -3,7 +3,6 @@
 
 use loopfs::ErrorKind;
 use loopfs::volume_store::VolumeKind;
-use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
 use crate::fixture::{Fixture, id};
@@ -53,17 +52,10 @@ fn a_killed_driver_leaves_no_undeletable_volume() {
     fixture.volume("published", VolumeKind::Filesystem);
     fixture.volume("not", VolumeKind::Filesystem);
     let target = fixture.target("target");
-    let directories = &fixture.directories;
-    let take_over = || {
-        let process = Process::start(directories);
-        let client = Client::connect(&directories.endpoint);
-        client.wait_until_ready();
-        (process, client)
-    };
+    let take_over = || Process::start_ready(&fixture.directories);
     let (process, node) = take_over();
     node.node_publish_volume(publish("published", &target, mount(&[]))).unwrap();
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
     refusal(&fixture, "published");
     // A driver that was killed between the record and the mount leaves this state.
     fixture.store.record_publication(&id("not"), &fixture.target("never")).unwrap();
@@ -73,7 +65,6 @@ fn a_killed_driver_leaves_no_undeletable_volume() {
     assert!(fixture.store.delete(&id("not")).unwrap());
     node.node_unpublish_volume(unpublish("published", &target)).unwrap();
     assert!(fixture.store.delete(&id("published")).unwrap());
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     fixture.finish();
 }

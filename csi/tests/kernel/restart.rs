@@ -21,20 +21,14 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     let (mounted, device, staging) =
         (fixture.target("mounted"), fixture.target("device"), fixture.target("staging"));
     let directories = &fixture.directories;
-    let take_over = || {
-        let process = Process::start(directories);
-        let client = process.connect();
-        client.wait_until_ready();
-        (process, client)
-    };
+    let take_over = || Process::start_ready(directories);
 
     let (process, node) = take_over();
     node.node_stage_volume(stage("b", &staging, block())).unwrap();
     node.node_publish_volume(publish("f", &mounted, mount(&[]))).unwrap();
     node.node_publish_volume(publish("b", &device, block())).unwrap();
     write_to(&device, b"kept").unwrap();
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
     assert!(
         directories.endpoint.exists() && directories.registration_socket().exists(),
         "the killed driver has removed its sockets"
@@ -51,8 +45,7 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     for volume in ["f", "b"] {
         fixture.store.expand(&id(volume), Bytes(4 * MIB)).unwrap();
     }
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
 
     let (process, node) = take_over();
     let four = i64::try_from(4 * MIB).unwrap();
@@ -61,16 +54,14 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     assert_eq!(size_of_mount(&mounted).0, 4 * MIB);
     assert_eq!(read_from(&device, 4), b"kept");
     node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
 
     let (process, node) = take_over();
     node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();
     node.node_unpublish_volume(unpublish("b", &device)).unwrap();
     node.node_unstage_volume(unstage("b", &staging)).unwrap();
     assert_eq!(fixture.devices("b"), []);
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     assert!(!directories.endpoint.exists() && !directories.registration_socket().exists());
     fixture.finish();
 }
@@ -207,8 +198,7 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
             }
         }
     }
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     fixture.store.recover().unwrap();
     fixture.finish();
 }

@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 
-use nix::sys::signal::Signal;
 use tonic::{Code, Status};
 
 use crate::driver_process::Process;
@@ -141,8 +140,7 @@ fn every_rpc_is_idempotent_safe_concurrently_and_after_a_crash() {
         row.push(if interrupted.is_ok() { "returned, OK" } else { "interrupted, OK" }.to_owned());
         clean_up(&node, subject);
     }
-    drop(node);
-    assert!(driver.signal(Signal::SIGTERM).success());
+    driver.stop(node);
     outside.remove();
     write_log(&format!(
         "{:<28} {:<4} {:<9} {:<16} {:<15} malformed",

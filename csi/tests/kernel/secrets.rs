@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fs::File;
 
 use csi::proto::csi as wire;
-use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
 use crate::fixture::Fixture;
@@ -110,8 +109,7 @@ fn secrets_are_never_logged() {
     node.node_unpublish_volume(unpublish("v", &target)).unwrap();
     node.node_unstage_volume(unstage("v", &staging)).unwrap();
     node.delete_volume(delete("v").with_secrets()).unwrap();
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     let logged = String::from_utf8_lossy(&std::fs::read(&log).unwrap()).into_owned();
     for expected in ["TRACE", "NodePublishVolume", "volume=v", "request="] {
         assert!(logged.contains(expected), "{expected} is not in the log");

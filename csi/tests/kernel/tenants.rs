@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
+use csi::proto::csi as wire;
 use loopfs::Bytes;
 use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
 use loopfs::loop_device::unmanaged::Device;
@@ -16,7 +16,7 @@ use rstest::rstest;
 use tonic::Code;
 
 use crate::driver_process::Process;
-use crate::fixture::{Fixture, MIB, device_number, device_size, id, read_from, write_to};
+use crate::fixture::{Fixture, MIB, device_number, device_size, id, read_from, until_detached, write_to};
 use crate::support::*;
 
 /// The node that a container runtime creates in the container of a pod. The container can open it for as long as it runs, whatever is
@@ -52,10 +52,17 @@ fn unbind(node: &Path) {
 }
 
 fn start(fixture: &Fixture) -> (Process, Client) {
-    let process = Process::start(&fixture.directories);
-    let client = process.connect();
-    client.wait_until_ready();
-    (process, client)
+    Process::start_ready(&fixture.directories)
+}
+
+/// A driver publishes a device, and is killed. Returns the node that the containers of the pod have.
+fn publish_and_kill(fixture: &Fixture, request: wire::NodePublishVolumeRequest) -> ContainerNode {
+    let (process, node) = start(fixture);
+    let target = PathBuf::from(&request.target_path);
+    node.node_publish_volume(request).unwrap();
+    let own = ContainerNode::of(&target);
+    process.kill(node);
+    own
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -82,8 +89,7 @@ fn no_other_volume_gets_a_pods_index(#[case] unbound: Unbound) {
         unbind(&own);
         assert_eq!(read_from(&own, 6), b"tenant", "the driver holds the device");
     }
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
     if unbound == Unbound::AfterTheKill {
         unbind(&own);
     }
@@ -102,8 +108,7 @@ fn no_other_volume_gets_a_pods_index(#[case] unbound: Unbound) {
     for volume in others.iter().map(String::as_str).chain(["tenant"]) {
         node.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
     }
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     fixture.finish();
 }
 
@@ -113,11 +118,7 @@ fn killed_drivers_reuse_no_pods_index() {
     let fixture = Fixture::without_driver();
     fixture.volume("tenant", VolumeKind::Block);
     let tenant = fixture.target("tenant");
-    let (process, node) = start(&fixture);
-    node.node_publish_volume(publish("tenant", &tenant, block())).unwrap();
-    let own = ContainerNode::of(&tenant);
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    let own = publish_and_kill(&fixture, publish("tenant", &tenant, block()));
     unbind(&own);
 
     let others: Vec<String> = (0..6).map(|n| format!("other-{n}")).collect();
@@ -146,8 +147,7 @@ fn killed_drivers_reuse_no_pods_index() {
         }
         node.node_unpublish_volume(unpublish(volume, &target)).unwrap();
     }
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     fixture.finish();
 }
 
@@ -334,8 +334,7 @@ fn an_offset_changed_before_the_start_is_restored() {
     node.node_publish_volume(publish("v", &target, block())).unwrap();
     let own = ContainerNode::of(&target);
     write_to(&own, b"kept").unwrap();
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
     let offset = Ioctl::Status(LoopStatusChange::Offset(4096));
     offset.call(&own);
     let (process, node) = start(&fixture);
@@ -347,8 +346,7 @@ fn an_offset_changed_before_the_start_is_restored() {
     offset.call(&own);
     node.node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(fixture.devices("v"), []);
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     fixture.finish();
 }
 
@@ -359,11 +357,7 @@ fn files_replaced_before_the_start_are_reported() {
     fixture.volume("v", VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("v"), fixture.target("other"));
-    let (process, node) = start(&fixture);
-    node.node_publish_volume(publish_read_only("v", &target, block())).unwrap();
-    let own = ContainerNode::of(&target);
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    let own = publish_and_kill(&fixture, publish_read_only("v", &target, block()));
     let file = File::create_new(fixture.scratch().join("of-the-pod")).unwrap();
     file.set_len(MIB).unwrap();
     change_loop_file(File::open(&*own).unwrap(), &file).unwrap();
@@ -383,8 +377,7 @@ fn files_replaced_before_the_start_are_reported() {
         node.node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
     assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
-    drop(node);
-    assert!(process.signal(Signal::SIGTERM).success());
+    process.stop(node);
     fixture.finish();
 }
 
@@ -412,15 +405,6 @@ fn labels_concern_no_other_volume() {
     fixture.finish();
 }
 
-/// Waits until the driver has detached all devices.
-fn wait_until_detached() {
-    let start = Instant::now();
-    while !LoopControl::open().unwrap().list().unwrap().devices.is_empty() {
-        assert!(start.elapsed() < TIMEOUT, "a device is still attached");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 /// A process of another pod cancels the detach with a descriptor that it got.
 #[test]
 fn a_cancelled_detach_is_repeated() {
@@ -433,7 +417,7 @@ fn a_cancelled_detach_is_repeated() {
     assert_eq!(fixture.devices("v").len(), 1);
     change_loop_status(&kept, LoopStatusChange::Persistent).unwrap();
     drop((kept, own));
-    wait_until_detached();
+    until_detached();
     fixture.finish();
 }
 
@@ -451,13 +435,12 @@ fn devices_outside_the_range_are_held() {
     node.node_publish_volume(publish("v", &target, block())).unwrap();
     let own = ContainerNode::of(&target);
     write_to(&own, b"kept").unwrap();
-    process.signal(Signal::SIGKILL);
-    drop(node);
+    process.kill(node);
     let (process, node) = start(&fixture);
     unbind(&own);
     assert_eq!(read_from(&own, 4), b"kept", "the driver holds the device");
     node.node_unpublish_volume(unpublish("v", &target)).unwrap();
-    drop((node, own));
-    assert!(process.signal(Signal::SIGTERM).success());
+    drop(own);
+    process.stop(node);
     fixture.finish();
 }

@@ -16,6 +16,7 @@ use super::device::{
 };
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence, IndexLock};
+use super::mounted::MAJOR;
 use super::options::AttachOptions;
 use super::pool::{self, Pool, PoolOptions};
 use super::query::{query_device, query_devices, query_needed};
@@ -209,14 +210,7 @@ impl LoopControl {
     /// ENOENT: `/sys` is not mounted.
     pub fn find(&self, image: impl AsFd) -> Result<Vec<LoopDevice>> {
         let image = image.as_fd();
-        let backing = BackingFile::of(image)?;
-        let mut found = Vec::new();
-        for access in [Access::ReadWrite, Access::ReadOnly] {
-            if let Search::Found(device) = self.search(image, None, backing, access)? {
-                found.push(device);
-            }
-        }
-        Ok(found)
+        self.search_both(image, None, BackingFile::of(image)?)
     }
 
     /// Detaches a device as [`LoopDevice::detach`] does. The idle device is then reused, or removed in the background.
@@ -243,9 +237,9 @@ impl LoopControl {
     /// [`LoopDevice::detach`]; a device that is detached already is no error.
     pub fn detach_all(&self, image: impl AsFd) -> Result<Detach> {
         let image = image.as_fd();
-        let _locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
+        let locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
         let (mut deferred, mut failed) = (Vec::new(), None);
-        for device in self.find(image)? {
+        for device in self.search_both(image, Some(&locked), locked.backing())? {
             match self.detach(device) {
                 Ok(Detach::Deferred(pending)) => deferred.extend_from_slice(pending.bindings()),
                 Ok(Detach::Detached) => {}
@@ -288,11 +282,10 @@ impl LoopControl {
         &self,
         query: impl Fn(u32) -> Result<T> + Clone + Send + 'static,
     ) -> Result<impl Iterator<Item = (u32, Result<T>)>> {
-        let pool = &self.shared.pool;
-        let numbers = pool::indices()?.into_iter().map(|index| pool.number_of(index)).collect();
-        let minors = pool.number_of(1).minor;
-        let queries = query_devices(numbers, move |number| query(number.minor / minors));
-        Ok(queries.map(move |(number, result)| (number.minor / minors, result)))
+        let numbers = self.shared.pool.numbers();
+        let devices = pool::indices()?.into_iter().map(|index| numbers.of(index)).collect();
+        let queries = query_devices(devices, move |number| query(numbers.index(number)));
+        Ok(queries.map(move |(number, result)| (numbers.index(number), result)))
     }
 
     /// Returns the counts of bound devices in the range of this [`LoopControl`]. Opens no device, so it delays no detach.
@@ -314,7 +307,7 @@ impl LoopControl {
     #[must_use]
     pub fn has(&self, number: DeviceNumber) -> bool {
         let pool = &self.shared.pool;
-        number.major == pool.number_of(0).major && pool.contains(number.minor / pool.number_of(1).minor)
+        number.major == MAJOR && pool.contains(pool.numbers().index(number))
     }
 
     /// Returns the number of idle devices in the pool.
@@ -372,6 +365,22 @@ impl LoopControl {
         let number = self.shared.pool.number_of(index);
         // A list of volumes goes on with the next one soon.
         if is_needed { query_needed(number, open) } else { query_device(number, open) }
+    }
+
+    /// Searches for the devices of a file, of both kinds of access.
+    fn search_both(
+        &self,
+        image: BorrowedFd<'_>,
+        locked: Option<&Exclusion>,
+        backing: BackingFile,
+    ) -> Result<Vec<LoopDevice>> {
+        let mut found = Vec::new();
+        for access in [Access::ReadWrite, Access::ReadOnly] {
+            if let Search::Found(device) = self.search(image, locked, backing, access)? {
+                found.push(device);
+            }
+        }
+        Ok(found)
     }
 
     /// Searches for the device of a file. `locked` has an open file description of the file that the caller of the library does not have.

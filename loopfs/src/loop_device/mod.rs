@@ -32,7 +32,7 @@ pub(crate) use control::{REMEDY as NO_DRIVER_REMEDY, require_driver};
 pub use detach::{Detach, PendingDetach};
 pub use device::{LoopDevice, Status};
 pub use discard::Discard;
-pub use mounted::mounted_nodes;
+pub use mounted::{MAJOR, mounted_nodes};
 pub use options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 pub use pool::PoolOptions;
 pub use query::{DeviceQueries, query_device, query_devices};

@@ -263,7 +263,7 @@ const DETACHES: [Call; 5] = [
     },
     |_, _, device| device.detach().map(drop),
     |_, _, device| unmanaged::Device::open_index(device.index(), Access::ReadOnly)?.detach(),
-    // Attaching again cancels the detach.
+    // The image is attached again in between.
     |control, image, device| {
         device.detach()?;
         drop(control.ensure_attached(image.as_fd(), &options())?);

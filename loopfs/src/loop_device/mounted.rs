@@ -13,7 +13,7 @@ use crate::mount::{KnownMount, MountCache};
 use crate::units::DeviceNumber;
 
 /// The major number of loop devices (linux/major.h).
-pub(super) const MAJOR: u32 = 7;
+pub const MAJOR: u32 = 7;
 
 /// The file systems in which device nodes are, other than that of `/dev`.
 const NODE_FILESYSTEMS: [&str; 2] = ["devtmpfs", "tmpfs"];

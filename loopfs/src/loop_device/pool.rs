@@ -67,10 +67,16 @@ impl Default for PoolOptions {
 #[derive(Debug)]
 pub(super) struct Pool {
     options: PoolOptions,
-    /// The number of minor numbers that a device takes.
-    minors: u32,
+    numbers: Numbers,
     mounts: Mutex<MountCache>,
     state: Mutex<State>,
+}
+
+/// The numbers of loop devices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers {
+    /// How many minor numbers a device takes.
+    minors: u32,
 }
 
 /// An index to bind, and how to check that no process has the device open.
@@ -119,12 +125,18 @@ impl Pool {
         }
         let state = State { next: options.range.start, ..State::default() };
         let mounts = Mutex::new(MountCache::below("/".into()));
-        Ok(Self { options, minors: BEYOND_ALL_INDICES / limit, mounts, state: Mutex::new(state) })
+        let numbers = Numbers { minors: BEYOND_ALL_INDICES / limit };
+        Ok(Self { options, numbers, mounts, state: Mutex::new(state) })
     }
 
-    /// Returns the number of a device. It is not known before the loop module is loaded, and constant while its control device is open.
+    /// Returns the numbers of the devices. They are not known before the loop module is loaded, and constant while its control device is
+    /// open.
+    pub(super) fn numbers(&self) -> Numbers {
+        self.numbers
+    }
+
     pub(super) fn number_of(&self, index: u32) -> DeviceNumber {
-        number_of(index, self.minors)
+        self.numbers.of(index)
     }
 
     /// Returns an index that was idle when last seen. The kernel decides: another program may have bound it since. The caller opens the
@@ -352,9 +364,9 @@ impl Pool {
         let threads = surplus.len().min(REMOVERS);
         let surplus = Arc::new(Mutex::new(surplus));
         let pop = |surplus: &Mutex<Vec<u32>>| surplus.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let minors = self.minors;
+        let numbers = self.numbers;
         let remove = move |control: &OwnedFd, index| {
-            let call = Call::begin(number_of(index, minors), Duration::ZERO);
+            let call = Call::begin(numbers.of(index), Duration::ZERO);
             call.is_some() && loop_dev::remove(control, index).is_ok()
         };
         let (sender, results) = channel();
@@ -417,8 +429,15 @@ impl State {
     }
 }
 
-fn number_of(index: u32, minors: u32) -> DeviceNumber {
-    DeviceNumber { major: mounted::MAJOR, minor: index * minors }
+impl Numbers {
+    pub(super) fn of(self, index: u32) -> DeviceNumber {
+        DeviceNumber { major: mounted::MAJOR, minor: index * self.minors }
+    }
+
+    /// Returns the index of the device with this number, or the one whose partition has it.
+    pub(super) fn index(self, number: DeviceNumber) -> u32 {
+        number.minor / self.minors
+    }
 }
 
 /// Returns `true` also for a device that the kernel is about to unbind completely; it refuses to bind that one.

@@ -133,9 +133,9 @@ fn note(times: &Mutex<HashMap<String, Instant>>, node: &CSINode, now: Instant) {
     times.insert(node.name_any(), now);
 }
 
-fn lock(times: &Mutex<HashMap<String, Instant>>) -> MutexGuard<'_, HashMap<String, Instant>> {
-    // Every critical section leaves the map whole, so a panicked holder does no harm.
-    times.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a state that every critical section leaves whole, so a panicked holder does no harm.
+pub(super) fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     pending_claims::{self, PendingClaims},
-    registered_nodes::{RESTART_TIME, RegisteredNodes},
+    registered_nodes::{RESTART_TIME, RegisteredNodes, lock},
 };
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
@@ -234,11 +234,6 @@ impl<'a> WrongSelections<'a> {
         self.cluster.events.publish(claim, Reason::SelectedNodeRemoved, note);
         Ok(())
     }
-}
-
-fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section leaves the state whole, so a panicked holder does no harm.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

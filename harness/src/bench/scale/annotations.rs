@@ -14,7 +14,7 @@ use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::super::measurement::{Environment, Samples};
-use super::super::process::{self, NODE};
+use super::super::process;
 use super::super::threshold::{Requirement, grows_at_most};
 use super::claims::{self, create_numbered};
 use super::process::Installation;
@@ -35,12 +35,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let client = control_plane.client();
         create_namespace(client, NAMESPACE).await?;
-        let installation = Installation {
-            program,
-            node: NODE,
-            pod: fake_nodes::pod_of_driver(client, NODE).await?,
-            kubeconfig: fake_nodes::kubeconfig(kubeconfigs, NODE),
-        };
+        let installation = Installation::of_provisioner(program, client, kubeconfigs).await?;
         control_plane.stop_controller_manager().await?;
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
         let (mut samples, mut existing) = (Samples::default(), 0);

@@ -55,12 +55,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         claims::install_labels(session, client).await?;
         let claims = Claims::new(client, OTHER_NODE);
         claims.until_labelled().await?;
-        let installation = Installation {
-            program,
-            node: NODE,
-            pod: fake_nodes::pod_of_driver(client, NODE).await?,
-            kubeconfig: fake_nodes::kubeconfig(kubeconfigs, NODE),
-        };
+        let installation = Installation::of_provisioner(program, client, kubeconfigs).await?;
         control_plane.stop_controller_manager().await?;
         step.done("");
         let mut bench = Bench {

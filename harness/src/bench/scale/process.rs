@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
+use kube::{Client, ResourceExt};
 use testvm::process::Program;
 use testvm_cluster::{ControlPlane, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,8 +16,8 @@ use super::super::audit_log::AuditLog;
 use super::super::counting_proxy::CountingProxy;
 use super::super::metrics;
 use super::super::peer::{self, HostPeer, HostSidecar, Limits};
-use super::super::process::MeasuredProcess;
-use crate::fake_nodes::SYSTEM;
+use super::super::process::{MeasuredProcess, NODE};
+use crate::fake_nodes::{self, SYSTEM};
 
 pub(super) const DRIVER: &str = "csi.loopfs.dev";
 
@@ -63,6 +63,18 @@ pub(super) struct Installation<'a> {
     pub(super) pod: Pod,
     /// The kubeconfig with the rights of that pod.
     pub(super) kubeconfig: PathBuf,
+}
+
+impl Installation<'static> {
+    /// Returns the installation of the provisioner of [`NODE`].
+    pub(super) async fn of_provisioner(
+        program: PathBuf,
+        client: &Client,
+        kubeconfigs: &Path,
+    ) -> Result<Self> {
+        let pod = fake_nodes::pod_of_driver(client, NODE).await?;
+        Ok(Self { program, node: NODE, pod, kubeconfig: fake_nodes::kubeconfig(kubeconfigs, NODE) })
+    }
 }
 
 impl Installation<'_> {

@@ -48,7 +48,8 @@ impl ImageSpace {
         } else {
             // The extent tree of a fragmented image comes on top of its size. The file system preallocates blocks for writes
             // to shared blocks, but frees these when space runs short.
-            let more = if sharing || is_thin(&image) { margin(size) } else { Bytes(0) };
+            let more =
+                if sharing || provisioning(&image) == Provisioning::Thin { margin(size) } else { Bytes(0) };
             size.max(alone).saturating_add(more)
         };
         Ok(Some(Self { reserved, alone }))
@@ -72,8 +73,7 @@ impl Released {
         };
         let size =
             Bytes(fstat(image).context("fstat", "an image in the trash")?.st_size as u64).max(recorded);
-        let provisioning = if is_thin(image) { Provisioning::Thin } else { Provisioning::Thick };
-        Ok(Self::Known(reservation_of_image(size, provisioning)))
+        Ok(Self::Known(reservation_of_image(size, provisioning(image))))
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn recorded(image: &OwnedFd) -> Option<Bytes> {
     sizes::read_capacity(image).ok()
 }
 
-/// Returns `true` also if the settings cannot be read: better to reserve too much.
-fn is_thin(image: &OwnedFd) -> bool {
-    Image::read(image).map_or(true, |image| image.provisioning == Provisioning::Thin)
+/// Returns `Thin` also if the settings cannot be read: better to reserve too much.
+fn provisioning(image: &OwnedFd) -> Provisioning {
+    Image::read(image).map_or(Provisioning::Thin, |image| image.provisioning)
 }

@@ -142,30 +142,11 @@ pub(super) mod tests {
     use super::*;
 
     /// A file system of 4 groups and 1 GiB, with inodes of 512 bytes.
-    const GEOMETRY: Geometry =
-        Geometry { blocksize: 4096, agcount: 4, inodesize: 512, imaxpct: 25, datablocks: 1 << 18, ..ZERO };
-    const ZERO: Geometry = Geometry {
-        blocksize: 0,
-        rtextsize: 0,
-        agblocks: 0,
-        agcount: 0,
-        logblocks: 0,
-        sectsize: 0,
-        inodesize: 0,
-        imaxpct: 0,
-        datablocks: 0,
-        rtblocks: 0,
-        rtextents: 0,
-        logstart: 0,
-        uuid: [0; 16],
-        sunit: 0,
-        swidth: 0,
-        version: 0,
-        flags: 0,
-        logsectsize: 0,
-        rtsectsize: 0,
-        dirblocksize: 0,
-    };
+    fn geometry() -> Geometry {
+        let (blocksize, datablocks) = (4096, 1 << 18);
+        Geometry { blocksize, datablocks, agcount: 4, inodesize: 512, imaxpct: 25, ..Geometry::default() }
+    }
+
     const LIMIT: u64 = (1 << 30) / 4 / 512;
 
     fn filesystem(geometry: &Geometry, allocated: &[u32]) -> FilesystemInodes {
@@ -179,7 +160,7 @@ pub(super) mod tests {
 
     #[test]
     fn inodes_are_reserved_in_each_group() {
-        let inodes = filesystem(&GEOMETRY, &[64, 0, 0, 0]);
+        let inodes = filesystem(&geometry(), &[64, 0, 0, 0]);
         assert_eq!((inodes.in_use(), inodes.allocated()), (Inodes(48), Bytes(64 * 512)));
         let bytes = 4 * (1000 + 512) * 512;
         assert_eq!(inodes.reservation(Inodes(1000)), Bytes(bytes + bytes / 128));
@@ -187,14 +168,14 @@ pub(super) mod tests {
 
     #[test]
     fn free_inodes_of_a_group_count_once() {
-        let inodes = filesystem(&GEOMETRY, &[8192, 64, 0, 0]);
+        let inodes = filesystem(&geometry(), &[8192, 64, 0, 0]);
         let bytes = (8192 + 3 * (1000 + 512)) * 512;
         assert_eq!(inodes.reservation(Inodes(1000)), Bytes(bytes + bytes / 128));
     }
 
     #[test]
     fn inodes_never_take_more_than_their_share() {
-        let inodes = filesystem(&GEOMETRY, &[64, 0, 0, 0]);
+        let inodes = filesystem(&geometry(), &[64, 0, 0, 0]);
         let share = (LIMIT + LIMIT / 32) * 512;
         for count in [LIMIT / 2, LIMIT, u64::MAX] {
             assert_eq!(inodes.reservation(Inodes(count)), Bytes(share + share / 128), "{count}");
@@ -206,13 +187,13 @@ pub(super) mod tests {
 
     #[test]
     fn a_lowered_share_keeps_what_is_allocated() {
-        let inodes = filesystem(&Geometry { imaxpct: 1, ..GEOMETRY }, &[32768, 0, 0, 0]);
+        let inodes = filesystem(&Geometry { imaxpct: 1, ..geometry() }, &[32768, 0, 0, 0]);
         assert_eq!(inodes.reservation(Inodes(40000)), with_trees(32768, 512));
     }
 
     #[test]
     fn without_a_share_inodes_are_unlimited() {
-        let inodes = filesystem(&Geometry { imaxpct: 0, ..GEOMETRY }, &[0; 4]);
+        let inodes = filesystem(&Geometry { imaxpct: 0, ..geometry() }, &[0; 4]);
         let further = inodes.further(Inodes(0));
         assert_eq!(further.available, Inodes(u64::MAX));
         assert_eq!(further.reservation(Inodes(1 << 40)), with_trees(1 << 42, 512));
@@ -221,9 +202,9 @@ pub(super) mod tests {
 
     fn any_filesystem() -> impl Strategy<Value = FilesystemInodes> {
         let groups = proptest::collection::vec(prop_oneof![0..100_000u32, any::<u32>()], 1..40);
-        let geometry = (0..=100u32, 0..1u64 << 52, prop_oneof![Just(256u32), Just(512), Just(2048)]);
-        (groups, geometry).prop_map(|(groups, (imaxpct, datablocks, inodesize))| {
-            filesystem(&Geometry { imaxpct, datablocks, inodesize, ..GEOMETRY }, &groups)
+        let shape = (0..=100u32, 0..1u64 << 52, prop_oneof![Just(256u32), Just(512), Just(2048)]);
+        (groups, shape).prop_map(|(groups, (imaxpct, datablocks, inodesize))| {
+            filesystem(&Geometry { imaxpct, datablocks, inodesize, ..geometry() }, &groups)
         })
     }
 

@@ -183,7 +183,7 @@ fn show_one(request: &Request, device: &OsStr) -> std::result::Result<Outcome, F
     let attributes = unmanaged::index_of(&path).map_or_else(Attributes::default, unmanaged::attributes);
     let row = Row {
         name: path.display().to_string(),
-        number: status.map(|status| number_of(status.rdev())),
+        number: status.map(|status| DeviceNumber::from_raw(status.rdev())),
         lost: false,
         attributes,
     };
@@ -196,12 +196,8 @@ fn show_one(request: &Request, device: &OsStr) -> std::result::Result<Outcome, F
     }
 }
 
-fn number_of(raw: u64) -> DeviceNumber {
-    DeviceNumber { major: nix::sys::stat::major(raw) as u32, minor: nix::sys::stat::minor(raw) as u32 }
-}
-
 fn identity_of(status: &std::fs::Metadata) -> BackingFile {
-    BackingFile { device: number_of(status.dev()), inode: status.ino() }
+    BackingFile { device: DeviceNumber::from_raw(status.dev()), inode: status.ino() }
 }
 
 fn locale_is_utf8() -> bool {
