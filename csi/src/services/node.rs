@@ -57,7 +57,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeStageVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
             let stage = self.requests.stage(request)?;
-            self.operations.exclusive(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
+            self.operations.stage(stage).await?;
             Ok(wire::NodeStageVolumeResponse {})
         })
         .await

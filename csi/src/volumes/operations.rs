@@ -5,7 +5,7 @@
 //! succeed even then, because otherwise a pod could not stop. It therefore takes none of the locks that such a call can
 //! hold, except that of its target path, and leaves the work that needs the disk to a task of its own.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::backoff::Backoff;
 use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::Object;
-use crate::request::{Publish, TargetPath, Unpublish, Unstage};
+use crate::request::{Publish, Stage, TargetPath, Unpublish, Unstage};
 use crate::storage::StorageMonitor;
 
 /// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
@@ -46,8 +46,17 @@ pub(crate) struct VolumeOperations {
     monitor: Arc<StorageMonitor>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
-    /// The volumes with a task that repeats their cleanup.
-    repeated: Arc<Mutex<HashSet<VolumeId>>>,
+    /// The volumes whose cleanup a task repeats.
+    repeated: Arc<Mutex<HashMap<VolumeId, Repeated>>>,
+}
+
+/// Why the cleanup of a volume is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeated {
+    /// It failed.
+    Failed,
+    /// A process may cancel the deferred detach of a device.
+    DetachDeferred,
 }
 
 impl VolumeOperations {
@@ -117,7 +126,24 @@ impl VolumeOperations {
     pub(crate) async fn publish(&self, publish: Publish) -> Result<()> {
         let wanted =
             [(publish.volume.clone().into(), LockMode::Change), (target(&publish.target), LockMode::Change)];
-        self.locked(wanted, move |volumes| volumes.publish(&publish)).await
+        let work = self.clone();
+        self.locked(wanted, move |volumes| {
+            volumes.publish(&publish)?;
+            work.keep_devices(&publish.volume);
+            Ok(())
+        })
+        .await
+    }
+
+    pub(crate) async fn stage(&self, stage: Stage) -> Result<()> {
+        let work = self.clone();
+        let volume = stage.volume.clone();
+        self.exclusive(&volume, move |volumes| {
+            volumes.stage(&stage)?;
+            work.keep_devices(&stage.volume);
+            Ok(())
+        })
+        .await
     }
 
     /// Unstages the volume. Without the disk, a volume that has no device is unstaged already. A call that stages it may still hang and
@@ -131,13 +157,13 @@ impl VolumeOperations {
         // Also if another call, which waits for the disk, has the volume locked.
         match (ended, self.monitor.current()) {
             (Ok(Cleanup::DetachDeferred), _) => {
-                self.clone().repeat_clean_up(volume, ClearedTarget::default());
+                self.clone().repeat_clean_up(volume, ClearedTarget::default(), Repeated::DetachDeferred);
                 Ok(())
             }
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
                 let (of, monitor) = (volume.clone(), Arc::clone(&self.monitor));
                 blocking::run(move || unavailable::require_detached(&of, monitor.held(), &reason)).await?;
-                self.clone().repeat_clean_up(volume, ClearedTarget::default());
+                self.clone().repeat_clean_up(volume, ClearedTarget::default(), Repeated::Failed);
                 Ok(())
             }
             (ended, _) => ended.map(drop),
@@ -189,14 +215,14 @@ impl VolumeOperations {
     /// Cleans up after an unpublish call as soon as the storage is usable. After an error, a task of its own repeats the cleanup, for which
     /// no call waits: no other call does it, and the volume could not be deleted.
     async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
-        if !self.try_clean_up(&volume, cleared).await {
-            self.repeat_clean_up(volume, cleared);
+        if let Err(why) = self.try_clean_up(&volume, cleared, || true).await {
+            self.repeat_clean_up(volume, cleared, why);
         }
     }
 
     /// Starts a task that cleans up until no device is left, unless there is one for the volume.
-    fn repeat_clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
-        if !self.lock_repeated().insert(volume.clone()) {
+    fn repeat_clean_up(self, volume: VolumeId, cleared: ClearedTarget, why: Repeated) {
+        if self.lock_repeated().insert(volume.clone(), why).is_some() {
             return;
         }
         let repeat = async move {
@@ -204,17 +230,29 @@ impl VolumeOperations {
             loop {
                 // Not at once: the next workload of the volume may start, and its calls would be refused in the meantime.
                 tokio::time::sleep(backoff.next()).await;
-                if self.try_clean_up(&volume, cleared).await {
-                    break;
+                let is_needed = || self.lock_repeated().contains_key(&volume);
+                match self.try_clean_up(&volume, cleared, is_needed).await {
+                    Ok(()) => {
+                        self.lock_repeated().remove(&volume);
+                        break;
+                    }
+                    Err(why) => {
+                        self.lock_repeated().entry(volume.clone()).and_modify(|before| *before = why);
+                    }
                 }
             }
-            self.lock_repeated().remove(&volume);
         };
         tokio::spawn(repeat.in_current_span());
     }
 
-    /// Cleans up as soon as the storage is usable. Until then, the volume is not locked. Returns `false` if the cleanup must be repeated.
-    async fn try_clean_up(&self, volume: &VolumeId, cleared: ClearedTarget) -> bool {
+    /// Cleans up as soon as the storage is usable, if that is needed then. Until then, the volume is not locked. Returns an error if the
+    /// cleanup must be repeated.
+    async fn try_clean_up(
+        &self,
+        volume: &VolumeId,
+        cleared: ClearedTarget,
+        is_needed: impl Fn() -> bool,
+    ) -> std::result::Result<(), Repeated> {
         loop {
             self.monitor.wait_until_usable().await;
             let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
@@ -227,6 +265,9 @@ impl VolumeOperations {
             };
             if self.monitor.current().is_err() {
                 continue;
+            }
+            if !is_needed() {
+                return Ok(());
             }
             let id = volume.clone();
             let mut cleaned = pin!(self.run(move |volumes| {
@@ -242,19 +283,27 @@ impl VolumeOperations {
                 }
             };
             match cleaned {
-                Ok(Cleanup::Complete) => return true,
-                Ok(Cleanup::DetachDeferred) => return false,
+                Ok(Cleanup::Complete) => return Ok(()),
+                Ok(Cleanup::DetachDeferred) => return Err(Repeated::DetachDeferred),
                 Err(Error::StorageUnavailable(_)) => {}
                 Err(error) => {
                     tracing::warn!(%volume, %error, "the target is unmounted and removed, but the cleanup of its volume failed; it is repeated");
-                    return false;
+                    return Err(Repeated::Failed);
                 }
             }
         }
     }
 
-    fn lock_repeated(&self) -> MutexGuard<'_, HashSet<VolumeId>> {
-        // Every critical section is a single operation, so a panicked holder leaves the set whole.
+    /// Ends the repetition of a deferred detach, because the volume is used again: its device must stay, and that use ends with a cleanup.
+    fn keep_devices(&self, volume: &VolumeId) {
+        let mut repeated = self.lock_repeated();
+        if repeated.get(volume) == Some(&Repeated::DetachDeferred) {
+            repeated.remove(volume);
+        }
+    }
+
+    fn lock_repeated(&self) -> MutexGuard<'_, HashMap<VolumeId, Repeated>> {
+        // Every critical section is a single operation, so a panicked holder leaves the map whole.
         self.repeated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,14 +3,14 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use loopfs::Bytes;
 use loopfs::loop_device::Access;
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use tonic::Code;
 
-use crate::fixture::{Fixture, id, repeated};
+use crate::fixture::{Fixture, id, repeated, until_detached};
 use crate::support::*;
 
 const ROUNDS: u64 = 100;
@@ -72,25 +72,16 @@ fn assert_written(file: &File, round: u64, blocks: u64) {
     assert_eq!(lost, 0, "of {blocks} blocks of round {round}, some were lost");
 }
 
-/// Waits for the last close of the volume's device.
-fn until_detached(fixture: &Fixture) {
-    let start = Instant::now();
-    while !fixture.devices("v").is_empty() {
-        assert!(start.elapsed() < TIMEOUT, "the device is still attached");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn unpublishing_keeps_unsynced_writes() {
     let fixture = fixture();
     let target = fixture.target("target");
     for round in 0..ROUNDS {
-        fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+        repeated(|| fixture.node().node_publish_volume(publish("v", &target, block()))).unwrap();
         let written = beside_a_writer(&fixture, round, || {
             fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
         });
-        until_detached(&fixture);
+        until_detached();
         assert_written(&File::from(fixture.image("v")), round, written);
     }
     fixture.finish();
@@ -105,7 +96,7 @@ fn unstaging_keeps_unsynced_writes() {
         let written = beside_a_writer(&fixture, round, || {
             repeated(|| fixture.node().node_unstage_volume(unstage("v", &staging))).unwrap();
         });
-        until_detached(&fixture);
+        until_detached();
         assert_written(&File::from(fixture.image("v")), round, written);
     }
     fixture.finish();
@@ -117,7 +108,7 @@ fn a_replaced_access_keeps_unsynced_writes() {
     let fixture = fixture();
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     for round in 0..ROUNDS {
-        fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+        repeated(|| fixture.node().node_stage_volume(stage("v", &staging, block()))).unwrap();
         let written = beside_a_writer(&fixture, round, || {
             // The driver waits two seconds for the last close, and an orchestrator repeats the call.
             while let Err(status) =
