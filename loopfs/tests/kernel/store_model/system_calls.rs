@@ -4,7 +4,7 @@
 //! Stops before and after these, or after the others, would add no other interleaving.
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long};
-use libc::{SECCOMP_RET_ALLOW, SECCOMP_RET_TRACE};
+use libc::{SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_TRACE};
 use seccompiler::{BpfProgram, sock_filter};
 
 /// The classes of system calls, which the tracer reads at a stop.
@@ -51,6 +51,10 @@ fn program() -> BpfProgram {
     }
     for command in OF_DESCRIPTOR {
         program.extend(rule(libc::SYS_fcntl, Some((1, command)), SECCOMP_RET_ALLOW));
+    }
+    // A thread would have the filter without a tracer. The library then makes the calls itself.
+    for number in [libc::SYS_clone, libc::SYS_clone3] {
+        program.extend(rule(number, None, SECCOMP_RET_ERRNO | libc::EAGAIN.cast_unsigned()));
     }
     program.extend(rule(libc::SYS_write, Some((0, STANDARD_OUTPUT)), SECCOMP_RET_ALLOW));
     program.extend(rule(libc::SYS_read, Some((0, STANDARD_INPUT)), stop(IDLE)));
