@@ -13,7 +13,7 @@ use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
 
 use crate::e2e::doctor;
-use crate::e2e::parts::node_debug;
+use crate::e2e::parts::{detached_device, node_debug};
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
 use crate::test_env::claims;
@@ -63,6 +63,7 @@ pub(in crate::e2e) async fn run(
     steps.step("the pod ends", end(env, POD)).await?;
     let title = "the next pod reads the unsynced writes of a deleted pod";
     steps.step(title, unsynced_writes_are_kept(env)).await?;
+    detached_device::run(steps, env, node).await?;
     let title = match (kubelet, options.losetup()) {
         (Kubelet::Patched, _) => {
             "since its start, the kubelet has started no program to mount, to bind or to measure"

@@ -1,0 +1,69 @@
+//! A pod detaches its own device, which needs no capability, and the driver that held the device open is killed. The container still has the
+//! node of the device: if the kernel bound its index to the volume of another pod, it could read and overwrite that volume.
+
+use anyhow::Result;
+use testvm::steps::{StepResult, Steps};
+use testvm_cluster::Node;
+use testvm_cluster::exec::{exec, exec_ok};
+
+use super::node_without_storage::driver_pod;
+use crate::e2e::stories::install;
+use crate::test_env::claims;
+use crate::test_env::disturbances::kill;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{self, end, reads, start, write};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Held, VolumeMode, claim, scratch_pod};
+
+/// The names of the pods and their claims.
+const ATTACKER: &str = "detaches-its-device";
+const OTHERS: [&str; 3] = ["next-device-1", "next-device-2", "next-device-3"];
+const SIZE: Size = Size::mebibytes(1);
+const DEVICE: &str = "/vol";
+const SECRET: &str = "the secret of the next device";
+const ATTACK: &str = "overwritten by another pod";
+
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    steps.step("a pod detaches its own device, and the driver is killed", detach(env, node)).await?;
+    steps.step("the driver serves requests again", install::served(env)).await?;
+    let title = "the pod reads and overwrites none of the devices that are attached next";
+    steps.step(title, attack(env)).await?;
+    let ended = async {
+        for name in OTHERS.into_iter().chain([ATTACKER]) {
+            end(env, name).await?;
+            claims::delete_with_volume(env, name).await?;
+        }
+        Ok(())
+    };
+    steps.step("the pods end, and their volumes go", ended).await
+}
+
+async fn detach(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    create_claim(env, ATTACKER).await?;
+    let held = Held { claim: ATTACKER, path: DEVICE, mode: VolumeMode::Block, read_only: false };
+    pods::create(env, &scratch_pod(ATTACKER, SIZE, &[held])?).await?;
+    exec_ok(&env.pods(), ATTACKER, &["losetup", "-d", DEVICE]).await?;
+    kill(env, node, &driver_pod(env, node).await?, "csi").await.map(drop)
+}
+
+async fn attack(env: &TestEnv<'_>) -> Result<()> {
+    for name in OTHERS {
+        create_claim(env, name).await?;
+        start(env, name, name, VolumeMode::Block).await?;
+        write(env, name, VolumeMode::Block, DEVICE, SECRET).await?;
+    }
+    // Its device has no image any more, so both may fail.
+    let read = exec(&env.pods(), ATTACKER, &["dd", "if=/vol", "bs=4096", "count=1"]).await?;
+    anyhow::ensure!(!read.stdout.contains(SECRET), "pod {ATTACKER} reads what another pod wrote");
+    let overwrite = format!("printf '{ATTACK}' | dd of={DEVICE} bs=4096 conv=notrunc,fsync");
+    exec(&env.pods(), ATTACKER, &["sh", "-c", &overwrite]).await?;
+    for name in OTHERS {
+        reads(env, name, DEVICE, SECRET).await?;
+    }
+    Ok(())
+}
+
+async fn create_claim(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    let claim = claim(name, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
+    claims::create(env, &claim).await.map(drop)
+}
