@@ -40,6 +40,8 @@ impl Probe {
         let mut failed = false;
         let probing = async {
             loop {
+                // A disk that hangs from the start is detected as soon as the storage is open, which needs no write.
+                self.monitor.wait_until_present().await;
                 match self.health().await {
                     Ok(_) => failed = false,
                     Err(error) => {

@@ -333,14 +333,35 @@ async fn accepted(
 pub(crate) struct Driver {
     pub(crate) client: Client,
     stop: CancellationToken,
-    runtime: Runtime,
+    runtime: DriverRuntime,
     task: JoinHandle<anyhow::Result<()>>,
+}
+
+/// The runtime of a driver. A failed test leaves its threads behind: they may wait for a disk that the test has frozen, and thaws later.
+struct DriverRuntime(Option<Runtime>);
+
+impl std::ops::Deref for DriverRuntime {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.0.as_ref().unwrap()
+    }
+}
+
+impl Drop for DriverRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take()
+            && std::thread::panicking()
+        {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 #[allow(dead_code, reason = "each test binary uses other parts")]
 impl Driver {
     pub(crate) fn start(directories: &Directories) -> Self {
-        let runtime = Runtime::new().unwrap();
+        let runtime = DriverRuntime(Some(Runtime::new().unwrap()));
         let stop = CancellationToken::new();
         let task = runtime.spawn(csi::serve(directories.args(), stop.clone()));
         Self { client: Client::connect(&directories.endpoint), stop, runtime, task }
