@@ -4,7 +4,7 @@
 use anyhow::Result;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::exec::{exec, exec_ok};
+use testvm_cluster::exec::exec;
 
 use super::node_without_storage::driver_pod;
 use crate::e2e::stories::install;
@@ -42,7 +42,11 @@ async fn detach(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     create_claim(env, ATTACKER).await?;
     let held = Held { claim: ATTACKER, path: DEVICE, mode: VolumeMode::Block, read_only: false };
     pods::create(env, &scratch_pod(ATTACKER, SIZE, &[held])?).await?;
-    exec_ok(&env.pods(), ATTACKER, &["losetup", "-d", DEVICE]).await?;
+    read_and_overwrite(env).await?;
+    let own = read_and_overwrite(env).await?;
+    anyhow::ensure!(own.contains(ATTACK), "pod {ATTACKER} reads {own:?} from its own device");
+    let detached = exec(&env.pods(), ATTACKER, &["/bin/sh", "-c", &format!("losetup -d {DEVICE}")]).await?;
+    anyhow::ensure!(detached.succeeded, "losetup -d in pod {ATTACKER} fails: {}", detached.stderr);
     kill(env, node, &driver_pod(env, node).await?, "csi").await.map(drop)
 }
 
@@ -52,15 +56,18 @@ async fn attack(env: &TestEnv<'_>) -> Result<()> {
         start(env, name, name, VolumeMode::Block).await?;
         write(env, name, VolumeMode::Block, DEVICE, SECRET).await?;
     }
-    // Its device has no image any more, so both may fail.
-    let read = exec(&env.pods(), ATTACKER, &["dd", "if=/vol", "bs=4096", "count=1"]).await?;
-    anyhow::ensure!(!read.stdout.contains(SECRET), "pod {ATTACKER} reads what another pod wrote");
-    let overwrite = format!("printf '{ATTACK}' | dd of={DEVICE} bs=4096 conv=notrunc,fsync");
-    exec(&env.pods(), ATTACKER, &["sh", "-c", &overwrite]).await?;
+    let read = read_and_overwrite(env).await?;
+    anyhow::ensure!(!read.contains(SECRET), "pod {ATTACKER} reads what another pod wrote");
     for name in OTHERS {
         reads(env, name, DEVICE, SECRET).await?;
     }
     Ok(())
+}
+
+/// Returns what the attacker reads from its device. Both fail if the device is bound to no image.
+async fn read_and_overwrite(env: &TestEnv<'_>) -> Result<String> {
+    let script = format!("head -c 4096 {DEVICE}; printf '{ATTACK}' | dd of={DEVICE} conv=fsync");
+    Ok(exec(&env.pods(), ATTACKER, &["/bin/sh", "-c", &script]).await?.stdout)
 }
 
 async fn create_claim(env: &TestEnv<'_>, name: &str) -> Result<()> {
