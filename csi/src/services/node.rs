@@ -200,6 +200,7 @@ fn stats_response(stats: VolumeStats) -> wire::NodeGetVolumeStatsResponse {
         available: Bytes(available),
         inodes,
         condition,
+        ..
     } = stats;
     let inodes = inodes.map(|inodes| {
         let (Inodes(total), Inodes(used), Inodes(free)) = (inodes.total, inodes.used, inodes.free);

@@ -4,9 +4,9 @@
 //! A pod can set the label of its device. So a device counts as that of a volume if the driver has published it for the volume, or if it
 //! is mounted at a target of the volume. The label only selects among unmounted devices, and never one that is bound to an image.
 
+use loopfs::ErrorKind;
 use loopfs::loop_device::{BackingFile, Binding, Detach, LoopDevice, Status, query_device, query_devices};
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
-use loopfs::{Bytes, ErrorKind};
 use nix::sys::stat::FileStat;
 
 use crate::error::Result;
@@ -110,13 +110,7 @@ impl StaleDevice {
     /// Returns the use and capacity of the volume, as far as the device reports them.
     pub(crate) fn stats(&self) -> VolumeStats {
         let size = self.status.size;
-        VolumeStats {
-            capacity: size,
-            used: size,
-            available: Bytes(0),
-            inodes: None,
-            condition: self.condition(),
-        }
+        VolumeStats::new(size, size, self.condition())
     }
 
     pub(crate) fn condition(&self) -> Condition {

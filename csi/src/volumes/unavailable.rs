@@ -58,7 +58,7 @@ pub(super) fn stats(
     }
     let size = size_of_device(device).unwrap_or_default();
     let condition = condition(reason);
-    Ok(Some(VolumeStats { capacity: size, used: size, available: Bytes(0), inodes: None, condition }))
+    Ok(Some(VolumeStats::new(size, size, condition)))
 }
 
 /// Returns an error if a loop device may be attached to the image of the volume. Without the disk, the driver cannot compare the
@@ -87,19 +87,13 @@ pub(super) fn require_detached(volume: &VolumeId, held: Option<&HeldDevices>, re
 fn directory_stats(path: &Path, reason: String) -> Result<VolumeStats> {
     let failed = |errno: Errno| Error::Target { operation: "statfs", path: path.to_owned(), errno };
     let counters = statvfs(path).map_err(failed)?;
+    let used = |total: u64, free: u64| total.saturating_sub(free);
     let bytes = |blocks: u64| Bytes(blocks * counters.fragment_size());
-    let free = bytes(counters.blocks_free());
-    Ok(VolumeStats {
-        capacity: bytes(counters.blocks()),
-        used: bytes(counters.blocks()).saturating_sub(free),
-        available: bytes(counters.blocks_available()),
-        inodes: Some(InodeStats {
-            total: Inodes(counters.files()),
-            used: Inodes(counters.files().saturating_sub(counters.files_free())),
-            free: Inodes(counters.files_free()),
-        }),
-        condition: condition(reason),
-    })
+    let used_blocks = used(counters.blocks(), counters.blocks_free());
+    let mut stats = VolumeStats::new(bytes(counters.blocks()), bytes(used_blocks), condition(reason));
+    let used_inodes = used(counters.files(), counters.files_free());
+    stats.inodes = Some(InodeStats::new(Inodes(counters.files()), Inodes(used_inodes)));
+    Ok(stats)
 }
 
 fn condition(reason: String) -> Condition {

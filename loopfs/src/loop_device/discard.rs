@@ -13,6 +13,7 @@ use crate::sys::loop_dev;
 
 /// The handling of discards by a device (`BLKDISCARD`, fstrim(8), those of a virtual machine's guest).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Discard {
     /// A discard makes a hole in the file, if its file system can: the blocks are free again.
     #[default]

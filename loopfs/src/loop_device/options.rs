@@ -15,6 +15,7 @@ use crate::sys::statx;
 
 /// Whether I/O of the device bypasses the page cache of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DirectIo {
     /// Direct I/O is required. Without it data is cached twice, and only a flush limits the loss at a crash.
     Required,
@@ -45,6 +46,7 @@ impl DirectIo {
 
 /// Logical block size of the device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BlockSize {
     /// This size: a power of two from 512 to 4096. Every program can use 512.
     Exact(u32),
@@ -57,6 +59,7 @@ pub enum BlockSize {
 
 /// How long the device stays bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Lifetime {
     /// Until it is detached or the machine stops.
     #[default]
@@ -67,6 +70,7 @@ pub enum Lifetime {
 
 /// Which device to bind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IndexPolicy {
     /// An idle device from the pool of the [`LoopControl`](super::LoopControl).
     #[default]

@@ -19,6 +19,7 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Why file systems that this process mounts below a mount do not appear on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Isolation {
     /// The mount is private.
     Private,

@@ -18,6 +18,7 @@ use crate::sys::fsxattr;
 /// the user may write to the file, or if `fs.protected_hardlinks` is off. XFS allows no link and no rename from another
 /// project into a tagged directory, so only links that exist before the tree is tagged matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HardLinks {
     /// Leave the file in its project and count it ([`Skipped::hard_links`]). Nothing outside the tree changes.
     #[default]
@@ -46,6 +47,7 @@ impl Default for TagOptions {
 
 /// The result of tagging a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct TreeReport {
     /// Number of passes through the tree.
     pub passes: u32,

@@ -28,6 +28,7 @@ use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, ta
 
 /// Files of a volume that have another project id than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct ForeignFiles {
     /// The volume whose directory contains the files.
     pub volume: VolumeId,
@@ -41,6 +42,7 @@ pub struct ForeignFiles {
 
 /// The object to which a project id belongs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum ChargedTo {
     /// A volume.
     Volume(VolumeId),
@@ -68,6 +70,7 @@ impl fmt::Display for ChargedTo {
 
 /// Evidence that files of a volume are charged to another volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct ForeignEvidence {
     /// Project ids of deleted volumes that still have usage although their directories are empty. The usage comes from files
     /// in other volumes, or from deleted files that are still open.

@@ -32,6 +32,7 @@ pub struct Volume {
 
 /// Inodes of a Filesystem volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct InodeStats {
     /// The limit.
     pub total: Inodes,
@@ -43,6 +44,7 @@ pub struct InodeStats {
 
 /// The usage and capacity of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VolumeStats {
     /// The capacity.
     pub capacity: Bytes,
@@ -54,6 +56,22 @@ pub struct VolumeStats {
     pub inodes: Option<InodeStats>,
     /// Whether the volume is healthy.
     pub condition: Condition,
+}
+
+impl InodeStats {
+    /// Returns the counts of a limit, of which this many inodes are used.
+    #[must_use]
+    pub fn new(total: Inodes, used: Inodes) -> Self {
+        Self { total, used, free: Inodes(total.0.saturating_sub(used.0)) }
+    }
+}
+
+impl VolumeStats {
+    /// Returns the usage of a volume of which everything that is not used is available, and which has no limit of inodes.
+    #[must_use]
+    pub fn new(capacity: Bytes, used: Bytes, condition: Condition) -> Self {
+        Self { capacity, used, available: capacity.saturating_sub(used), inodes: None, condition }
+    }
 }
 
 impl Volume {
@@ -226,11 +244,7 @@ impl Volume {
             capacity,
             used: usage.bytes,
             available: capacity.saturating_sub(usage.bytes).min(self.free()?),
-            inodes: Some(InodeStats {
-                total,
-                used: usage.inodes,
-                free: Inodes(total.0.saturating_sub(usage.inodes.0)),
-            }),
+            inodes: Some(InodeStats::new(total, usage.inodes)),
             condition: self.directory_condition(attributes)?,
         })
     }

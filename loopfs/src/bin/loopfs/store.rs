@@ -268,13 +268,14 @@ mod tests {
     use super::*;
 
     fn directory() -> VolumeStats {
-        VolumeStats {
-            capacity: Bytes(4 << 20),
-            used: Bytes(8192),
-            available: Bytes((4 << 20) - 8192),
-            inodes: Some(InodeStats { total: Inodes(2048), used: Inodes(3), free: Inodes(2045) }),
-            condition: Condition::Healthy,
-        }
+        let mut stats = VolumeStats::new(Bytes(4 << 20), Bytes(8192), Condition::Healthy);
+        stats.inodes = Some(InodeStats::new(Inodes(2048), Inodes(3)));
+        stats
+    }
+
+    fn truncated_image() -> VolumeStats {
+        let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
+        VolumeStats::new(Bytes(4 << 20), Bytes(8192), condition)
     }
 
     fn id(text: &str) -> VolumeId {
@@ -283,14 +284,12 @@ mod tests {
 
     #[test]
     fn list_prints_volumes_as_a_table() {
-        let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
-        let image = VolumeStats { inodes: None, condition, ..directory() };
         let listing = Listing {
             filesystem_uuid: "u".to_owned(),
             snapshots: Vec::new(),
             volumes: vec![
                 Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
-                Volume::of(&id("pvc-b"), "Block".to_owned(), image),
+                Volume::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
                 Volume::unreadable(&id("c"), "no limits".to_owned()),
             ],
         };
@@ -355,8 +354,6 @@ t         -       -             -     -  -                     foreign
 
     #[test]
     fn json_fields_keep_their_names_values_and_order() {
-        let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
-        let image = VolumeStats { inodes: None, condition, ..directory() };
         let snapshot = Snapshot {
             id: "s".to_owned(),
             source: Some("pvc-b".to_owned()),
@@ -373,7 +370,7 @@ t         -       -             -     -  -                     foreign
             snapshots: vec![snapshot, broken],
             volumes: vec![
                 Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
-                Volume::of(&id("pvc-b"), "Block".to_owned(), image),
+                Volume::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
                 Volume::unreadable(&id("c"), "no limits".to_owned()),
             ],
         };

@@ -15,6 +15,7 @@ const IMAGE: &CStr = c"trusted.loopfs.image";
 
 /// The settings of the image of a Block volume, which are recorded and fixed at creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Image {
     /// Whether its device must have direct I/O.
     pub direct_io: DirectIo,
