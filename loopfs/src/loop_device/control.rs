@@ -62,9 +62,8 @@ use crate::units::DeviceNumber;
 /// A program that makes a device available to such processes therefore holds a [`LoopDevice`] of it for as long as they may run:
 /// the kernel does not unbind a device that is open, it only detaches it at the last close. After a restart, it opens the devices again
 /// ([`LoopDevice::open_device_number`]) before it attaches any file. It detaches a device only when none of these processes is left.
-/// The pool of this [`LoopControl`] adds no index whose node is mounted in the mount namespace of the calling thread, so a
-/// node that a container was given should stay mounted for as long as the container runs, and its device attached: an idle device that
-/// [`detach`](LoopControl::detach) has returned to the pool is used again without a look at mounts. A process may also have got a descriptor of
+/// The pool of this [`LoopControl`] uses no index whose node is mounted in the mount namespace of the calling thread, so a
+/// node that a container was given should stay mounted for as long as the container runs. A process may also have got a descriptor of
 /// the device from another one (`SCM_RIGHTS`). So the pool uses an idle device again only if no process had it open when
 /// this [`LoopControl`] detached it, and no process has bound it since. It removes the others, which the kernel refuses for a device
 /// that is open.

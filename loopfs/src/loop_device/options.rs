@@ -64,7 +64,8 @@ pub enum Lifetime {
     /// Until it is detached or the machine stops.
     #[default]
     Persistent,
-    /// Until its last user closes it: mount it before dropping the [`LoopDevice`](super::LoopDevice).
+    /// Until its last user closes it: mount its file system before dropping the [`LoopDevice`](super::LoopDevice). A bind mount of its node
+    /// does not have the device open.
     AutoClear,
 }
 

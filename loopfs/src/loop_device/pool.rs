@@ -9,11 +9,11 @@
 //! it to any other process. If the index were then bound to another file, they could read and write that file. So an idle device is
 //! used only with the evidence that no process has it open, and that no process has bound it since:
 //!
-//! - This process has detached it, on a kernel that unbinds a device only at its last close, and it has the sequence number of then.
+//! - This process has detached it while its node was mounted nowhere, on a kernel that unbinds a device only at its last close, and it
+//!   has the sequence number of then.
 //! - Otherwise the device is removed first, which the kernel refuses while it is open, and its index is added again.
 //!
-//! An index that this process adds is left out while its node is mounted anywhere: containers can open that node. That does not
-//! apply to a device that this process detached itself: only the caller knows that no process has the node any more.
+//! An index that this process adds is left out while its node is mounted anywhere: containers can open that node.
 //!
 //! `docs/decisions/0001-loop-index-range.md` gives the reasons.
 
@@ -204,10 +204,15 @@ impl Pool {
             return Ok(unchanged);
         }
         // Read after the device was added: a node that another process mounts later is of another attachment.
-        let mounted = mounted_numbers(&self.mounts, |index| self.number_of(index))?;
+        let mounted = self.read_mounted()?;
         let unused = !mounted.contains(&self.number_of(acquired.index));
         self.lock().mounted = mounted;
         Ok(unused)
+    }
+
+    /// Returns the devices whose node is mounted.
+    fn read_mounted(&self) -> Result<HashSet<DeviceNumber>> {
+        mounted_numbers(&self.mounts, |index| self.number_of(index))
     }
 
     /// Looks whether some of the devices with a deferred detach are idle.
@@ -265,7 +270,7 @@ impl Pool {
         let existing: Vec<u32> = indices()?.into_iter().filter(|index| range.contains(index)).collect();
         let unbound: Vec<u32> = existing.iter().copied().filter(|index| is_unbound(*index)).collect();
         // Read after the devices: each device that was unbound while its node was mounted is then found, unless the node was unmounted.
-        let mounted = mounted_numbers(&self.mounts, |index| self.number_of(index))?;
+        let mounted = self.read_mounted()?;
         let unused = unbound.into_iter().filter(|index| !mounted.contains(&self.number_of(*index)));
         let unused: Vec<u32> = unused.collect();
         let mut state = self.lock();
@@ -296,6 +301,8 @@ impl Pool {
         if !self.options.range.contains(&index) {
             return;
         }
+        let is_mounted = |mounted: HashSet<DeviceNumber>| mounted.contains(&self.number_of(index));
+        let sequence = sequence.filter(|_| self.read_mounted().is_ok_and(|mounted| !is_mounted(mounted)));
         let mut state = self.lock();
         state.closing.retain(|closing| *closing != index);
         match sequence {
