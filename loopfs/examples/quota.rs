@@ -1,14 +1,14 @@
-//! Limits the bytes and inodes of an empty directory, reports the usage in constant time, and removes both again.
+//! Limits the bytes and inodes of a directory with any content, reports the usage in constant time, and removes the limit again.
 //!
 //! Needs Linux 5.14, `CAP_SYS_ADMIN`, and XFS mounted with `prjquota`. The owner of the directory can change its project id
 //! and so leave the limit.
 //!
 //! ```console
-//! # mkdir /mnt/xfs/alice
-//! # cargo run -p loopfs --example quota -- limit /mnt/xfs/alice 1048576 100
+//! # cargo run -p loopfs --example quota -- limit /mnt/xfs/alice 1MiB 100
 //! # cargo run -p loopfs --example quota -- usage /mnt/xfs/alice
-//! project 123000: 4096 bytes (4 KiB), 2 inodes
-//! # cargo run -p loopfs --example quota -- remove /mnt/xfs/alice
+//! project 1291845632: 4096 bytes (4 KiB), 2 inodes
+//! # cargo run -p loopfs --example quota -- unlimit /mnt/xfs/alice
+//! Freed
 //! ```
 
 use std::error::Error;
@@ -18,60 +18,51 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-use loopfs::project_quota::{Limits, ProjectId, ProjectIds, ProjectQuota, project_of};
+use loopfs::project_quota::{Limits, ProjectId, ProjectQuota, project_of};
+use loopfs::project_tree::{limit_directory, unlimit_directory};
 use loopfs::{Bytes, Inodes};
 
-const USAGE: &str = "usage: quota limit DIRECTORY BYTES INODES | usage DIRECTORY | remove DIRECTORY";
-const FIRST: ProjectId = ProjectId::new(123_000).expect("neither 0 nor the last");
-const LAST: ProjectId = ProjectId::new(123_999).expect("neither 0 nor the last");
+const USAGE: &str = "usage: quota limit DIRECTORY BYTES INODES | usage DIRECTORY | unlimit DIRECTORY";
 
-/// Returns the allocator of project ids. All programs that use the range must use the same lock file.
-fn allocator(file: &File) -> Result<ProjectIds, Box<dyn Error>> {
-    Ok(ProjectIds::new(file, File::create("/run/loopfs-example-project-ids.lock")?, FIRST..=LAST)?)
+fn open(path: &Path) -> Result<File, Box<dyn Error>> {
+    File::open(path).map_err(|error| format!("open {}: {error}", path.display()).into())
 }
 
 fn limit(path: &Path, bytes: Bytes, inodes: Inodes) -> Result<(), Box<dyn Error>> {
-    let (directory, limits) = (File::open(path)?, Limits::hard(bytes, inodes));
-    let quota = ProjectQuota::of(directory.as_fd());
-    match ProjectId::new(project_of(&directory)?) {
-        Some(id) if (FIRST..=LAST).contains(&id) => Ok(quota.set_limits(id, limits).map(drop)?),
-        _ if path.read_dir()?.next().is_some() => Err("not empty; see project_tree::tag_tree".into()),
-        // `create` sets the limits before it tags the directory, which is therefore never in the project without limits.
-        _ => Ok(allocator(&directory)?.create(&directory, limits).map(drop)?),
+    let report = limit_directory(open(path)?, Limits::hard(bytes, inodes))?;
+    // Files that have names outside of the directory too, for example.
+    for entry in report.skipped.examples {
+        eprintln!("{} is not limited", path.join(entry.path).display());
     }
+    Ok(())
 }
 
 fn usage(path: &Path) -> Result<(), Box<dyn Error>> {
-    let directory = File::open(path)?;
+    let directory = open(path)?;
     let project = ProjectId::new(project_of(&directory)?).ok_or("the directory is in no project")?;
     let usage = ProjectQuota::of(directory.as_fd()).usage(project)?.ok_or("the project is unused")?;
     println!("project {project}: {}, {}", usage.bytes, usage.inodes);
     Ok(())
 }
 
-fn remove(path: &Path) -> Result<(), Box<dyn Error>> {
-    let project = ProjectId::new(project_of(File::open(path)?)?).filter(|id| (FIRST..=LAST).contains(id));
-    let project = project.ok_or("the directory is in no project of this program")?;
-    // An open directory stays charged to its project, even if it is deleted. So the quota is accessed through the parent.
-    let parent = File::open(path.join(".."))?;
-    std::fs::remove_dir_all(path)?;
-    // If a process has a deleted file open, the id is free after its last close, when `retry_draining` is called.
-    println!("project {project}: {:?}", allocator(&parent)?.release(project)?);
+fn unlimit(path: &Path) -> Result<(), Box<dyn Error>> {
+    // The id of the limit is freed when no process has a file open that was deleted from the directory.
+    println!("{:?}", unlimit_directory(open(path)?)?);
     Ok(())
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let [command, path, limits @ ..] = args.as_slice() else { return Err(USAGE.into()) };
-    let path = Path::new(path);
-    let number = |text: &OsString| text.to_str().and_then(|text| text.parse().ok()).ok_or(USAGE);
-    let done = match (command.to_str(), limits) {
-        (Some("limit"), [bytes, inodes]) => limit(path, Bytes(number(bytes)?), Inodes(number(inodes)?)),
+    let (path, text) = (Path::new(path), |word: &OsString| word.to_str().map(str::to_owned).ok_or(USAGE));
+    match (command.to_str(), limits) {
+        (Some("limit"), [bytes, inodes]) => {
+            limit(path, text(bytes)?.parse()?, Inodes(text(inodes)?.parse()?))
+        }
         (Some("usage"), []) => usage(path),
-        (Some("remove"), []) => remove(path),
-        _ => return Err(USAGE.into()),
-    };
-    done.map_err(|error| format!("{}: {error}", path.display()).into())
+        (Some("unlimit"), []) => unlimit(path),
+        _ => Err(USAGE.into()),
+    }
 }
 
 fn main() -> ExitCode {

@@ -1,8 +1,8 @@
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use loopfs::loop_device::{
     Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, Lifetime, LoopControl,
     LoopDevice, PoolOptions,
 };
+use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
@@ -464,6 +465,31 @@ fn the_block_size_can_follow_the_file() {
         assert!(status.direct_io);
         assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     }
+}
+
+/// A bind mount of the node has the device not open.
+#[test]
+fn a_second_mount_of_a_node_does_not_show_the_next_file() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let [alice, bob] = ["alice", "bob"].map(|name| image(directory.path(), name, MIB));
+    let options = AttachOptions::new(Access::ReadWrite);
+    let device = control.attach(alice.as_fd(), &options).unwrap();
+    let index = device.index();
+    let target = directory.path().join("target");
+    File::create(&target).unwrap();
+    let node = File::options().read(true).custom_flags(libc::O_PATH).open(device.path()).unwrap();
+    bind_mount(&node, &target, MountFlags::default()).unwrap();
+    assert_eq!(control.detach(device).unwrap(), Detach::Detached);
+
+    let next = control.attach(bob.as_fd(), &options).unwrap();
+    write_at(&next.path(), 0, &[1; 512]).unwrap();
+    assert_ne!(next.index(), index);
+    assert!(fs::read(&target).unwrap_or_default().is_empty());
+    assert!(unmount(&target).unwrap());
+    assert_eq!(control.detach(next).unwrap(), Detach::Detached);
+    leaks.check();
 }
 
 #[test]
