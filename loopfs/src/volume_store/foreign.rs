@@ -28,7 +28,6 @@ use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, ta
 
 /// Files of a volume that have another project id than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct ForeignFiles {
     /// The volume whose directory contains the files.
     pub volume: VolumeId,
@@ -70,7 +69,6 @@ impl fmt::Display for ChargedTo {
 
 /// Evidence that files of a volume are charged to another volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct ForeignEvidence {
     /// Project ids of deleted volumes that still have usage although their directories are empty. The usage comes from files
     /// in other volumes, or from deleted files that are still open.

@@ -52,7 +52,7 @@ enum Scope {
 
 /// Decides which volumes to search, and what to remember for the next round.
 fn plan(evidence: ForeignEvidence, history: &History, all: bool, now: Instant) -> (Scope, History) {
-    let ForeignEvidence { undrained, full, recorded, .. } = evidence;
+    let ForeignEvidence { undrained, full, recorded } = evidence;
     let stuck = undrained.intersection(&history.undrained).copied();
     let suspected: BTreeSet<_> = stuck.chain(full).collect();
     let rests = history.rests_until.is_some_and(|end| now < end);
