@@ -13,7 +13,6 @@ use crate::project_quota::ProjectId;
 
 /// An inode with another project id than its tree, or a directory without project inheritance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct StrayInode {
     /// The path relative to the root of the tree, which is `.`. It can contain any bytes. In a long path,
     /// `...` is in place of the components between the first ones and the last one.
@@ -26,7 +25,6 @@ pub struct StrayInode {
 
 /// The result of comparing a tree with a project.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct TreeAudit {
     /// Number of names visited, including the root. A file with two hard links counts twice.
     pub names: u64,

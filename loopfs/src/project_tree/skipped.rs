@@ -12,7 +12,6 @@ use crate::project_quota::{Interface, explain};
 
 /// Inodes that are neither directories nor regular files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct SpecialFiles {
     /// Symbolic links.
     pub symlinks: u64,
@@ -56,7 +55,6 @@ pub enum SkipReason {
 
 /// A skipped entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct SkippedEntry {
     /// The path relative to the root of the tree, which is `.`. It can contain any bytes. In a long path,
     /// `...` is in place of the components between the first ones and the last one.
@@ -67,7 +65,6 @@ pub struct SkippedEntry {
 
 /// The skipped entries of a tree, in the last pass through it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct Skipped {
     /// Number of names of files with several hard links that are not in the project. Some of the links may be outside the
     /// tree.

@@ -47,7 +47,6 @@ impl Default for TagOptions {
 
 /// The result of tagging a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "__tests"), non_exhaustive)]
 pub struct TreeReport {
     /// Number of passes through the tree.
     pub passes: u32,

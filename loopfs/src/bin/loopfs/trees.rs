@@ -131,7 +131,7 @@ impl Audit {
 }
 
 fn tag_json(id: ProjectId, report: &TreeReport) -> impl Serialize {
-    let TreeReport { passes, changed, names, directories, skipped, .. } = report;
+    let TreeReport { passes, changed, names, directories, skipped } = report;
     object! {
         id: id.get(),
         changed: changed,
@@ -143,7 +143,7 @@ fn tag_json(id: ProjectId, report: &TreeReport) -> impl Serialize {
 }
 
 fn tag_text(id: ProjectId, report: &TreeReport) -> String {
-    let TreeReport { passes: _, changed, names, directories, skipped, .. } = report;
+    let TreeReport { passes: _, changed, names, directories, skipped } = report;
     format!(
         "project {id}: {changed} changed of {names} names, {directories} of them directories\n{}",
         skipped_text(skipped)
@@ -152,7 +152,7 @@ fn tag_text(id: ProjectId, report: &TreeReport) -> String {
 
 fn audit_json(id: ProjectId, audit: &TreeAudit) -> impl Serialize {
     let stray = |stray: &StrayInode| {
-        let StrayInode { path, project, inherits, .. } = stray;
+        let StrayInode { path, project, inherits } = stray;
         object! { path: lossy(path), id: *project, inherits: *inherits }
     };
     object! {
@@ -182,7 +182,7 @@ fn audit_text(id: ProjectId, audit: &TreeAudit) -> String {
     );
     if !audit.strays.is_empty() {
         let mut table = Table::new([("ID", Side::Right), ("INHERITS", Side::Left), ("PATH", Side::Left)]);
-        for StrayInode { path, project, inherits, .. } in &audit.strays {
+        for StrayInode { path, project, inherits } in &audit.strays {
             table.row([project.to_string(), yes_no(*inherits), lossy(path)]);
         }
         text.push_str(&table.print());
@@ -197,8 +197,8 @@ fn audit_text(id: ProjectId, audit: &TreeAudit) -> String {
 }
 
 fn skipped_json(skipped: &Skipped) -> impl Serialize {
-    let Skipped { hard_links, special_files, mounts, refused, examples, .. } = skipped;
-    let SpecialFiles { symlinks, sockets, fifos, devices, .. } = special_files;
+    let Skipped { hard_links, special_files, mounts, refused, examples } = skipped;
+    let SpecialFiles { symlinks, sockets, fifos, devices } = special_files;
     let example =
         |entry: &SkippedEntry| object! { path: lossy(&entry.path), reason: reason_text(entry.reason) };
     object! {
@@ -238,7 +238,7 @@ fn skipped_text(skipped: &Skipped) -> String {
         return String::new();
     }
     let mut text = format!("skipped: {}\n", counts.join(", "));
-    for SkippedEntry { path, reason, .. } in &skipped.examples {
+    for SkippedEntry { path, reason } in &skipped.examples {
         text.push_str(&format!("  {}: {}\n", printable(&lossy(path)), reason_text(*reason)));
     }
     text
