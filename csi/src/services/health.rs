@@ -69,6 +69,7 @@ mod tests {
     #[case(AbnormalReason::ProjectNotInherited, VolumeError::Degraded)]
     #[case(AbnormalReason::FilesInForeignProject, VolumeError::Degraded)]
     #[case(AbnormalReason::ChargedForForeignFiles, VolumeError::Degraded)]
+    #[case(AbnormalReason::SpaceTaken, VolumeError::Degraded)]
     #[case(AbnormalReason::DeviceChanged, VolumeError::Degraded)]
     #[case(AbnormalReason::ImageTruncated, VolumeError::DataLoss)]
     #[case(AbnormalReason::ImageMissing, VolumeError::DataLoss)]

@@ -36,6 +36,8 @@ pub enum AbnormalReason {
     FilesInForeignProject,
     /// Files of another volume have the project id of this volume and use up its limit.
     ChargedForForeignFiles,
+    /// The file system has less free space than the volume may still take: files of other programs have taken it.
+    SpaceTaken,
     /// The image of the volume is shorter than its capacity.
     ImageTruncated,
     /// The image of the volume was removed, and only a loop device still has its content.
@@ -53,11 +55,12 @@ pub enum AbnormalReason {
 
 impl AbnormalReason {
     /// All reasons.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::ProjectChanged,
         Self::ProjectNotInherited,
         Self::FilesInForeignProject,
         Self::ChargedForForeignFiles,
+        Self::SpaceTaken,
         Self::ImageTruncated,
         Self::ImageMissing,
         Self::DeviceOfOtherFile,
@@ -74,6 +77,7 @@ impl AbnormalReason {
             Self::ProjectNotInherited => "ProjectNotInherited",
             Self::FilesInForeignProject => "FilesInForeignProject",
             Self::ChargedForForeignFiles => "ChargedForForeignFiles",
+            Self::SpaceTaken => "SpaceTaken",
             Self::ImageTruncated => "ImageTruncated",
             Self::ImageMissing => "ImageMissing",
             Self::DeviceOfOtherFile => "DeviceOfOtherFile",

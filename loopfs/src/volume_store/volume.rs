@@ -240,13 +240,28 @@ impl Volume {
         let usage = self.usage(attributes)?;
         let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
         let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
-        Ok(VolumeStats {
-            capacity,
-            used: usage.bytes,
-            available: capacity.saturating_sub(usage.bytes).min(self.free()?),
-            inodes: Some(InodeStats::new(total, usage.inodes)),
-            condition: self.directory_condition(attributes)?,
-        })
+        let mut stats = VolumeStats::new(capacity, usage.bytes, self.directory_condition(attributes)?);
+        stats.inodes = Some(InodeStats::new(total, usage.inodes));
+        self.limit_to_free(&mut stats)?;
+        Ok(stats)
+    }
+
+    /// Limits what is available to what the file system has free. It is less than what is reserved only if files of other programs take
+    /// that space.
+    fn limit_to_free(&self, stats: &mut VolumeStats) -> Result<()> {
+        let unused = stats.available;
+        stats.available = if unused == Bytes(0) { unused } else { unused.min(self.free()?) };
+        if stats.available < unused && stats.condition == Condition::Healthy {
+            stats.condition = Condition::abnormal(
+                AbnormalReason::SpaceTaken,
+                format!(
+                    "{unused} of the volume are unused, and its file system has only {} free: writes fail then, and what programs have \
+                     written to a device without fsync(2) is lost; remove the files of other programs from the file system",
+                    stats.available
+                ),
+            );
+        }
+        Ok(())
     }
 
     /// Returns the free space of the file system.
@@ -294,19 +309,13 @@ impl Volume {
         let status = fstat(&self.entry).context("fstat volume", &self.id)?;
         // Post-EOF blocks and blocks of the extent tree are allocated too.
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
-        let unused = capacity.saturating_sub(used);
-        // Files of other programs can take the space that is reserved for a thin image.
-        let available = if unused == Bytes(0) { unused } else { unused.min(self.free()?) };
-        Ok(VolumeStats {
-            capacity,
-            used,
-            available,
-            inodes: None,
-            condition: match truncation(recorded, size) {
-                None => Condition::Healthy,
-                Some(message) => Condition::abnormal(AbnormalReason::ImageTruncated, message),
-            },
-        })
+        let condition = match truncation(recorded, size) {
+            None => Condition::Healthy,
+            Some(message) => Condition::abnormal(AbnormalReason::ImageTruncated, message),
+        };
+        let mut stats = VolumeStats::new(capacity, used, condition);
+        self.limit_to_free(&mut stats)?;
+        Ok(stats)
     }
 
     /// Reads the recorded capacity before the size: see [`sizes`].

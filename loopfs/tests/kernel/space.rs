@@ -4,7 +4,9 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use loopfs::volume_store::{Provisioning, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{
+    AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+};
 use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -46,24 +48,40 @@ fn a_recount_while_an_image_is_being_created_leaves_the_exact_space_after_it() {
 }
 
 #[test]
-fn a_thin_volume_has_no_more_than_the_free_space() {
+fn space_that_other_programs_take_is_reported() {
     let leaks = Leaks::watch();
-    let (store, thin, directory) = (store(), id("thin"), directory());
-    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(32 * MIB));
+    let (store, mounted, thin, directory) = (store(), id("mounted"), id("thin"), directory());
+    store.create(&mounted, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(8 * MIB))).unwrap();
+    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(8 * MIB));
     spec.image.provisioning = Provisioning::Thin;
     store.create(&thin, &spec).unwrap();
+    let is_taken = |id: &VolumeId| {
+        let stats = store.stats(id).unwrap();
+        let is_less = stats.available < Bytes(7 * MIB);
+        match stats.condition {
+            Condition::Healthy => assert!(!is_less, "{stats:?}"),
+            Condition::Abnormal { reason: AbnormalReason::SpaceTaken, .. } => assert!(is_less, "{stats:?}"),
+            Condition::Abnormal { .. } => panic!("{stats:?}"),
+        }
+        is_less
+    };
     let free = nix::sys::statvfs::statvfs(&xfs()).unwrap();
     let free = free.blocks_available() * free.fragment_size();
-    // The file of another program takes what is reserved.
     let foreign = File::create(directory.path().join("foreign")).unwrap();
-    fallocate(&foreign, FallocateFlags::empty(), 0, i64::try_from(free - 4 * MIB).unwrap()).unwrap();
-    let stats = store.stats(&thin).unwrap();
-    assert!(stats.available <= Bytes(4 * MIB), "{stats:?}");
+    let mut end = 0;
+    for (left, taken) in [(16 * MIB, false), (4 * MIB, true)] {
+        let next = i64::try_from(free - left).unwrap();
+        fallocate(&foreign, FallocateFlags::empty(), end, next - end).unwrap();
+        end = next;
+        assert_eq!([&mounted, &thin].map(is_taken), [taken; 2], "{left} bytes are left");
+    }
     drop(foreign);
     directory.close().unwrap();
     wait_for_deferred_frees();
-    assert!(store.stats(&thin).unwrap().available > Bytes(31 * MIB));
-    remove(&store, &thin);
+    assert_eq!([&mounted, &thin].map(is_taken), [false; 2]);
+    for id in [&mounted, &thin] {
+        remove(&store, id);
+    }
     leaks.check();
 }
 
