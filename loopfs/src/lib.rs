@@ -17,7 +17,7 @@
 //! remove surplus idle loop devices, and to query loop devices that may not respond. The caller decides what to do with an [`Error`], which names the operation,
 //! the object, the errno and, where there is one, the remedy.
 //!
-//! The package has eight complete programs in `examples`, and describes them in `docs/cookbook.md` together with the kinds of
+//! The package has nine complete programs in `examples`, and describes them in `docs/cookbook.md` together with the kinds of
 //! errors, the capabilities and the versions of Linux.
 //!
 //! # Requirements

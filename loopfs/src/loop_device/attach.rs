@@ -274,6 +274,7 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
         (options.access == Access::ReadOnly, abi::READ_ONLY),
         (options.direct_io != DirectIo::Off, abi::DIRECT_IO),
         (options.lifetime == Lifetime::AutoClear, abi::AUTOCLEAR),
+        (options.partition_scan, abi::PARTITION_SCAN),
     ] {
         if wanted {
             config.info.lo_flags |= flag;

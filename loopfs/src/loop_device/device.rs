@@ -174,6 +174,20 @@ impl LoopDevice {
         PathBuf::from(node_name(self.binding.index))
     }
 
+    /// Returns the paths of the nodes of the partitions, in the order of their numbers. The kernel has scanned the device when
+    /// [`attach`](super::LoopControl::attach) returns, if that was [requested](super::AttachOptions::partition_scan).
+    ///
+    /// # Errors
+    /// ENOENT: `/sys` is not mounted.
+    pub fn partitions(&self) -> Result<Vec<PathBuf>> {
+        let index = self.index();
+        let names = loop_dev::partitions(index).context("list the partitions of", node_name(index))?;
+        let number = |name: &String| name.rsplit('p').next().and_then(|number| number.parse::<u32>().ok());
+        let mut numbered: Vec<_> = names.iter().filter_map(|name| Some((number(name)?, name))).collect();
+        numbered.sort_unstable();
+        Ok(numbered.into_iter().map(|(_, name)| PathBuf::from("/dev").join(name)).collect())
+    }
+
     /// Returns the device number.
     ///
     /// # Errors

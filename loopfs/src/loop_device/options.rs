@@ -92,6 +92,7 @@ pub struct AttachOptions {
     pub(super) block_size: BlockSize,
     pub(super) discard: Discard,
     pub(super) lifetime: Lifetime,
+    pub(super) partition_scan: bool,
     pub(super) index: IndexPolicy,
     pub(super) label: String,
     pub(super) deadline: Duration,
@@ -108,6 +109,7 @@ impl AttachOptions {
             block_size: BlockSize::Exact(512),
             discard: Discard::Enabled,
             lifetime: Lifetime::Persistent,
+            partition_scan: false,
             index: IndexPolicy::Pool,
             label: String::new(),
             deadline: Duration::from_secs(10),
@@ -148,6 +150,15 @@ impl AttachOptions {
     /// Sets how long the device stays bound.
     pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
         self.lifetime = lifetime;
+        self
+    }
+
+    /// Makes the kernel scan the device for partitions, which [`LoopDevice::partitions`](super::LoopDevice::partitions) returns. It then
+    /// parses what is in the file, so do this only for files that you trust. If the parameter `max_part` of the loop module is set, the
+    /// kernel scans every device.
+    #[doc(alias = "LO_FLAGS_PARTSCAN")]
+    pub fn partition_scan(mut self, scan: bool) -> Self {
+        self.partition_scan = scan;
         self
     }
 
@@ -217,6 +228,11 @@ impl AttachOptions {
                 return Ok(Some("AutoClear requested, and the device is persistent".to_owned()));
             }
             _ => {}
+        }
+        if self.partition_scan && !status.partition_scan {
+            return Ok(Some(
+                "a scan for partitions requested, and the kernel does not scan the device".to_owned(),
+            ));
         }
         if self.block_size == BlockSize::MatchDirectIo {
             // The file may have been cloned since, which raises the unit of its direct I/O (Linux 6.15).

@@ -33,7 +33,7 @@ impl LoopDevice {
             return Ok(Some("the kernel detaches it at its last close".to_owned()));
         }
         // With `max_part`, the kernel scans every device.
-        if *partition_scan && loop_dev::index_limit() == BEYOND_ALL_INDICES {
+        if *partition_scan && !options.partition_scan && loop_dev::index_limit() == BEYOND_ALL_INDICES {
             return Ok(Some("the kernel scans its content for partitions".to_owned()));
         }
         let discards =

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use loopfs::Bytes;
 use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, LoopControl, LoopDevice};
@@ -63,7 +64,7 @@ fn every_example_prints_its_usage_if_the_arguments_are_invalid() {
     let programs = fs::read_dir(path_from("LOOPFS_TEST_EXAMPLES")).expect("the examples");
     let names: Vec<String> =
         programs.map(|program| program.unwrap().file_name().into_string().unwrap()).collect();
-    assert_eq!(names.len(), 8, "{names:?}");
+    assert_eq!(names.len(), 9, "{names:?}");
     for name in names {
         let printed = failure(&name, &["argument"; 9]);
         assert!(printed.starts_with(&format!("{name}: usage: {name} ")), "{printed}");
@@ -139,6 +140,37 @@ fn devices_finds_the_device_of_a_file_and_calls_it_stray_once_the_file_is_delete
 
     drop(device);
     assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
+    leaks.check();
+}
+
+#[test]
+fn disk_image_builds_all_partitions_after_it_was_killed_at_any_moment() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let [output, first, second] = ["disk.img", "first", "second"].map(|name| directory.path().join(name));
+    let contents = [vec![1; MIB as usize], vec![2; 3 * MIB as usize - 100]];
+    for (path, content) in [&first, &second].into_iter().zip(&contents) {
+        fs::write(path, content).unwrap();
+    }
+    let args = [text(&output), text(&first), text(&second)];
+    for round in 0..20 {
+        let mut killed =
+            program("disk_image").args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(round * 10));
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+    }
+    let printed = run("disk_image", &args);
+    assert!(printed.contains("p1: ") && printed.contains("p2: "), "{printed}");
+    let image = fs::read(&output).unwrap();
+    assert_eq!(image.len() as u64, 5 * MIB);
+    for (start, content) in [MIB, 2 * MIB].into_iter().zip(&contents) {
+        assert!(image[start as usize..].starts_with(content), "the partition at {start}");
+    }
+    let mut names: Vec<_> =
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["disk.img", "first", "second"]);
     leaks.check();
 }
 
