@@ -11,9 +11,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use loopfs::loop_device::{Access, BackingFile, LoopControl, LoopDevice, query_device, query_devices};
+use loopfs::loop_device::{BackingFile, LoopControl, LoopDevice, query_device, query_devices};
 use loopfs::mount::KnownMount;
-use loopfs::volume_store::{VolumeId, VolumeKind, VolumeStore};
+use loopfs::volume_store::{VolumeId, VolumeStore};
 use loopfs::{DeviceNumber, ErrorKind};
 
 use crate::driver::DriverName;
@@ -62,7 +62,7 @@ impl HeldDevices {
         let numbers = records.keys().copied().collect();
         let in_range = records.keys().copied().filter(|number| loops.has(*number)).collect();
         let recovery =
-            Arc::new(Recovery { held: Arc::clone(&held), images: Images::of(store)?, records, in_range });
+            Arc::new(Recovery { held: Arc::clone(&held), images: store.images()?, records, in_range });
         // It also holds a device that does not respond in time.
         for (number, opened) in query_devices(numbers, move |number| recovery.hold(number)) {
             if let Err(error) = opened {
@@ -187,7 +187,7 @@ impl HeldDevices {
 /// The devices that an earlier driver may have published.
 struct Recovery {
     held: Arc<HeldDevices>,
-    images: Images,
+    images: HashMap<BackingFile, VolumeId>,
     /// The kubelet's record of each of them, if there is one.
     records: HashMap<DeviceNumber, Option<KubeletRecord>>,
     /// Those in the range of this driver. A device of another program that was bound to the image already is in none.
@@ -199,7 +199,7 @@ impl Recovery {
         let device = LoopDevice::open_device_number(number)?;
         let record = self.records.get(&number).and_then(Option::as_ref);
         let backing = device.binding().backing;
-        let of_image = self.images.volume(backing).cloned();
+        let of_image = self.images.get(&backing).cloned();
         if of_image.is_none() && record.is_none() && !self.in_range.contains(&number) {
             return Ok(());
         }
@@ -214,26 +214,5 @@ impl Recovery {
             held.push(Held { volume, number, device });
         }
         Ok(())
-    }
-}
-
-/// The images of the Block volumes, without those that cannot be opened.
-#[derive(Debug)]
-pub(crate) struct Images(HashMap<BackingFile, VolumeId>);
-
-impl Images {
-    /// Opens all images.
-    pub(crate) fn of(store: &VolumeStore) -> Result<Self> {
-        let image = |id: VolumeId| {
-            let volume = store.volume(&id).ok().filter(|volume| volume.kind() == VolumeKind::Block)?;
-            let image = volume.open_image(Access::ReadOnly).and_then(BackingFile::of).ok()?;
-            Some((image, id))
-        };
-        Ok(Self(store.list()?.into_iter().filter_map(image).collect()))
-    }
-
-    /// Returns the volume of an image.
-    pub(crate) fn volume(&self, image: BackingFile) -> Option<&VolumeId> {
-        self.0.get(&image)
     }
 }

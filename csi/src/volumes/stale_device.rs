@@ -10,7 +10,6 @@ use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
 use nix::sys::stat::FileStat;
 
 use crate::error::Result;
-use crate::held_devices::Images;
 use crate::loop_node::{is_loop_device, number_of};
 use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
@@ -43,7 +42,7 @@ impl StaleDevice {
         let backing = status.binding.backing;
         let is_ours = storage.held.volume_of(number).is_some() || storage.store.holds(&backing);
         // Then the path is a target of that volume.
-        let is_of_other = || -> Result<bool> { Ok(Images::of(&storage.store)?.volume(backing).is_some()) };
+        let is_of_other = || -> Result<bool> { Ok(storage.store.images()?.contains_key(&backing)) };
         if image == Some(backing) || !is_ours || is_of_other()? {
             return Ok(None);
         }
@@ -75,8 +74,8 @@ impl StaleDevice {
             return Ok(Vec::new());
         }
         // Read after the devices: no image is attached before it exists.
-        let images = Images::of(&storage.store)?;
-        let stale = found.into_iter().filter(|status| images.volume(status.binding.backing).is_none());
+        let images = storage.store.images()?;
+        let stale = found.into_iter().filter(|status| !images.contains_key(&status.binding.backing));
         Ok(stale.map(|status| Self { status, image: None }).collect())
     }
 

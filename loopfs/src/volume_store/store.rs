@@ -1,9 +1,11 @@
 //! The store: opening, checking and listing it.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 
+use nix::dir::Entry;
 use nix::fcntl::OFlag;
 
 use super::id::VolumeId;
@@ -220,13 +222,28 @@ impl VolumeStore {
         Ok(names.iter().filter_map(|name| VolumeId::parse(name).ok()).collect())
     }
 
+    /// Returns the images of all Block volumes, each with its volume: a loop device has the image as its
+    /// [`backing`](crate::loop_device::Binding::backing). Takes one directory listing, and opens no volume.
+    ///
+    /// # Errors
+    /// Those of getdents(2).
+    pub fn images(&self) -> Result<HashMap<BackingFile, VolumeId>> {
+        let device = self.device()?;
+        let image = |entry: &Entry| {
+            let id = entry.file_name().to_str().ok().and_then(|name| VolumeId::parse(name).ok())?;
+            let is_image = entry.file_type() == Some(nix::dir::Type::File);
+            is_image.then(|| (BackingFile { device, inode: entry.ino() }, id))
+        };
+        Ok(layout::list(&self.layout.volumes, "volumes", image)?.into_iter().collect())
+    }
+
     /// Returns the counts of volumes and of entries in the trash. Takes two directory listings, and opens no volume.
     ///
     /// # Errors
     /// Those of getdents(2).
     pub fn counts(&self) -> Result<StoreCounts> {
         let (mut directories, mut images) = (0, 0);
-        for kind in layout::kinds(&self.layout.volumes, "volumes")? {
+        for kind in layout::list(&self.layout.volumes, "volumes", Entry::file_type)? {
             match kind {
                 nix::dir::Type::Directory => directories += 1,
                 nix::dir::Type::File => images += 1,
@@ -238,7 +255,7 @@ impl VolumeStore {
 
     /// Returns the number of deleted entries. Records of ids, which are links, are none.
     fn count_trash(&self) -> Result<usize> {
-        let kinds = layout::kinds(&self.layout.trash, "trash")?;
+        let kinds = layout::list(&self.layout.trash, "trash", Entry::file_type)?;
         Ok(kinds.into_iter().filter(|kind| *kind != nix::dir::Type::Symlink).count())
     }
 

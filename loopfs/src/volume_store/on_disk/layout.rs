@@ -292,11 +292,6 @@ pub(crate) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
     list(directory, what, |entry| entry.file_name().to_str().ok().map(str::to_owned))
 }
 
-/// Returns the types of the entries of a directory, as its listing has them (XFS formatted since 2013, or with `-n ftype=1`).
-pub(crate) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Type>> {
-    list(directory, what, nix::dir::Entry::file_type)
-}
-
 /// Returns `true` if a directory has an entry besides `.` and `..`. Stops at the first one.
 pub(crate) fn has_entries(directory: &OwnedFd, what: &str) -> Result<bool> {
     for entry in reopen_to_list(directory, what)?.iter() {
@@ -307,8 +302,13 @@ pub(crate) fn has_entries(directory: &OwnedFd, what: &str) -> Result<bool> {
     Ok(false)
 }
 
-/// Lists a directory without `.` and `..`, and returns what `pick` returns for the entries.
-fn list<T>(directory: &OwnedFd, what: &str, pick: impl Fn(&nix::dir::Entry) -> Option<T>) -> Result<Vec<T>> {
+/// Lists a directory without `.` and `..`, and returns what `pick` returns for the entries. They have a type if XFS was formatted since
+/// 2013, or with `-n ftype=1`.
+pub(crate) fn list<T>(
+    directory: &OwnedFd,
+    what: &str,
+    pick: impl Fn(&nix::dir::Entry) -> Option<T>,
+) -> Result<Vec<T>> {
     let mut picked = Vec::new();
     for entry in reopen_to_list(directory, what)?.iter() {
         let entry = entry.context("list", what)?;
