@@ -32,13 +32,32 @@ impl VolumeStore {
         let _lock = self.layout.lock_shared()?;
         let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
         if !self.exists_durably(is_there)? {
-            let made = match spec.kind {
-                VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
-                VolumeKind::Block => self.create_image(id, capacity, spec),
-            };
-            made.or_else(|error| self.unless_created_concurrently(error, is_there))?;
+            self.make(id, capacity, spec)
+                .or_else(|error| self.unless_created_concurrently(error, is_there))?;
         }
         self.volume(id)
+    }
+
+    /// Creates a volume, which must not exist: of concurrent calls, one succeeds. A call that is repeated after a crash may find the volume
+    /// of the first one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: there is a volume of that id. Otherwise as [`create`](Self::create).
+    pub fn create_new(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
+        let capacity = spec.rounded(id)?;
+        let _lock = self.layout.lock_shared()?;
+        if self.layout.stat(ContentSource::Volume(id))?.is_some() {
+            return Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, "there is one of that id"));
+        }
+        self.make(id, capacity, spec)?;
+        self.volume(id)
+    }
+
+    fn make(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
+        match spec.kind {
+            VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
+            VolumeKind::Block => self.create_image(id, capacity, spec),
+        }
     }
 
     /// Returns the existing volume of that id if it has the requested properties and the same source.

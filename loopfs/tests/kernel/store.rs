@@ -619,6 +619,31 @@ fn concurrent_creations_do_not_share_project_ids() {
     leaks.check();
 }
 
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::image(VolumeKind::Block)]
+fn one_of_concurrent_calls_creates_a_new_volume(#[case] kind: VolumeKind) {
+    let leaks = Leaks::watch();
+    let (store, spec) = (store(), VolumeSpec::new(kind, Bytes(MIB)));
+    for round in 0..5 {
+        let id = id(&format!("new-{round}"));
+        let create = || match store.create_new(&id, &spec) {
+            Ok(_) => 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+                0
+            }
+        };
+        let made: i32 = std::thread::scope(|scope| {
+            let calls = [(); 4].map(|()| scope.spawn(create));
+            calls.map(|call| call.join().unwrap()).iter().sum()
+        });
+        assert_eq!((made, create()), (1, 0));
+        remove(&store, &id);
+    }
+    leaks.check();
+}
+
 /// As if one volume was deleted, and another one of the same id and the other kind was created, between two system calls.
 #[test]
 fn a_volume_that_changes_its_kind_while_it_is_opened_is_opened_as_one_of_them() {
