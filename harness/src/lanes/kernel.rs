@@ -265,7 +265,11 @@ async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<
     ));
     let heard = machine.run(&step).await?;
     let report = evaluate(guest, only, &heard);
-    report.end(step);
+    match report.failed() {
+        // Whether a test that this kernel is too old for runs on another one is known at the end.
+        0 => step.done(report.summary()),
+        _ => step.failed(report.summary()),
+    }
     Ok(report)
 }
 
