@@ -2,6 +2,7 @@
 //! node of the device: if the kernel bound its index to the volume of another pod, it could read and overwrite that volume.
 
 use anyhow::Result;
+use futures::future::try_join_all;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::exec::exec;
@@ -17,7 +18,7 @@ use crate::test_env::workload::{Held, VolumeMode, claim, scratch_pod};
 
 /// The names of the pods and their claims.
 const ATTACKER: &str = "detaches-its-device";
-const OTHERS: [&str; 3] = ["next-device-1", "next-device-2", "next-device-3"];
+const OTHERS: [&str; 2] = ["next-device-1", "next-device-2"];
 const SIZE: Size = Size::mebibytes(1);
 const DEVICE: &str = "/vol";
 const SECRET: &str = "the secret of the next device";
@@ -28,14 +29,8 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: 
     steps.step("the driver serves requests again", install::served(env)).await?;
     let title = "the pod reads and overwrites none of the devices that are attached next";
     steps.step(title, attack(env)).await?;
-    let ended = async {
-        for name in OTHERS.into_iter().chain([ATTACKER]) {
-            end(env, name).await?;
-            claims::delete_with_volume(env, name).await?;
-        }
-        Ok(())
-    };
-    steps.step("the pods end, and their volumes go", ended).await
+    let ended = try_join_all(OTHERS.into_iter().chain([ATTACKER]).map(|name| end_with_volume(env, name)));
+    steps.step("the pods end, and their volumes go", async { ended.await.map(drop) }).await
 }
 
 async fn detach(env: &TestEnv<'_>, node: &Node) -> Result<()> {
@@ -51,11 +46,7 @@ async fn detach(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 }
 
 async fn attack(env: &TestEnv<'_>) -> Result<()> {
-    for name in OTHERS {
-        create_claim(env, name).await?;
-        start(env, name, name, VolumeMode::Block).await?;
-        write(env, name, VolumeMode::Block, DEVICE, SECRET).await?;
-    }
+    try_join_all(OTHERS.map(|name| start_with_secret(env, name))).await?;
     let read = read_and_overwrite(env).await?;
     anyhow::ensure!(!read.contains(SECRET), "pod {ATTACKER} reads what another pod wrote");
     for name in OTHERS {
@@ -64,10 +55,21 @@ async fn attack(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
+async fn start_with_secret(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    create_claim(env, name).await?;
+    start(env, name, name, VolumeMode::Block).await?;
+    write(env, name, VolumeMode::Block, DEVICE, SECRET).await
+}
+
 /// Returns what the attacker reads from its device. Both fail if the device is bound to no image.
 async fn read_and_overwrite(env: &TestEnv<'_>) -> Result<String> {
     let script = format!("head -c 4096 {DEVICE}; printf '{ATTACK}' | dd of={DEVICE} conv=fsync");
     Ok(exec(&env.pods(), ATTACKER, &["/bin/sh", "-c", &script]).await?.stdout)
+}
+
+async fn end_with_volume(env: &TestEnv<'_>, name: &str) -> Result<()> {
+    end(env, name).await?;
+    claims::delete_with_volume(env, name).await
 }
 
 async fn create_claim(env: &TestEnv<'_>, name: &str) -> Result<()> {
