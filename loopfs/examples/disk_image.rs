@@ -14,7 +14,7 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -54,11 +54,8 @@ fn layout(paths: &[OsString]) -> Result<Vec<Part>, Box<dyn Error>> {
 fn partition_table(parts: &[Part]) -> [u8; 512] {
     let mut table = [0; 512];
     for (entry, part) in table[446..510].chunks_exact_mut(16).zip(parts) {
-        // The position in cylinders, heads and sectors says that the one in sectors is valid.
-        entry[1..4].copy_from_slice(&[0xfe, 0xff, 0xff]);
-        // Linux.
-        entry[4] = 0x83;
-        entry[5..8].copy_from_slice(&[0xfe, 0xff, 0xff]);
+        // The type Linux, between two positions in cylinders that say that the ones in sectors are valid.
+        entry[1..8].copy_from_slice(&[0xfe, 0xff, 0xff, 0x83, 0xfe, 0xff, 0xff]);
         entry[8..12].copy_from_slice(&(part.start as u32).to_le_bytes());
         entry[12..].copy_from_slice(&(part.length as u32).to_le_bytes());
     }
@@ -68,13 +65,10 @@ fn partition_table(parts: &[Part]) -> [u8; 512] {
 
 fn create(path: &Path, parts: &[Part]) -> Result<File, Box<dyn Error>> {
     // What a killed process left. The kernel has detached its device.
-    if path.exists() {
-        fs::remove_file(path)?;
-    }
+    fs::remove_file(path).ok();
     let mut image = File::options().read(true).write(true).create_new(true).open(path)?;
     let end = parts.last().map_or(ALIGNMENT, |part| part.start + part.length);
     image.set_len(end.next_multiple_of(ALIGNMENT) * SECTOR)?;
-    image.seek(SeekFrom::Start(0))?;
     image.write_all(&partition_table(parts))?;
     image.sync_all()?;
     Ok(image)
