@@ -15,6 +15,7 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -70,7 +71,6 @@ fn create(path: &Path, parts: &[Part]) -> Result<File, Box<dyn Error>> {
     let end = parts.last().map_or(ALIGNMENT, |part| part.start + part.length);
     image.set_len(end.next_multiple_of(ALIGNMENT) * SECTOR)?;
     image.write_all(&partition_table(parts))?;
-    image.sync_all()?;
     Ok(image)
 }
 
@@ -102,8 +102,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let options = AttachOptions::new(Access::ReadWrite)
         .direct_io(DirectIo::Preferred)
         .lifetime(Lifetime::AutoClear)
-        .partition_scan(true)
-        .label("disk_image example");
+        .partition_scan(true);
     let device = control.attach(&image, &options)?;
     fill(&device, &parts)?;
     // udev may have a partition open for a moment.
@@ -113,6 +112,9 @@ fn run() -> Result<(), Box<dyn Error>> {
         return Err("a process has the device open".into());
     }
     image.sync_all()?;
+    if fs::metadata(&incomplete)?.ino() != image.metadata()?.ino() {
+        return Err("another process builds the image".into());
+    }
     Ok(fs::rename(incomplete, output)?)
 }
 

@@ -310,7 +310,7 @@ impl StorageMonitor {
                 None => {
                     // A call that unmounts a target in between cleans up afterwards.
                     sync_publications(&store, &root);
-                    let loops = LoopControl::open()?;
+                    let loops = LoopControl::open()?.for_untrusted_programs();
                     let held = HeldDevices::recover(&driver, &store, &loops, &root.mounts()?)?;
                     (Arc::new(loops), held)
                 }

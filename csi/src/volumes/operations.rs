@@ -6,6 +6,7 @@
 //! hold, except that of its target path, and leaves the work that needs the disk to a task of its own.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use loopfs::volume_store::VolumeId;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::block_device::Cleanup;
@@ -46,8 +48,16 @@ pub(crate) struct VolumeOperations {
     monitor: Arc<StorageMonitor>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
-    /// The volumes whose cleanup a task repeats.
-    repeated: Arc<Mutex<HashMap<VolumeId, Repeated>>>,
+    /// The volumes whose cleanup a task repeats. Entries change while the volume is locked.
+    repeated: Arc<Mutex<HashMap<VolumeId, Repetition>>>,
+}
+
+/// A task that repeats the cleanup of a volume.
+#[derive(Debug)]
+struct Repetition {
+    why: Repeated,
+    /// Cancelled when the cleanup is not needed any more.
+    needed: CancellationToken,
 }
 
 /// Why the cleanup of a volume is repeated.
@@ -149,24 +159,26 @@ impl VolumeOperations {
     /// Unstages the volume. Without the disk, a volume that has no device is unstaged already. A call that stages it may still hang and
     /// attach a device later, so a cleanup waits for the disk.
     pub(crate) async fn unstage(&self, unstage: Unstage) -> Result<()> {
-        let volume = unstage.volume.clone();
+        let (work, volume) = (self.clone(), unstage.volume.clone());
+        let unstaging = self.exclusive(&volume, move |volumes| {
+            if volumes.unstage(&unstage)? == Cleanup::DetachDeferred {
+                work.repeat_clean_up(&unstage.volume, ClearedTarget::default(), Repeated::DetachDeferred);
+            }
+            Ok(())
+        });
         let ended = tokio::select! {
-            ended = self.exclusive(&volume, move |volumes| volumes.unstage(&unstage)) => ended,
+            ended = unstaging => ended,
             error = self.monitor.wait_until_hanging() => Err(error),
         };
         // Also if another call, which waits for the disk, has the volume locked.
         match (ended, self.monitor.current()) {
-            (Ok(Cleanup::DetachDeferred), _) => {
-                self.clone().repeat_clean_up(volume, ClearedTarget::default(), Repeated::DetachDeferred);
-                Ok(())
-            }
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
                 let (of, monitor) = (volume.clone(), Arc::clone(&self.monitor));
                 blocking::run(move || unavailable::require_detached(&of, monitor.held(), &reason)).await?;
-                self.clone().repeat_clean_up(volume, ClearedTarget::default(), Repeated::Failed);
+                self.repeat_clean_up(&volume, ClearedTarget::default(), Repeated::Failed);
                 Ok(())
             }
-            (ended, _) => ended.map(drop),
+            (ended, _) => ended,
         }
     }
 
@@ -209,50 +221,47 @@ impl VolumeOperations {
             let (volumes, volume) = (Arc::clone(&self.volumes), volume.clone());
             tokio::task::spawn_blocking(move || volumes.release_unmounted(&volume));
         }
-        Ok(tokio::spawn(async move { self.clean_up(volume, cleared).await }.in_current_span()))
+        let cleaning = async move {
+            self.clean_up(&volume, cleared, None).await;
+        };
+        Ok(tokio::spawn(cleaning.in_current_span()))
     }
 
-    /// Cleans up after an unpublish call as soon as the storage is usable. After an error, a task of its own repeats the cleanup, for which
-    /// no call waits: no other call does it, and the volume could not be deleted.
-    async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
-        if let Err(why) = self.try_clean_up(&volume, cleared, || true).await {
-            self.repeat_clean_up(volume, cleared, why);
-        }
-    }
-
-    /// Starts a task that cleans up until no device is left, unless there is one for the volume.
-    fn repeat_clean_up(self, volume: VolumeId, cleared: ClearedTarget, why: Repeated) {
-        if self.lock_repeated().insert(volume.clone(), why).is_some() {
-            return;
-        }
+    /// Starts a task that cleans up until no device is left, unless there is one for the volume: no other call does it, and the volume
+    /// could not be deleted. The volume is locked, unless the cleanup has failed.
+    fn repeat_clean_up(&self, volume: &VolumeId, cleared: ClearedTarget, why: Repeated) {
+        let needed = CancellationToken::new();
+        match self.lock_repeated().entry(volume.clone()) {
+            Entry::Occupied(mut repetition) => {
+                if why == Repeated::Failed {
+                    repetition.get_mut().why = why;
+                }
+                return;
+            }
+            Entry::Vacant(entry) => entry.insert(Repetition { why, needed: needed.clone() }),
+        };
+        let (work, volume) = (self.clone(), volume.clone());
         let repeat = async move {
             let mut backoff = Backoff::new();
             loop {
                 // Not at once: the next workload of the volume may start, and its calls would be refused in the meantime.
                 tokio::time::sleep(backoff.next()).await;
-                let is_needed = || self.lock_repeated().contains_key(&volume);
-                match self.try_clean_up(&volume, cleared, is_needed).await {
-                    Ok(()) => {
-                        self.lock_repeated().remove(&volume);
-                        break;
-                    }
-                    Err(why) => {
-                        self.lock_repeated().entry(volume.clone()).and_modify(|before| *before = why);
-                    }
+                if needed.is_cancelled() || work.clean_up(&volume, cleared, Some(&needed)).await {
+                    return;
                 }
             }
         };
         tokio::spawn(repeat.in_current_span());
     }
 
-    /// Cleans up as soon as the storage is usable, if that is needed then. Until then, the volume is not locked. Returns an error if the
-    /// cleanup must be repeated.
-    async fn try_clean_up(
+    /// Cleans up after an unpublish call as soon as the storage is usable. Until then, the volume is not locked. A task repeats the cleanup
+    /// if necessary. `repetition` is that of the calling task, which does so itself if this returns `false`.
+    async fn clean_up(
         &self,
         volume: &VolumeId,
         cleared: ClearedTarget,
-        is_needed: impl Fn() -> bool,
-    ) -> std::result::Result<(), Repeated> {
+        repetition: Option<&CancellationToken>,
+    ) -> bool {
         loop {
             self.monitor.wait_until_usable().await;
             let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
@@ -263,16 +272,17 @@ impl VolumeOperations {
                 drop(self.cleanup_threads.acquire().await);
                 continue;
             };
+            if repetition.is_some_and(CancellationToken::is_cancelled) {
+                return true;
+            }
             if self.monitor.current().is_err() {
                 continue;
             }
-            if !is_needed() {
-                return Ok(());
-            }
-            let id = volume.clone();
+            let (work, id, is_repetition) = (self.clone(), volume.clone(), repetition.is_some());
             let mut cleaned = pin!(self.run(move |volumes| {
                 let _lock = lock;
-                volumes.clean_up(&id, &cleared)
+                let cleaned = volumes.clean_up(&id, &cleared);
+                Ok(work.plan_repetition(&id, cleared, cleaned, is_repetition))
             }));
             let cleaned = match timeout(CLEANUP_TIMEOUT, cleaned.as_mut()).await {
                 Ok(cleaned) => cleaned,
@@ -282,27 +292,58 @@ impl VolumeOperations {
                     cleaned.await
                 }
             };
-            match cleaned {
-                Ok(Cleanup::Complete) => return Ok(()),
-                Ok(Cleanup::DetachDeferred) => return Err(Repeated::DetachDeferred),
-                Err(Error::StorageUnavailable(_)) => {}
-                Err(error) => {
-                    tracing::warn!(%volume, %error, "the target is unmounted and removed, but the cleanup of its volume failed; it is repeated");
-                    return Err(Repeated::Failed);
-                }
+            let has_ended = cleaned.unwrap_or_else(|panic| {
+                self.plan_repetition(volume, cleared, Err(panic), repetition.is_some())
+            });
+            if let Some(has_ended) = has_ended {
+                return has_ended;
             }
         }
     }
 
-    /// Ends the repetition of a deferred detach, because the volume is used again: its device must stay, and that use ends with a cleanup.
+    /// Decides whether the cleanup of a volume, which is locked, is repeated. Returns `None` if it waits for the storage, and `true` if it is
+    /// complete.
+    fn plan_repetition(
+        &self,
+        volume: &VolumeId,
+        cleared: ClearedTarget,
+        cleaned: Result<Cleanup>,
+        is_repetition: bool,
+    ) -> Option<bool> {
+        let why = match cleaned {
+            Ok(Cleanup::Complete) => {
+                if is_repetition {
+                    self.lock_repeated().remove(volume);
+                }
+                return Some(true);
+            }
+            Ok(Cleanup::DetachDeferred) => Repeated::DetachDeferred,
+            Err(Error::StorageUnavailable(_)) => return None,
+            Err(error) => {
+                tracing::warn!(%volume, %error, "the target is unmounted and removed, but the cleanup of its volume failed; it is repeated");
+                Repeated::Failed
+            }
+        };
+        if !is_repetition {
+            self.repeat_clean_up(volume, cleared, why);
+        } else if let Some(repetition) = self.lock_repeated().get_mut(volume) {
+            repetition.why = why;
+        }
+        Some(false)
+    }
+
+    /// Ends the repetition of a deferred detach, because the volume, which is locked, is used again: its device must stay, and that use
+    /// ends with a cleanup.
     fn keep_devices(&self, volume: &VolumeId) {
         let mut repeated = self.lock_repeated();
-        if repeated.get(volume) == Some(&Repeated::DetachDeferred) {
-            repeated.remove(volume);
+        if let Entry::Occupied(repetition) = repeated.entry(volume.clone())
+            && repetition.get().why == Repeated::DetachDeferred
+        {
+            repetition.remove().needed.cancel();
         }
     }
 
-    fn lock_repeated(&self) -> MutexGuard<'_, HashMap<VolumeId, Repeated>> {
+    fn lock_repeated(&self) -> MutexGuard<'_, HashMap<VolumeId, Repetition>> {
         // Every critical section is a single operation, so a panicked holder leaves the map whole.
         self.repeated.lock().unwrap_or_else(PoisonError::into_inner)
     }

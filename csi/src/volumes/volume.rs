@@ -73,8 +73,13 @@ pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()>
 /// Returns the use, capacity and condition of a volume. The condition includes that of its loop devices.
 pub(super) fn stats_including_devices(volume: &Volume, storage: &Storage) -> Result<VolumeStats> {
     let mut stats = volume.stats()?;
+    // A changed device is a tenant's doing, a lack of space is not.
+    let is_intact = matches!(
+        &stats.condition,
+        Condition::Healthy | Condition::Abnormal { reason: AbnormalReason::SpaceTaken, .. }
+    );
     if volume.kind() == VolumeKind::Block
-        && stats.condition == Condition::Healthy
+        && is_intact
         && let Some(problem) = BlockVolume::open(volume, storage)?.problem()?
     {
         stats.condition = Condition::abnormal(AbnormalReason::DeviceChanged, problem);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
-use loopfs::loop_device::{Access, Detach, LoopControl, Status};
+use loopfs::loop_device::{Access, Detach, DeviceList, LoopControl, Status};
 use loopfs::mount::{MountFlags, bind_mount, table as mountinfo};
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
@@ -229,7 +229,8 @@ fn open_files() -> Vec<String> {
 /// Waits until the kernel has detached all devices.
 pub(crate) fn until_detached() {
     let start = Instant::now();
-    while !LoopControl::open().unwrap().list().unwrap().devices.is_empty() {
+    let is_detached = |listed: DeviceList| listed.devices.is_empty() && listed.skipped.is_empty();
+    while !is_detached(LoopControl::open().unwrap().list().unwrap()) {
         assert!(start.elapsed() < TIMEOUT, "a device is still attached");
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -59,7 +59,8 @@ use crate::units::DeviceNumber;
 /// scan its content for partitions. A container keeps the node of a device for as long as it runs. If the index of the device is
 /// bound to another file by then, the container has access to that file.
 ///
-/// A program that makes a device available to such processes therefore holds a [`LoopDevice`] of it for as long as they may run:
+/// A program that makes a device available to such processes therefore uses a control
+/// [`for_untrusted_programs`](Self::for_untrusted_programs), and holds a [`LoopDevice`] of it for as long as they may run:
 /// the kernel does not unbind a device that is open, it only detaches it at the last close. After a restart, it opens the devices again
 /// ([`LoopDevice::open_device_number`]) before it attaches any file. It detaches a device only when none of these processes is left.
 /// The pool of this [`LoopControl`] uses no index whose node is mounted in the mount namespace of the calling thread, so a
@@ -73,6 +74,7 @@ use crate::units::DeviceNumber;
 #[derive(Debug)]
 pub struct LoopControl {
     shared: Arc<Shared>,
+    is_for_untrusted: bool,
 }
 
 /// Counts of loop devices.
@@ -129,7 +131,16 @@ impl LoopControl {
     fn new(control: OwnedFd, options: PoolOptions) -> Result<Self> {
         let pool = Pool::new(options)?;
         let control = Arc::new(control);
-        Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
+        let shared = Arc::new(Shared { control, pool, removing: AtomicBool::new(false) });
+        Ok(Self { shared, is_for_untrusted: false })
+    }
+
+    /// Limits how long the calls for a file wait for its device, for devices that untrusted programs can open: such a program can block
+    /// the calls of its device, as can a file system that does not respond. They then fail with [`ErrorKind::Busy`] after ten seconds,
+    /// and [`find`](Self::find) after one. A thread makes each query, which takes about 50 µs.
+    #[must_use]
+    pub fn for_untrusted_programs(self) -> Self {
+        Self { is_for_untrusted: true, ..self }
     }
 
     /// Checks that loop devices are available: `/dev/loop-control` can be opened, and the loop driver responds. Changes nothing.
@@ -362,8 +373,12 @@ impl LoopControl {
             opened => if_bound(opened),
         };
         let number = self.shared.pool.number_of(index);
-        // A list of volumes goes on with the next one soon.
-        if is_needed { query_needed(number, open) } else { query_device(number, open) }
+        match is_needed {
+            _ if !self.is_for_untrusted => open(number),
+            true => query_needed(number, open),
+            // A list of volumes goes on with the next one soon.
+            false => query_device(number, open),
+        }
     }
 
     /// Searches for the devices of a file, of both kinds of access.

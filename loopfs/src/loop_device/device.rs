@@ -178,14 +178,25 @@ impl LoopDevice {
     /// [`attach`](super::LoopControl::attach) returns, if that was [requested](super::AttachOptions::partition_scan).
     ///
     /// # Errors
-    /// ENOENT: `/sys` is not mounted.
+    /// ENOENT: `/sys` is not mounted; or a node is missing or belongs to another device, as in a `/dev` that is a copy.
     pub fn partitions(&self) -> Result<Vec<PathBuf>> {
         let index = self.index();
         let names = loop_dev::partitions(index).context("list the partitions of", node_name(index))?;
         let number = |name: &String| name.rsplit('p').next().and_then(|number| number.parse::<u32>().ok());
         let mut numbered: Vec<_> = names.iter().filter_map(|name| Some((number(name)?, name))).collect();
         numbered.sort_unstable();
-        Ok(numbered.into_iter().map(|(_, name)| PathBuf::from("/dev").join(name)).collect())
+        let node = |(_, name): (u32, &String)| {
+            let path = PathBuf::from("/dev").join(name);
+            // A node of another device would be written to.
+            match loop_dev::open_partition(index, name) {
+                Ok(_is_that_of_the_partition) => Ok(path),
+                Err(errno) => {
+                    let remedy = "the node is missing, or that of another device; use the /dev of the host";
+                    Err(Error::sys("open the partition", path.display(), errno).explain(remedy))
+                }
+            }
+        };
+        numbered.into_iter().map(node).collect()
     }
 
     /// Returns the device number.

@@ -183,7 +183,7 @@ fn foreign_devices_fail_no_other_call() {
 fn a_locked_device_delays_no_search() {
     reset(|_| {});
     let pool = PoolOptions { range: 9100..9110, keep_idle: 2 };
-    let (control, image) = (LoopControl::with_pool(pool).unwrap(), image());
+    let (control, image) = (LoopControl::with_pool(pool).unwrap().for_untrusted_programs(), image());
     drop(control.attach(image.as_fd(), &options()).unwrap());
     with(|model| model.locked = [9100].into());
     for _ in 0..2 {

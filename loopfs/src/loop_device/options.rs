@@ -154,7 +154,8 @@ impl AttachOptions {
     }
 
     /// Makes the kernel scan the device for partitions, which [`LoopDevice::partitions`](super::LoopDevice::partitions) returns. It then
-    /// parses what is in the file, so do this only for files that you trust. If the parameter `max_part` of the loop module is set, the
+    /// parses what is in the file, so do this only for files that you trust. Partitions have numbers that the kernel gives to those of any
+    /// disk later, so make no partition available to other programs by a mount of its node. If the parameter `max_part` of the loop module is set, the
     /// kernel scans every device.
     #[doc(alias = "LO_FLAGS_PARTSCAN")]
     pub fn partition_scan(mut self, scan: bool) -> Self {
@@ -201,6 +202,11 @@ impl AttachOptions {
         {
             return Some(format!("logical block size {requested} requested, {} granted", status.block_size));
         }
+        if self.partition_scan && !status.partition_scan {
+            return Some(
+                "a scan for partitions requested, and the kernel does not scan the device".to_owned(),
+            );
+        }
         match (self.direct_io, status.direct_io) {
             (DirectIo::Required, false) => Some("direct I/O requested, buffered I/O granted".to_owned()),
             (DirectIo::Off, true) => Some("buffered I/O requested, direct I/O granted".to_owned()),
@@ -228,11 +234,6 @@ impl AttachOptions {
                 return Ok(Some("AutoClear requested, and the device is persistent".to_owned()));
             }
             _ => {}
-        }
-        if self.partition_scan && !status.partition_scan {
-            return Ok(Some(
-                "a scan for partitions requested, and the kernel does not scan the device".to_owned(),
-            ));
         }
         if self.block_size == BlockSize::MatchDirectIo {
             // The file may have been cloned since, which raises the unit of its direct I/O (Linux 6.15).

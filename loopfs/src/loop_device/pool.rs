@@ -210,9 +210,11 @@ impl Pool {
         Ok(unused)
     }
 
-    /// Returns the devices whose node is mounted.
+    /// Returns the devices whose node is mounted, or that of one of their partitions if these have numbers of the loop driver
+    /// (`max_part`).
     fn read_mounted(&self) -> Result<HashSet<DeviceNumber>> {
-        mounted_numbers(&self.mounts, |index| self.number_of(index))
+        let mounted = mounted_numbers(&self.mounts, |index| self.number_of(index))?;
+        Ok(mounted.into_iter().map(|number| self.number_of(self.numbers.index(number))).collect())
     }
 
     /// Looks whether some of the devices with a deferred detach are idle.

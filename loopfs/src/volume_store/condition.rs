@@ -36,7 +36,8 @@ pub enum AbnormalReason {
     FilesInForeignProject,
     /// Files of another volume have the project id of this volume and use up its limit.
     ChargedForForeignFiles,
-    /// The file system has less free space than the volume may still take: files of other programs have taken it.
+    /// The file system has less free space than the volume alone may still take: files of other programs have taken it. Shared blocks of a
+    /// clone count as taken, although a write to them needs new ones.
     SpaceTaken,
     /// The image of the volume is shorter than its capacity.
     ImageTruncated,

@@ -231,8 +231,9 @@ impl VolumeStore {
         let device = self.device()?;
         let image = |entry: &Entry| {
             let id = entry.file_name().to_str().ok().and_then(|name| VolumeId::parse(name).ok())?;
-            let is_image = entry.file_type() == Some(nix::dir::Type::File);
-            is_image.then(|| (BackingFile { device, inode: entry.ino() }, id))
+            // A listing without types has directories too, to which no device is bound.
+            let is_directory = entry.file_type() == Some(nix::dir::Type::Directory);
+            (!is_directory).then(|| (BackingFile { device, inode: entry.ino() }, id))
         };
         Ok(layout::list(&self.layout.volumes, "volumes", image)?.into_iter().collect())
     }

@@ -229,9 +229,15 @@ impl Volume {
     /// # Errors
     /// Those of statfs(2) and quotactl_fd(2).
     pub fn stats(&self) -> Result<VolumeStats> {
-        match self.kind {
+        let read = || match self.kind {
             VolumeKind::Filesystem => self.directory_stats(),
             VolumeKind::Block => self.image_stats(),
+        };
+        let stats = read()?;
+        match stats.condition {
+            // What is written between reading the usage and the free space looks like space that others take.
+            Condition::Abnormal { reason: AbnormalReason::SpaceTaken, .. } => read(),
+            _ => Ok(stats),
         }
     }
 

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::Instant;
 
 use loopfs::Bytes;
 use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, LoopControl, LoopDevice};
@@ -153,10 +153,14 @@ fn disk_image_builds_all_partitions_after_it_was_killed_at_any_moment() {
         fs::write(path, content).unwrap();
     }
     let args = [text(&output), text(&first), text(&second)];
+    let start = Instant::now();
+    run("disk_image", &args);
+    let whole = start.elapsed();
+    fs::remove_file(&output).unwrap();
     for round in 0..20 {
         let mut killed =
             program("disk_image").args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(round * 10));
+        std::thread::sleep(whole * round / 20);
         killed.kill().unwrap();
         killed.wait().unwrap();
     }
