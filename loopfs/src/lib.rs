@@ -14,8 +14,8 @@
 //! | `volume-store` (default, enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //!
 //! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts threads only to
-//! remove surplus idle loop devices, and to query loop devices that may not respond. The caller decides what to do with an [`Error`], which names the operation,
-//! the object, the errno and, where there is one, the remedy.
+//! remove surplus idle loop devices, and to query loop devices that may not respond. The caller decides what to do with an
+//! [`Error`], which names the operation, the object, the errno and, where there is one, the remedy.
 //!
 //! The package has nine complete programs in `examples`, and describes them in `docs/cookbook.md` together with the kinds of
 //! errors, the capabilities and the versions of Linux.

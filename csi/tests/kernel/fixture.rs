@@ -232,6 +232,7 @@ pub(crate) fn until_detached() {
     let is_detached = |listed: DeviceList| listed.devices.is_empty() && listed.skipped.is_empty();
     while !is_detached(LoopControl::open().unwrap().list().unwrap()) {
         assert!(start.elapsed() < TIMEOUT, "a device is still attached");
+        // The kernel sends no event at the last close.
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -239,9 +240,10 @@ pub(crate) fn until_detached() {
 /// Repeats a call, as an orchestrator does, while the driver repeats the cleanup of an earlier publication: the kernel has deferred the detach
 /// of a device.
 pub(crate) fn repeated<T>(call: impl Fn() -> Result<T, tonic::Status>) -> Result<T, tonic::Status> {
+    let start = Instant::now();
     loop {
         match call() {
-            Err(status) if status.message().contains("in progress") => {}
+            Err(status) if status.message().contains("in progress") && start.elapsed() < TIMEOUT => {}
             ended => return ended,
         }
     }

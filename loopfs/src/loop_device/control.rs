@@ -373,11 +373,13 @@ impl LoopControl {
             opened => if_bound(opened),
         };
         let number = self.shared.pool.number_of(index);
-        match is_needed {
-            _ if !self.is_for_untrusted => open(number),
-            true => query_needed(number, open),
+        if !self.is_for_untrusted {
+            open(number)
+        } else if is_needed {
+            query_needed(number, open)
+        } else {
             // A list of volumes goes on with the next one soon.
-            false => query_device(number, open),
+            query_device(number, open)
         }
     }
 

@@ -155,8 +155,8 @@ impl AttachOptions {
 
     /// Makes the kernel scan the device for partitions, which [`LoopDevice::partitions`](super::LoopDevice::partitions) returns. It then
     /// parses what is in the file, so do this only for files that you trust. Partitions have numbers that the kernel gives to those of any
-    /// disk later, so make no partition available to other programs by a mount of its node. If the parameter `max_part` of the loop module is set, the
-    /// kernel scans every device.
+    /// disk later, so make no partition available to other programs by a mount of its node. If the parameter `max_part` of the loop
+    /// module is set, the kernel scans every device.
     #[doc(alias = "LO_FLAGS_PARTSCAN")]
     pub fn partition_scan(mut self, scan: bool) -> Self {
         self.partition_scan = scan;

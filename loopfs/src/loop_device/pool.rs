@@ -98,7 +98,7 @@ struct State {
     /// Devices with a deferred detach: idle after their last close.
     closing: VecDeque<u32>,
     /// Devices whose node was mounted when the mount table was last read. Only for the choice of an index.
-    mounted: HashSet<DeviceNumber>,
+    mounted: HashSet<u32>,
     /// Devices whose discards were disabled. Newer kernels keep that until the device is removed.
     without_discards: BTreeSet<u32>,
     next: u32,
@@ -205,16 +205,16 @@ impl Pool {
         }
         // Read after the device was added: a node that another process mounts later is of another attachment.
         let mounted = self.read_mounted()?;
-        let unused = !mounted.contains(&self.number_of(acquired.index));
+        let unused = !mounted.contains(&acquired.index);
         self.lock().mounted = mounted;
         Ok(unused)
     }
 
-    /// Returns the devices whose node is mounted, or that of one of their partitions if these have numbers of the loop driver
-    /// (`max_part`).
-    fn read_mounted(&self) -> Result<HashSet<DeviceNumber>> {
+    /// Returns the indices of the devices whose node is mounted, or that of one of their partitions if these have numbers of the loop
+    /// driver (`max_part`).
+    fn read_mounted(&self) -> Result<HashSet<u32>> {
         let mounted = mounted_numbers(&self.mounts, |index| self.number_of(index))?;
-        Ok(mounted.into_iter().map(|number| self.number_of(self.numbers.index(number))).collect())
+        Ok(mounted.into_iter().map(|number| self.numbers.index(number)).collect())
     }
 
     /// Looks whether some of the devices with a deferred detach are idle.
@@ -252,7 +252,7 @@ impl Pool {
         let candidate = state.next;
         state.next = if candidate + 1 < range.end { candidate + 1 } else { range.start };
         state.adds_until_scan = state.adds_until_scan.saturating_sub(1);
-        (!state.mounted.contains(&self.number_of(candidate))).then_some(candidate)
+        (!state.mounted.contains(&candidate)).then_some(candidate)
     }
 
     fn is_scan_due(&self) -> bool {
@@ -273,7 +273,7 @@ impl Pool {
         let unbound: Vec<u32> = existing.iter().copied().filter(|index| is_unbound(*index)).collect();
         // Read after the devices: each device that was unbound while its node was mounted is then found, unless the node was unmounted.
         let mounted = self.read_mounted()?;
-        let unused = unbound.into_iter().filter(|index| !mounted.contains(&self.number_of(*index)));
+        let unused = unbound.into_iter().filter(|index| !mounted.contains(index));
         let unused: Vec<u32> = unused.collect();
         let mut state = self.lock();
         state.mounted = mounted;
@@ -303,8 +303,8 @@ impl Pool {
         if !self.options.range.contains(&index) {
             return;
         }
-        let is_mounted = |mounted: HashSet<DeviceNumber>| mounted.contains(&self.number_of(index));
-        let sequence = sequence.filter(|_| self.read_mounted().is_ok_and(|mounted| !is_mounted(mounted)));
+        let sequence =
+            sequence.filter(|_| self.read_mounted().is_ok_and(|mounted| !mounted.contains(&index)));
         let mut state = self.lock();
         state.closing.retain(|closing| *closing != index);
         match sequence {

@@ -143,8 +143,9 @@ fn devices_finds_the_device_of_a_file_and_calls_it_stray_once_the_file_is_delete
     leaks.check();
 }
 
+/// It is killed at twenty moments of its run, and then builds all partitions.
 #[test]
-fn disk_image_builds_all_partitions_after_it_was_killed_at_any_moment() {
+fn disk_image_is_complete_after_kills() {
     let leaks = Leaks::watch();
     let directory = directory();
     let [output, first, second] = ["disk.img", "first", "second"].map(|name| directory.path().join(name));

@@ -467,9 +467,9 @@ fn the_block_size_can_follow_the_file() {
     }
 }
 
-/// A bind mount of the node has the device not open.
+/// A bind mount of the node does not have the device open. The mount must not show the file that is attached next.
 #[test]
-fn a_second_mount_of_a_node_does_not_show_the_next_file() {
+fn a_mounted_node_shows_no_other_file() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();

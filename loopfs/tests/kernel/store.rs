@@ -622,7 +622,7 @@ fn concurrent_creations_do_not_share_project_ids() {
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::image(VolumeKind::Block)]
-fn one_of_concurrent_calls_creates_a_new_volume(#[case] kind: VolumeKind) {
+fn one_concurrent_call_creates_the_volume(#[case] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let (store, spec) = (store(), VolumeSpec::new(kind, Bytes(MIB)));
     for round in 0..5 {
