@@ -36,7 +36,7 @@ use tokio::time::timeout;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 use tower_http::decompression::DecompressionLayer;
 
-use crate::api::{request, traffic::ApiTraffic};
+use crate::api::{pages::Pages, request, traffic::ApiTraffic};
 
 /// The deadlines of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -
         .map_err(BoxError::from)
         .service(connections);
     let builder = ClientBuilder::new(service, config.default_namespace);
-    Ok(builder.with_layer(&Deadlines(timeouts)).with_layer(traffic).build())
+    Ok(builder.with_layer(&Pages::default()).with_layer(&Deadlines(timeouts)).with_layer(traffic).build())
 }
 
 fn tls(config: &Config) -> anyhow::Result<HttpsConnector<HttpConnector>> {

@@ -11,6 +11,7 @@ pub(crate) mod fair_queue;
 pub(crate) mod hash;
 pub(crate) mod list;
 pub(crate) mod mutation_cache;
+pub(crate) mod pages;
 pub(crate) mod policies;
 pub(crate) mod pruned;
 pub(crate) mod queue;

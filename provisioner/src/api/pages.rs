@@ -1,0 +1,191 @@
+//! Shorter pages of lists whose objects are large.
+//!
+//! A tenant can fill a claim with a megabyte, and a response is in memory as a whole before its objects are pruned. So a page that
+//! becomes too long is given up while it is received, and requested again with fewer objects. The API server continues
+//! a list after a page of any length, so the caller notices nothing.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use futures::future::BoxFuture;
+use http::{Request, Response, Uri, request::Parts, uri::PathAndQuery};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
+use hyper::body::{Body as HttpBody, Bytes};
+use kube::client::Body;
+use tower::{BoxError, Layer, Service, ServiceExt};
+
+/// The longest page of more than one object. 500 usual claims or volumes take less than half of it.
+const LONGEST_PAGE: usize = 4 << 20;
+
+/// Limits the pages of lists.
+#[derive(Clone, Debug)]
+pub(crate) struct Pages {
+    /// The number of objects of a page that is expected not to be too long. Every list begins with what the previous one found.
+    expected: Arc<AtomicU32>,
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        Pages { expected: Arc::new(AtomicU32::new(u32::MAX)) }
+    }
+}
+
+impl<S> Layer<S> for Pages {
+    type Service = Paged<S>;
+
+    fn layer(&self, service: S) -> Paged<S> {
+        Paged { service, pages: self.clone() }
+    }
+}
+
+/// A service whose lists have pages that are not too long.
+#[derive(Debug)]
+pub(crate) struct Paged<S> {
+    service: S,
+    pages: Pages,
+}
+
+impl<S, B> Service<Request<Body>> for Paged<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.service.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let Some(requested) = page_size(request.uri()) else {
+            let response = self.service.call(request);
+            return Box::pin(async move {
+                Ok(response.await.map_err(Into::into)?.map(|body| body.map_err(Into::into).boxed_unsync()))
+            });
+        };
+        let (service, expected) = (self.service.clone(), Arc::clone(&self.pages.expected));
+        let (parts, _empty) = request.into_parts();
+        Box::pin(async move {
+            loop {
+                let size = expected.load(Ordering::Relaxed).clamp(1, requested);
+                let response = service.clone().oneshot(of_size(&parts, size)?).await.map_err(Into::into)?;
+                let (head, body) = response.into_parts();
+                // Whoever wants an object has to take it, however long it is.
+                let longest = if size == 1 { usize::MAX } else { LONGEST_PAGE };
+                match Limited::new(body, longest).collect().await {
+                    Ok(page) => {
+                        let page = page.to_bytes();
+                        if head.status.is_success() {
+                            expected.store(next_size(size, page.len()), Ordering::Relaxed);
+                        }
+                        let page = Full::new(page).map_err(|never| match never {});
+                        return Ok(Response::from_parts(head, page.boxed_unsync()));
+                    }
+                    Err(error) if error.is::<LengthLimitError>() => {
+                        tracing::debug!(uri = %parts.uri, size, "a page is too long; requesting a shorter one");
+                        expected.store(size / 8, Ordering::Relaxed);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        })
+    }
+}
+
+/// Returns the number of objects that a list requests at once. No other request has this parameter, because a watch has no pages.
+fn page_size(uri: &Uri) -> Option<u32> {
+    uri.query()?.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok())
+}
+
+/// Returns the size of pages half as long as the longest, if the objects of the next ones are as long as those of this one.
+fn next_size(size: u32, length: usize) -> u32 {
+    let next = u64::from(size) * (LONGEST_PAGE as u64 / 2) / (length as u64).max(1);
+    u32::try_from(next).unwrap_or(u32::MAX)
+}
+
+fn of_size(list: &Parts, size: u32) -> Result<Request<Body>, http::Error> {
+    let pairs = list.uri.query().unwrap_or_default().split('&');
+    let others: String =
+        pairs.filter(|pair| !pair.starts_with("limit=")).map(|pair| format!("&{pair}")).collect();
+    let mut uri = list.uri.clone().into_parts();
+    uri.path_and_query = Some(PathAndQuery::try_from(format!("{}?limit={size}{others}", list.uri.path()))?);
+    let mut request = Request::new(Body::empty());
+    *request.method_mut() = list.method.clone();
+    *request.uri_mut() = Uri::from_parts(uri)?;
+    *request.headers_mut() = list.headers.clone();
+    *request.extensions_mut() = list.extensions.clone();
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, sync::Mutex};
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{Api, Client, ResourceExt, api::ListParams};
+    use rstest::rstest;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::api::list;
+
+    /// Lists `count` objects of `length` bytes each from a server that continues as the API server does. Returns how many objects the
+    /// server sent in each page.
+    async fn pages(count: usize, length: usize) -> Vec<usize> {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&sent);
+        let server = service_fn(move |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            let parameter = |name: &str| {
+                query
+                    .split('&')
+                    .find_map(|pair| pair.strip_prefix(name))
+                    .map_or(0, |value| value.parse().unwrap())
+            };
+            let (start, limit) = (parameter("continue="), parameter("limit="));
+            let end = count.min(start + limit);
+            log.lock().unwrap().push(end - start);
+            let token = if end < count { end.to_string() } else { String::new() };
+            let items: Vec<Value> = (start..end)
+                .map(|number| json!({"metadata": {"name": number.to_string()}, "data": {"a": "x".repeat(length)}}))
+                .collect();
+            let page = json!({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"continue": token}, "items": items});
+            std::future::ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(page.to_string())))))
+        });
+        let client = Client::new(Pages::default().layer(server), "shop");
+        let objects =
+            list::of_items(&Api::<ConfigMap>::all(client), ListParams::default(), |_| true).await.unwrap();
+        let names: Vec<_> = objects.iter().map(ResourceExt::name_any).collect();
+        assert_eq!(
+            names,
+            (0..count).map(|number| number.to_string()).collect::<Vec<_>>(),
+            "each object once"
+        );
+        sent.lock().unwrap().clone()
+    }
+
+    #[rstest]
+    #[case::nothing(0, 10, &[0])]
+    #[case::usual(1200, 1 << 10, &[500, 500, 200])]
+    #[case::large(100, 250 << 10, &[100, 62, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 5])]
+    #[case::longer_than_a_page(3, 5 << 20, &[3, 3, 3, 1, 1, 1])]
+    #[tokio::test]
+    async fn pages_of_large_objects_have_fewer(
+        #[case] count: usize,
+        #[case] length: usize,
+        #[case] sent: &[usize],
+    ) {
+        assert_eq!(pages(count, length).await, sent);
+    }
+}
