@@ -43,7 +43,7 @@ pub(crate) async fn run(
 
 /// Returns when no further changes will be reported.
 async fn watch_storage(operations: &VolumeOperations, monitor: &StorageMonitor) -> anyhow::Result<()> {
-    let watch = monitor.current()?.store.watch()?;
+    let watch = monitor.current()?.store().watch()?;
     let readable = watch.as_fd().try_clone_to_owned().context("duplicate a descriptor")?;
     let readable = async_fd::register(readable, Interest::READABLE).context("watch the volumes")?;
     loop {

@@ -38,10 +38,6 @@ pub(crate) enum Error {
     #[error(transparent)]
     Storage(#[from] loopfs::Error),
 
-    /// The volume is published at the target already, with other flags or another access.
-    #[error("{0}")]
-    PublishedDifferently(String),
-
     /// A volume or snapshot of this name exists and differs from the request.
     #[error("{0}")]
     Incompatible(String),

@@ -2,30 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
+use loopfs::publish::Owner;
 use loopfs::volume_store::VolumeId;
 
 use crate::driver::DriverName;
 
-/// The driver and the volume of a target.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct KubeletRecord {
-    driver: String,
-    volume: String,
-}
-
-impl KubeletRecord {
-    /// Reads the record of a target. Returns `None` for a target of another orchestrator. Only the kubelet and administrators can write
-    /// the file, unlike the label and the file of the device, which a pod can change.
-    pub(crate) fn read(target: &Path) -> Option<Self> {
-        parse(&std::fs::read(path_for(target)?).ok()?)
-    }
-
-    pub(crate) fn is_of(&self, driver: &DriverName) -> bool {
-        self.driver == driver.as_str()
-    }
-
-    pub(crate) fn volume(&self) -> Option<VolumeId> {
-        VolumeId::parse(&self.volume).ok()
+/// Tells whether a driver of this name has published the device that is mounted at a path. It is unknown for a target of another
+/// orchestrator. Only the kubelet and administrators can write the record, unlike the label and the file of the device, which a pod can
+/// change.
+pub(crate) fn owner(target: &Path, driver: &DriverName) -> Owner {
+    let read = || {
+        let record: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(path_for(target)?).ok()?).ok()?;
+        let field = |name| record.get(name)?.as_str().map(str::to_owned);
+        Some((field("driverName")?, field("volumeHandle")?))
+    };
+    match read() {
+        None => Owner::Unknown,
+        Some((name, _)) if name != driver.as_str() => Owner::OtherProgram,
+        Some((_, volume)) => Owner::ThisProgram(VolumeId::parse(&volume).ok()),
     }
 }
 
@@ -36,12 +31,6 @@ fn path_for(target: &Path) -> Option<PathBuf> {
     Some(publish.parent()?.join(of_volume.file_name()?).join("data/vol_data.json"))
 }
 
-fn parse(text: &[u8]) -> Option<KubeletRecord> {
-    let record: serde_json::Value = serde_json::from_slice(text).ok()?;
-    let field = |name| record.get(name)?.as_str().map(str::to_owned);
-    Some(KubeletRecord { driver: field("driverName")?, volume: field("volumeHandle")? })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,18 +39,17 @@ mod tests {
     fn records_name_driver_and_volume() {
         let devices = tempfile::tempdir().unwrap().path().join("volumeDevices");
         let target = devices.join("publish/pv-1/pod");
-        assert_eq!(KubeletRecord::read(&target), None);
+        let driver = "csi.loopfs.dev".parse().unwrap();
+        assert_eq!(owner(&target, &driver), Owner::Unknown);
         let data = devices.join("pv-1/data");
         std::fs::create_dir_all(&data).unwrap();
         let text =
             r#"{"attachmentID":"","driverName":"csi.loopfs.dev","specVolID":"pv-1","volumeHandle":"v"}"#;
         std::fs::write(data.join("vol_data.json"), text).unwrap();
-        let record = KubeletRecord::read(&target).unwrap();
-        assert_eq!(record.volume(), VolumeId::parse("v").ok());
-        assert!(record.is_of(&"csi.loopfs.dev".parse().unwrap()));
-        assert!(!record.is_of(&"second.loopfs.dev".parse().unwrap()));
-        assert_eq!(KubeletRecord::read(&devices.join("staging/pv-1/pod")), None);
+        assert_eq!(owner(&target, &driver), Owner::ThisProgram(VolumeId::parse("v").ok()));
+        assert_eq!(owner(&target, &"second.loopfs.dev".parse().unwrap()), Owner::OtherProgram);
+        assert_eq!(owner(&devices.join("staging/pv-1/pod"), &driver), Owner::Unknown);
         std::fs::write(data.join("vol_data.json"), &text[..20]).unwrap();
-        assert_eq!(KubeletRecord::read(&target), None);
+        assert_eq!(owner(&target, &driver), Owner::Unknown);
     }
 }

@@ -42,20 +42,16 @@ mod blocking;
 mod device_refresh;
 mod driver;
 mod error;
-mod held_devices;
 mod http;
 pub mod inotify;
 mod kubelet_record;
-mod loop_node;
 mod metrics;
 pub mod mount_watch;
-mod mounted_devices;
 mod object;
 pub mod proto;
 mod request;
 mod services;
 mod storage;
-mod target;
 mod topology;
 mod transport;
 pub mod volume_mounts;
@@ -67,6 +63,7 @@ pub use monitoring::HttpAddress;
 pub use transport::socket;
 
 use audit::Audit;
+use loopfs::publish::PublishRoot;
 use metrics::{Calls, Metered};
 use monitoring::Listeners;
 use proto::csi::controller_server::ControllerServer;
@@ -75,9 +72,12 @@ use proto::csi::node_server::NodeServer;
 use request::RequestReader;
 use services::{ControllerService, IdentityService, NodeService, Registrar};
 use storage::{Probe, StorageMonitor, TrashCleanup};
-use target::PublishRoot;
 use topology::ThisNode;
 use volumes::{VolumeOperations, Volumes};
+
+/// The directories of the kubelet below which volumes are published: the targets of all volumes, and the staging paths
+/// of Block volumes.
+const PUBLISHED_BELOW: [&str; 2] = ["pods", "plugins"];
 
 /// The maximum time that running calls may take to finish after the shutdown was requested. The kubelet kills a pod
 /// after 30 seconds.
@@ -122,7 +122,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     } = args;
     let root = PublishRoot::open(&kubelet_dir)
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
-    root.require_propagation()?;
+    root.require_propagation(&PUBLISHED_BELOW)?;
     let root = Arc::new(root);
     let monitor = Arc::new(StorageMonitor::new(driver_name.clone(), data_dir, Arc::clone(&root)));
     let probe = Arc::new(Probe::new(Arc::clone(&monitor)));

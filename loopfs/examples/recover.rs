@@ -1,8 +1,7 @@
 //! Prepares a store after a crash, before a program uses it: removes what incomplete operations left, and reports damaged
 //! volumes.
 //!
-//! Needs Linux 5.14, `CAP_SYS_ADMIN`, and the XFS of the store, mounted with `prjquota`. Run it in the mount namespace in which
-//! volumes are published.
+//! Needs Linux 5.14, `CAP_SYS_ADMIN`, and the XFS of the store, mounted with `prjquota`.
 //!
 //! ```console
 //! # cargo run -p loopfs --example recover -- /mnt/xfs
@@ -17,7 +16,6 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use loopfs::mount::table;
 use loopfs::volume_store::{Condition, StoreOptions, VolumeStore};
 
 fn run() -> Result<(), Box<dyn Error>> {
@@ -30,8 +28,6 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("incomplete volumes removed: {}", found.unfinished);
     println!("incomplete expansions undone: {}", found.eof_blocks_freed);
     println!("project ids freed: {}, still charged: {}", found.released_ids, found.busy_ids);
-    // A process that was killed between the record and the mount has left a record, which would prevent a deletion.
-    store.sync_publications(&table::read()?)?;
     println!("deleted volumes removed: {}", store.empty_trash()?);
 
     let mut damaged = 0;

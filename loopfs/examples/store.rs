@@ -1,5 +1,7 @@
 //! Creates, publishes, expands, snapshots and deletes the volumes of a store.
 //!
+//! A service would keep the publisher, which holds the devices that it has published.
+//!
 //! Needs Linux 5.14, `CAP_SYS_ADMIN`, and an XFS of its own, mounted with `prjquota` and with reflink for snapshots.
 //!
 //! ```console
@@ -12,24 +14,26 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use loopfs::Bytes;
-use loopfs::mount::{MountFlags, bind_mount, table, unmount};
+use loopfs::loop_device::{Access, LoopControl};
+use loopfs::mount::MountFlags;
+use loopfs::publish::{Cleanup, Owner, PublishMode, PublishRoot, Publisher};
 use loopfs::volume_store::{SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 
-const USAGE: &str = "usage: store MOUNT_POINT create VOLUME BYTES | publish VOLUME DIRECTORY | expand VOLUME BYTES \
-                     | snapshot VOLUME SNAPSHOT | unpublish VOLUME DIRECTORY | delete VOLUME \
+const USAGE: &str = "usage: store MOUNT_POINT create VOLUME BYTES | create-block VOLUME BYTES | publish VOLUME TARGET | expand VOLUME BYTES \
+                     | snapshot VOLUME SNAPSHOT | unpublish VOLUME TARGET | delete VOLUME \
                      | delete-snapshot SNAPSHOT | empty-trash";
 
-fn publish(store: &VolumeStore, id: &VolumeId, target: &Path) -> Result<(), Box<dyn Error>> {
-    let directory = store.volume(id)?.open_dir()?;
-    // The record is written before the mount, so that no other process deletes the volume in between.
-    store.record_publication(id, target)?;
-    let mounted =
-        bind_mount(directory, target, MountFlags { nosuid: true, nodev: true, ..MountFlags::default() });
-    // If the mount failed, this removes the record.
-    store.sync_publication(id, &table::read()?)?;
-    Ok(mounted?)
+fn publish(publisher: &Publisher, id: &VolumeId, target: &Path) -> loopfs::Result<()> {
+    let mode = match publisher.store().volume(id)?.kind() {
+        VolumeKind::Filesystem => {
+            PublishMode::Directory(MountFlags { nosuid: true, nodev: true, ..MountFlags::default() })
+        }
+        VolumeKind::Block => PublishMode::Device(Access::ReadWrite),
+    };
+    publisher.publish(id, target, mode)
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
@@ -38,13 +42,21 @@ fn run() -> Result<(), Box<dyn Error>> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let [mount_point, command, arguments @ ..] = args.as_slice() else { return Err(USAGE.into()) };
     let open = || VolumeStore::open(Path::new(mount_point), StoreOptions::default());
+    let publisher = |target: &Path| {
+        let root = Arc::new(PublishRoot::open(target.parent().unwrap_or(target))?);
+        Publisher::open(open()?, LoopControl::open()?.for_untrusted_programs(), root, |_path| Owner::Unknown)
+    };
     let number = |text: &str| text.parse::<u64>().map(Bytes).map_err(|error| format!("{text}: {error}"));
     match (*command, arguments) {
-        ("create", [volume, bytes]) => {
-            let spec = VolumeSpec::new(VolumeKind::Filesystem, number(bytes)?);
+        (create @ ("create" | "create-block"), [volume, bytes]) => {
+            let kind = if create == "create" { VolumeKind::Filesystem } else { VolumeKind::Block };
+            let spec = VolumeSpec::new(kind, number(bytes)?);
             println!("{}", open()?.create(&VolumeId::parse(volume)?, &spec)?.capacity());
         }
-        ("publish", [volume, target]) => publish(&open()?, &VolumeId::parse(volume)?, Path::new(target))?,
+        ("publish", [volume, target]) => {
+            let target = std::path::absolute(target)?;
+            publish(&publisher(&target)?, &VolumeId::parse(volume)?, &target)?;
+        }
         ("expand", [volume, bytes]) => {
             println!("{}", open()?.expand(&VolumeId::parse(volume)?, number(bytes)?)?.capacity());
         }
@@ -53,8 +65,11 @@ fn run() -> Result<(), Box<dyn Error>> {
             println!("{}", open()?.create_snapshot(&volume, &snapshot)?.used()?);
         }
         ("unpublish", [volume, target]) => {
-            unmount(Path::new(target))?;
-            open()?.sync_publication(&VolumeId::parse(volume)?, &table::read()?)?;
+            let target = std::path::absolute(target)?;
+            let id = VolumeId::parse(volume)?;
+            if publisher(&target)?.unpublish(&id, &target)? == Cleanup::DetachDeferred {
+                return Err("a process has the device open; repeat the call when it has ended".into());
+            }
         }
         ("delete", [volume]) => println!("{}", open()?.delete(&VolumeId::parse(volume)?)?),
         ("delete-snapshot", [snapshot]) => {

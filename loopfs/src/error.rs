@@ -22,6 +22,8 @@ pub enum ErrorKind {
     NoSpace,
     /// The requested size is smaller than the current one, and shrinking would lose data: request at least the current size.
     WouldShrink,
+    /// Something else is there, or the object is used in a way that excludes this one: end that use, or remove what the message names.
+    Conflict,
     /// The object is in use (EBUSY, EAGAIN): try again later, or close it.
     Busy,
     /// Project quotas are not enforced on the file system: mount it with `prjquota`. A remount does not enable quotas.
@@ -180,7 +182,11 @@ impl From<Error> for std::io::Error {
             (None, ErrorKind::Damaged) => Io::InvalidData,
             (
                 None,
-                ErrorKind::WrongFilesystem | ErrorKind::NotHonoured | ErrorKind::ShutDown | ErrorKind::Other,
+                ErrorKind::Conflict
+                | ErrorKind::WrongFilesystem
+                | ErrorKind::NotHonoured
+                | ErrorKind::ShutDown
+                | ErrorKind::Other,
             ) => Io::Other,
         };
         Self::new(kind, error)

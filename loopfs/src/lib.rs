@@ -11,9 +11,10 @@
 //! | `data-disk` | [`data_disk`] | checks and mounts the disk of the volumes, expands its file system, and claims an empty disk for mkfs.xfs |
 //! | `node-identity` | [`node_identity`] | node name, machine id and name of the operating system in the forms that Kubernetes accepts |
 //! | `preflight` | [`preflight`] | checks what of all this a machine lacks, and names the remedies |
-//! | `volume-store` (default, enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
+//! | `volume-store` (enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
+//! | `publish` (default, enables `volume-store`) | [`publish`] | volumes at paths that other programs use, which may do anything to their device |
 //!
-//! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts threads only to
+//! Calls block. The library logs nothing, except that `publish` emits `tracing` events for what it repairs, and remembers nothing that the kernel could contradict. It starts threads only to
 //! remove surplus idle loop devices, and to query loop devices that may not respond. The caller decides what to do with an
 //! [`Error`], which names the operation, the object, the errno and, where there is one, the remedy.
 //!
@@ -73,6 +74,8 @@ pub mod preflight;
 pub mod project_quota;
 #[cfg(feature = "project-quota")]
 pub mod project_tree;
+#[cfg(feature = "publish")]
+pub mod publish;
 #[cfg(feature = "project-quota")]
 mod reflink;
 #[cfg(feature = "data-disk")]

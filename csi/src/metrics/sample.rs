@@ -43,10 +43,10 @@ impl StorageSample {
     fn collect(monitor: &StorageMonitor) -> Result<Self> {
         let storage = monitor.verified()?;
         Ok(Self {
-            space: storage.store.space()?,
-            census: storage.store.counts()?,
-            devices: storage.loops.counts()?,
-            idle: storage.loops.idle(),
+            space: storage.store().space()?,
+            census: storage.store().counts()?,
+            devices: storage.devices().loops().counts()?,
+            idle: storage.devices().loops().idle(),
         })
     }
 }

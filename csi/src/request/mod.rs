@@ -17,9 +17,7 @@ pub(crate) use controller::{CapacityQuery, ControllerExpand, Create, Expected, L
 pub(crate) use field::CapacityRange;
 pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;
-pub(crate) use reader::{
-    GetStats, NodeExpand, Publish, PublishMode, RequestReader, Stage, Unpublish, Unstage,
-};
+pub(crate) use reader::{GetStats, NodeExpand, Publish, RequestReader, Stage, Unpublish, Unstage};
 pub(crate) use snapshots::{CreateSnapshot, Filter, ListSnapshots};
 
 #[cfg(test)]

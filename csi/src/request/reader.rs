@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use loopfs::FilesystemUuid;
 use loopfs::loop_device::Access;
 use loopfs::mount::MountFlags;
+use loopfs::publish::PublishMode;
 use loopfs::volume_store::VolumeId;
 
 use super::capability::{AccessType, Capability};
@@ -38,15 +39,6 @@ pub(crate) struct Publish {
     pub(crate) mode: PublishMode,
     /// `true` if the volume may be published at one target only.
     pub(crate) single_target: bool,
-}
-
-/// The form in which a volume is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PublishMode {
-    /// The volume is published as a directory with these mount flags.
-    Mount(MountFlags),
-    /// The volume is published as a block device node.
-    Block(Access),
 }
 
 /// A request to unpublish a volume from a path.
@@ -121,10 +113,10 @@ impl RequestReader {
         TargetPath::parse("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
         let read_only = request.readonly || capability.read_only;
         let mode = match capability.access_type {
-            AccessType::Block if read_only => PublishMode::Block(Access::ReadOnly),
-            AccessType::Block => PublishMode::Block(Access::ReadWrite),
+            AccessType::Block if read_only => PublishMode::Device(Access::ReadOnly),
+            AccessType::Block => PublishMode::Device(Access::ReadWrite),
             AccessType::Mount(flags) => {
-                PublishMode::Mount(MountFlags { read_only: flags.read_only || read_only, ..flags })
+                PublishMode::Directory(MountFlags { read_only: flags.read_only || read_only, ..flags })
             }
         };
         let filesystem = self.filesystem(&request.volume_context)?;

@@ -7,12 +7,13 @@ use loopfs::mount::MountFlags;
 use rstest::rstest;
 
 use super::field::CapacityRange;
-use super::reader::{PublishMode, RequestReader};
+use super::reader::RequestReader;
 use crate::proto::csi as wire;
 use crate::proto::csi::volume_capability::{
     self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
 };
 use crate::topology::ThisNode;
+use loopfs::publish::PublishMode;
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/staging";
@@ -57,7 +58,7 @@ fn a_publish_request_is_converted() {
     assert_eq!(publish.volume.as_str(), "pvc-1");
     assert_eq!(publish.filesystem, Some(UUID.parse().unwrap()));
     assert_eq!(publish.target.relative(), Path::new("pods/1/mount"));
-    assert_eq!(publish.mode, PublishMode::Mount(MountFlags::default()));
+    assert_eq!(publish.mode, PublishMode::Directory(MountFlags::default()));
     assert!(!publish.single_target);
 }
 
@@ -75,10 +76,10 @@ fn an_access_mode_determines_access_and_number_of_targets(
     #[case] single_target: bool,
 ) {
     let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
-    assert_eq!((read.mode, read.single_target), (PublishMode::Block(access), single_target));
+    assert_eq!((read.mode, read.single_target), (PublishMode::Device(access), single_target));
     let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
     let flags = MountFlags { read_only: access == Access::ReadOnly, ..MountFlags::default() };
-    assert_eq!((read.mode, read.single_target), (PublishMode::Mount(flags), single_target));
+    assert_eq!((read.mode, read.single_target), (PublishMode::Directory(flags), single_target));
 }
 
 #[rstest]

@@ -19,7 +19,7 @@ impl Error {
                 Code::FailedPrecondition
             }
             Self::Storage(error) => code_of(error.kind()),
-            Self::PublishedDifferently(_) | Self::Incompatible(_) => Code::AlreadyExists,
+            Self::Incompatible(_) => Code::AlreadyExists,
             // Only requests to create a volume or snapshot return this error. The orchestrator then tries another node.
             Self::NotOnThisNode(_) => Code::ResourceExhausted,
             Self::NotPublished(_)
@@ -46,6 +46,7 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::NeverMounted
         | ErrorKind::WrongFilesystem
         | ErrorKind::ReadOnly
+        | ErrorKind::Conflict
         | ErrorKind::ShutDown
         | ErrorKind::Damaged
         | ErrorKind::NotHonoured
@@ -81,6 +82,7 @@ mod tests {
     #[case(ErrorKind::NoSpace, Code::OutOfRange)]
     #[case(ErrorKind::WouldShrink, Code::OutOfRange)]
     #[case(ErrorKind::Busy, Code::Aborted)]
+    #[case(ErrorKind::Conflict, Code::FailedPrecondition)]
     #[case(ErrorKind::NotEnforced, Code::FailedPrecondition)]
     #[case(ErrorKind::NotMounted, Code::FailedPrecondition)]
     #[case(ErrorKind::NeverMounted, Code::FailedPrecondition)]

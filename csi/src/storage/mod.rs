@@ -5,6 +5,6 @@ mod monitor;
 mod probe;
 mod trash_cleanup;
 
-pub(crate) use monitor::{Readiness, Storage, StorageMonitor};
+pub(crate) use monitor::{Readiness, StorageMonitor, require_filesystem};
 pub(crate) use probe::Probe;
 pub(crate) use trash_cleanup::TrashCleanup;

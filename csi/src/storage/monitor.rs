@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use loopfs::ErrorKind;
-use loopfs::FilesystemUuid;
 use loopfs::loop_device::LoopControl;
+use loopfs::publish::{PublishRoot, PublishedDevices, Publisher};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
+use loopfs::{ErrorKind, FilesystemUuid};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -17,9 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::Backoff;
 use crate::driver::DriverName;
 use crate::error::{Error, Result};
-use crate::held_devices::HeldDevices;
+use crate::kubelet_record;
 use crate::mount_watch::MountWatch;
-use crate::target::PublishRoot;
 
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
 /// ten seconds after which the probes in the manifest time out.
@@ -28,25 +27,15 @@ pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
 const HANG_REMEDY: &str =
     "look for a hanging disk in the kernel log, and whether the file system is frozen (fsfreeze)";
 
-/// The volume store, and the loop devices to which the images of Block volumes are attached.
-#[derive(Debug)]
-pub(crate) struct Storage {
-    pub(crate) store: VolumeStore,
-    pub(crate) loops: Arc<LoopControl>,
-    pub(crate) held: Arc<HeldDevices>,
-}
-
-impl Storage {
-    /// Returns an error if a volume that was recorded on `filesystem` cannot be on this node.
-    pub(crate) fn require_filesystem(&self, filesystem: Option<FilesystemUuid>) -> Result<()> {
-        let here = self.store.filesystem_uuid();
-        match filesystem {
-            Some(elsewhere) if elsewhere != here => Err(Error::Precondition(format!(
-                "the volume is on file system {elsewhere}, but this node's volumes are on {here}; \
-                 reattach the disk on which the volume was created"
-            ))),
-            _ => Ok(()),
-        }
+/// Returns an error if a volume that was recorded on `filesystem` cannot be on this node.
+pub(crate) fn require_filesystem(publisher: &Publisher, filesystem: Option<FilesystemUuid>) -> Result<()> {
+    let here = publisher.store().filesystem_uuid();
+    match filesystem {
+        Some(elsewhere) if elsewhere != here => Err(Error::Precondition(format!(
+            "the volume is on file system {elsewhere}, but this node's volumes are on {here}; \
+             reattach the disk on which the volume was created"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -55,7 +44,7 @@ impl Storage {
 enum State {
     /// The driver has not tried to open the storage yet.
     Starting,
-    Available(Arc<Storage>),
+    Available(Arc<Publisher>),
     /// The storage is unavailable for this reason.
     Unavailable(Arc<str>),
     /// No file system was ever mounted at the data directory. That is no failure: a node may have no disk for volumes.
@@ -83,7 +72,7 @@ pub(crate) struct StorageMonitor {
     root: Arc<PublishRoot>,
     state: watch::Sender<State>,
     /// Set when the storage is opened for the first time.
-    held: OnceLock<Arc<HeldDevices>>,
+    devices: OnceLock<Arc<PublishedDevices>>,
     /// The start of the probe that is in progress. A probe writes to the disk.
     probe_started: watch::Sender<Option<Instant>>,
 }
@@ -95,14 +84,14 @@ impl StorageMonitor {
             data_dir,
             root,
             state: watch::Sender::new(State::Starting),
-            held: OnceLock::new(),
+            devices: OnceLock::new(),
             probe_started: watch::Sender::new(None),
         }
     }
 
     /// Returns the storage, even if it has failed since it was opened. Returns an error while its disk hangs. Does not
     /// block.
-    pub(crate) fn current(&self) -> Result<Arc<Storage>> {
+    pub(crate) fn current(&self) -> Result<Arc<Publisher>> {
         let storage = self.last_opened()?;
         match self.hang_error() {
             Some(error) => Err(error),
@@ -111,11 +100,11 @@ impl StorageMonitor {
     }
 
     /// Returns the published devices, also while the storage is unavailable. Returns `None` before it was opened.
-    pub(crate) fn held(&self) -> Option<&HeldDevices> {
-        self.held.get().map(Arc::as_ref)
+    pub(crate) fn devices(&self) -> Option<&PublishedDevices> {
+        self.devices.get().map(Arc::as_ref)
     }
 
-    fn last_opened(&self) -> Result<Arc<Storage>> {
+    fn last_opened(&self) -> Result<Arc<Publisher>> {
         match &*self.state.borrow() {
             State::Available(storage) => Ok(Arc::clone(storage)),
             State::Starting => Err(Error::StorageStarting),
@@ -146,12 +135,12 @@ impl StorageMonitor {
     }
 
     /// Verifies and returns the storage. Blocks.
-    pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
+    pub(crate) fn verified(&self) -> Result<Arc<Publisher>> {
         self.verify(self.current()?)
     }
 
-    fn verify(&self, storage: Arc<Storage>) -> Result<Arc<Storage>> {
-        let Err(error) = storage.store.verify() else { return Ok(storage) };
+    fn verify(&self, storage: Arc<Publisher>) -> Result<Arc<Publisher>> {
+        let Err(error) = storage.store().verify() else { return Ok(storage) };
         let reason: Arc<str> = error.to_string().into();
         // Only the storage that failed becomes unavailable, not one that was opened in its place in the meantime.
         let changed = self.state.send_if_modified(|state| match state {
@@ -177,9 +166,9 @@ impl StorageMonitor {
             State::Unavailable(reason) => return Err(Error::StorageUnavailable(reason.to_string())),
         };
         let storage = self.verify(storage)?;
-        storage.store.prove_writable().map_err(unavailable)?;
+        storage.store().prove_writable().map_err(unavailable)?;
         // Filesystem volumes are served even if the loop driver does not work.
-        storage.loops.verify().map_err(|error| Error::Precondition(error.to_string()))?;
+        storage.devices().loops().verify().map_err(|error| Error::Precondition(error.to_string()))?;
         Ok(Readiness::Ready)
     }
 
@@ -239,18 +228,17 @@ impl StorageMonitor {
     /// Opens the storage, and opens it again after each failure, until `stop`.
     pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mounts = MountWatch::new()?;
-        let mut loops = None;
         let mut backoff = Backoff::new();
         let mut logged = None;
         loop {
             if stop.run_until_cancelled(self.wait_until_unavailable()).await.is_none() {
                 return Ok(());
             }
-            match self.open_or_report_hang(&mut loops).await {
+            match self.open_or_report_hang().await {
                 Ok(storage) => {
                     tracing::info!(
                         data_dir = %self.data_dir.display(),
-                        filesystem = %storage.store.filesystem_uuid(),
+                        filesystem = %storage.store().filesystem_uuid(),
                         "the storage is available"
                     );
                     self.state.send_replace(State::Available(Arc::new(storage)));
@@ -276,8 +264,8 @@ impl StorageMonitor {
 
     /// Opens the storage. While the disk hangs, the storage counts as unavailable: the driver registers, and volumes can be
     /// unpublished.
-    async fn open_or_report_hang(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
-        let mut opening = std::pin::pin!(self.open(loops));
+    async fn open_or_report_hang(&self) -> Result<Publisher, OpenError> {
+        let mut opening = std::pin::pin!(self.open());
         if let Ok(opened) = timeout(WRITE_TIMEOUT, &mut opening).await {
             return opened;
         }
@@ -298,30 +286,24 @@ impl StorageMonitor {
     }
 
     /// Opens the storage. Keeps what an earlier call has opened: the pool of idle devices, and the published devices.
-    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
+    async fn open(&self) -> Result<Publisher, OpenError> {
         let data_dir = self.data_dir.clone();
-        let known = loops.clone().zip(self.held.get().cloned());
+        let known = self.devices.get().cloned();
         let (driver, root) = (self.driver.clone(), Arc::clone(&self.root));
         let opened = tokio::task::spawn_blocking(move || {
             let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
             store.verify()?;
-            let (loops, held) = match known {
-                Some(known) => known,
-                None => {
-                    // A call that unmounts a target in between cleans up afterwards.
-                    sync_publications(&store, &root);
-                    let loops = LoopControl::open()?.for_untrusted_programs();
-                    let held = HeldDevices::recover(&driver, &store, &loops, &root.mounts()?)?;
-                    (Arc::new(loops), held)
-                }
-            };
-            Ok(Storage { store, loops, held })
+            if let Some(devices) = known {
+                return Ok(Publisher::reopened(store, devices, root));
+            }
+            // A call that unmounts a target in between cleans up afterwards.
+            let loops = LoopControl::open()?.for_untrusted_programs();
+            Ok(Publisher::open(store, loops, root, |path| kubelet_record::owner(path, &driver))?)
         });
         match opened.await {
             Ok(Ok(storage)) => {
-                *loops = Some(Arc::clone(&storage.loops));
                 // Only the first one is set, and later ones are the same.
-                self.held.set(Arc::clone(&storage.held)).ok();
+                self.devices.set(Arc::clone(storage.devices())).ok();
                 Ok(storage)
             }
             Ok(Err(error)) => {
@@ -365,15 +347,6 @@ impl OpenError {
 impl From<OpenError> for State {
     fn from(OpenError { reason, absent }: OpenError) -> Self {
         if absent { Self::Absent(reason) } else { Self::Unavailable(reason) }
-    }
-}
-
-/// Synchronises the publication records with the mount table. A driver that was killed, or an older version, may have
-/// left records and mounts that do not match.
-fn sync_publications(store: &VolumeStore, root: &PublishRoot) {
-    let synced = root.mounts().and_then(|mounts| Ok(store.sync_publications(&mounts)?));
-    if let Err(error) = synced {
-        tracing::warn!(%error, "could not record which volumes are published; a volume that is in use may be deleted");
     }
 }
 

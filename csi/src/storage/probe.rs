@@ -96,11 +96,10 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::target::PublishRoot;
 
     #[tokio::test]
     async fn a_hanging_disk_is_reported_and_blocks_one_thread() {
-        let root = Arc::new(PublishRoot::open(std::path::Path::new("/")).unwrap());
+        let root = Arc::new(loopfs::publish::PublishRoot::open(std::path::Path::new("/")).unwrap());
         let monitor =
             Arc::new(StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), "/nowhere".into(), root));
         let probe = Probe { timeout: Duration::from_millis(50), ..Probe::new(monitor) };

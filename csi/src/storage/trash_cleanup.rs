@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use loopfs::publish::Publisher;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::monitor::{Storage, StorageMonitor};
+use super::monitor::StorageMonitor;
 use crate::blocking;
 use crate::error::{Error, Result};
 
@@ -71,14 +72,14 @@ impl TrashCleanup {
 
 /// Empties the trash. If the storage was opened again since the last cleanup, first removes entries that an earlier
 /// process left incomplete.
-async fn clean(monitor: Arc<StorageMonitor>, recovered: Weak<Storage>) -> Result<Weak<Storage>> {
+async fn clean(monitor: Arc<StorageMonitor>, recovered: Weak<Publisher>) -> Result<Weak<Publisher>> {
     blocking::run(move || {
         let storage = monitor.verified()?;
         if !Weak::ptr_eq(&recovered, &Arc::downgrade(&storage)) {
-            let recovered = storage.store.recover()?;
+            let recovered = storage.store().recover()?;
             tracing::info!(?recovered, "removed the incomplete entries of an earlier process");
         }
-        match storage.store.empty_trash()? {
+        match storage.store().empty_trash()? {
             0 => {}
             volumes => tracing::info!(volumes, "freed the space of deleted volumes"),
         }

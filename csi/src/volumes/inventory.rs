@@ -1,16 +1,15 @@
 //! The list of volumes with their conditions, and the capacity for further ones.
 
+use loopfs::publish::{Publications, Publisher};
 use loopfs::volume_store::{AbnormalReason, Condition, Volume, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
 
-use super::block_device::BlockVolume;
 use super::publish::Volumes;
-use super::published_mounts::PublishedMounts;
 use super::unavailable;
-use super::volume::{VolumeInfo, published_at, require_kind, stats_including_devices, whole_units};
+use super::volume::{VolumeInfo, require_kind, whole_units};
 use crate::error::{Error, Result};
 use crate::request::{CapacityQuery, Expected, List, PageToken, Validate};
-use crate::storage::Storage;
+use crate::storage::require_filesystem;
 
 /// A part of the list of volumes.
 #[derive(Debug)]
@@ -35,14 +34,14 @@ pub(crate) type Validation = std::result::Result<(), String>;
 impl Volumes {
     /// Returns the volumes that `filter` selects, in the order of their ids.
     pub(crate) fn list(&self, list: &List<VolumeId>, filter: impl Fn(&VolumeInfo) -> bool) -> Result<Page> {
-        let storage = self.monitor.verified()?;
-        let mounts = PublishedMounts::read(&storage, self.root.mounts()?)?;
-        let mut ids = storage.store.list()?;
+        let publisher = self.monitor.verified()?;
+        let publications = Publications::read(&publisher)?;
+        let mut ids = publisher.store().list()?;
         // Includes volumes whose image was deleted while their device is mounted.
-        ids.extend(mounts.volumes());
+        ids.extend(publications.of_devices());
         ids.sort_unstable();
         ids.dedup();
-        page(list, ids, |id| id, |id| Ok(self.find(&storage, id, &mounts)?.filter(&filter)))
+        page(list, ids, |id| id, |id| Ok(find(&publisher, id, &publications)?.filter(&filter)))
     }
 
     /// Returns the abnormal volumes in the order of their ids. While the storage is unavailable, these are the
@@ -50,7 +49,8 @@ impl Volumes {
     pub(crate) fn list_abnormal(&self, list: &List<VolumeId>) -> Result<Page> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
             Err(Error::StorageUnavailable(reason)) => {
-                let published = unavailable::published(&self.root.mounts()?, self.monitor.held(), &reason)?;
+                let published =
+                    unavailable::published(&self.root.mounts()?, self.monitor.devices(), &reason)?;
                 if published.is_empty() {
                     // An empty list would mean that all volumes are healthy.
                     return Err(Error::StorageUnavailable(reason));
@@ -63,35 +63,36 @@ impl Volumes {
 
     /// Returns one volume. While the storage is unavailable, only published volumes are known.
     pub(crate) fn get(&self, volume: &VolumeId) -> Result<VolumeInfo> {
-        let storage = match self.monitor.verified() {
-            Ok(storage) => storage,
+        let publisher = match self.monitor.verified() {
+            Ok(publisher) => publisher,
             Err(Error::StorageUnavailable(reason)) => {
-                let published = unavailable::published(&self.root.mounts()?, self.monitor.held(), &reason)?;
+                let published =
+                    unavailable::published(&self.root.mounts()?, self.monitor.devices(), &reason)?;
                 let found = published.into_iter().find(|info| info.volume == *volume);
                 return found.ok_or(Error::StorageUnavailable(reason));
             }
             Err(error) => return Err(error),
         };
-        let found = self.find(&storage, volume, &PublishedMounts::read(&storage, self.root.mounts()?)?)?;
+        let found = find(&publisher, volume, &Publications::read(&publisher)?)?;
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
     pub(crate) fn validate(&self, validate: &Validate) -> Result<Validation> {
-        let storage = self.monitor.verified()?;
-        let volume = storage.store.volume(&validate.volume)?;
+        let publisher = self.monitor.verified()?;
+        let volume = publisher.store().volume(&validate.volume)?;
         match &validate.expected {
-            Ok(expected) => is_as_expected(&storage, &volume, expected),
+            Ok(expected) => is_as_expected(&publisher, &volume, expected),
             Err(impossible) => Ok(Err(impossible.to_string())),
         }
     }
 
     /// Returns the free capacity of this node, and the size of the largest volume that fits into it.
     pub(crate) fn capacity(&self, query: &CapacityQuery) -> Result<Capacity> {
-        let storage = self.monitor.verified()?;
+        let publisher = self.monitor.verified()?;
         if !query.here {
             return Ok(Capacity { available: Bytes(0), largest: Bytes(0) });
         }
-        let space = storage.store.space()?;
+        let space = publisher.store().space()?;
         let spec = |kind| query.parameters.spec(kind, Bytes(0));
         let largest = match query.kind {
             Some(kind) => space.largest_volume(&spec(kind)),
@@ -99,58 +100,36 @@ impl Volumes {
         };
         Ok(Capacity { available: whole_units(space.available), largest })
     }
+}
 
-    /// Returns `None` if the volume was deleted. Reports a volume that cannot be opened as abnormal, so that it does
-    /// not hide other volumes.
-    fn find(&self, storage: &Storage, id: &VolumeId, mounts: &PublishedMounts) -> Result<Option<VolumeInfo>> {
-        let info = |capacity, published, condition| VolumeInfo {
-            volume: id.clone(),
-            capacity,
-            filesystem: Some(storage.store.filesystem_uuid()),
-            published,
-            condition,
-            source: None,
-        };
-        let found = storage
-            .store
-            .volume(id)
-            .map_err(Error::from)
-            .and_then(|volume| self.describe(storage, &volume, mounts));
-        match found {
-            Ok(found) => Ok(Some(found)),
-            Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {
-                Ok(mounts.stale(id, None).map(|stale| info(None, true, stale.condition())))
-            }
-            Err(error) => {
-                let condition = Condition::abnormal(AbnormalReason::Unreadable, error.to_string());
-                Ok(Some(info(None, false, condition)))
-            }
-        }
-    }
-
-    pub(super) fn describe(
-        &self,
-        storage: &Storage,
-        volume: &Volume,
-        mounts: &PublishedMounts,
-    ) -> Result<VolumeInfo> {
-        let mut condition = stats_including_devices(volume, storage)?.condition;
-        let mut published = published_at(volume, storage, &mounts.mounts, &mounts.mounted)?.is_some();
-        if volume.kind() == VolumeKind::Block {
-            let image = BlockVolume::open(volume, storage)?.image()?;
-            if let Some(stale) = mounts.stale(volume.id(), Some(image)) {
-                condition = stale.condition();
-                published = true;
-            }
-        }
+/// Returns `None` if the volume was deleted. Reports a volume that cannot be opened as abnormal, so that it does
+/// not hide other volumes.
+fn find(publisher: &Publisher, id: &VolumeId, publications: &Publications<'_>) -> Result<Option<VolumeInfo>> {
+    let info = |published, condition| VolumeInfo {
+        volume: id.clone(),
+        capacity: None,
+        filesystem: Some(publisher.store().filesystem_uuid()),
+        published,
+        condition,
+        source: None,
+    };
+    let describe = |volume: Volume| {
+        let (published, condition) = publications.of(&volume)?;
         Ok(VolumeInfo {
-            volume: volume.id().clone(),
             capacity: Some(volume.capacity()),
-            filesystem: Some(storage.store.filesystem_uuid()),
-            published,
-            condition,
             source: volume.source()?,
+            ..info(published, condition)
         })
+    };
+    match publisher.store().volume(id).and_then(describe) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Ok(publications.of_deleted(id).map(|condition| info(true, condition)))
+        }
+        Err(error) => {
+            let condition = Condition::abnormal(AbnormalReason::Unreadable, error.to_string());
+            Ok(Some(info(false, condition)))
+        }
     }
 }
 
@@ -176,9 +155,9 @@ fn page<T>(
     Ok(Page { volumes, next: last.filter(|_| items.peek().is_some()).map(PageToken) })
 }
 
-fn is_as_expected(storage: &Storage, volume: &Volume, expected: &Expected) -> Result<Validation> {
+fn is_as_expected(publisher: &Publisher, volume: &Volume, expected: &Expected) -> Result<Validation> {
     let suits = require_kind(volume, expected.kind)
-        .and_then(|()| storage.require_filesystem(expected.filesystem))
+        .and_then(|()| require_filesystem(publisher, expected.filesystem))
         .map_err(|error| error.to_string());
     if suits.is_err() {
         return Ok(suits);

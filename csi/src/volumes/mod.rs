@@ -2,16 +2,12 @@
 //! It therefore works alike after a restart of the driver, and if the volume was staged without the driver's knowledge.
 //! All operations block.
 
-mod block_device;
-mod directory;
 mod expand;
 mod inventory;
 mod operations;
 mod provision;
 mod publish;
-mod published_mounts;
 mod snapshots;
-mod stale_device;
 mod stats;
 mod unavailable;
 mod volume;

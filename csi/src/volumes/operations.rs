@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use loopfs::publish::{Cleanup, ClearedTarget};
 use loopfs::volume_store::VolumeId;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -18,8 +19,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::block_device::Cleanup;
-use super::publish::{ClearedTarget, Volumes};
+use super::publish::Volumes;
 use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
 use crate::backoff::Backoff;
@@ -174,7 +174,7 @@ impl VolumeOperations {
         match (ended, self.monitor.current()) {
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
                 let (of, monitor) = (volume.clone(), Arc::clone(&self.monitor));
-                blocking::run(move || unavailable::require_detached(&of, monitor.held(), &reason)).await?;
+                blocking::run(move || unavailable::require_detached(&of, monitor.devices(), &reason)).await?;
                 self.repeat_clean_up(&volume, ClearedTarget::default(), Repeated::Failed);
                 Ok(())
             }

@@ -1,16 +1,13 @@
 //! Creating, expanding and deleting volumes.
 
-use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId, VolumeKind};
+use loopfs::publish::Publisher;
+use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId};
 use loopfs::{Bytes, ErrorKind};
 
-use super::block_device::BlockVolume;
 use super::publish::Volumes;
-use super::published_mounts::PublishedMounts;
-use super::volume::{UNIT, VolumeInfo, published_at, refuse_published, require_kind, whole_units};
+use super::volume::{UNIT, VolumeInfo, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::mounted_devices::MountedDevices;
 use crate::request::{CapacityRange, ControllerExpand, Create};
-use crate::storage::Storage;
 
 /// The size of a new volume if the request names none.
 const DEFAULT_SIZE: Bytes = Bytes::GIB;
@@ -18,42 +15,52 @@ const DEFAULT_SIZE: Bytes = Bytes::GIB;
 impl Volumes {
     /// Creates a volume, or returns the existing one if it has the requested properties.
     pub(crate) fn create(&self, create: &Create) -> Result<VolumeInfo> {
-        let storage = self.monitor.verified()?;
+        let publisher = self.monitor.verified()?;
         self.trash_cleanup.start();
-        let size = match existing(&storage, &create.volume)? {
+        let size = match existing(&publisher, &create.volume)? {
             Some(volume) => {
                 require_compatible(&volume, create)?;
                 volume.capacity()
             }
             None => match &create.source {
-                Some(source) => copied_size(create.capacity, self.source_size(&storage, create, source)?)?,
+                Some(source) => copied_size(create.capacity, self.source_size(&publisher, create, source)?)?,
                 None => new_size(create.capacity)?,
             },
         };
         // This call is repeated for an existing volume: the process that created it may have died before the volume was
         // durable.
-        let volume = create_volume(&storage, create, size)?;
+        let volume = create_volume(&publisher, create, size)?;
         require_compatible(&volume, create)?;
-        self.describe(&storage, &volume, &PublishedMounts::default())
+        Ok(VolumeInfo {
+            volume: volume.id().clone(),
+            capacity: Some(volume.capacity()),
+            filesystem: Some(publisher.store().filesystem_uuid()),
+            published: false,
+            condition: volume.stats()?.condition,
+            source: volume.source()?,
+        })
     }
 
     /// Checks that the source exists and is of the requested kind, and flushes its devices. Returns the size of the
     /// source.
-    fn source_size(&self, storage: &Storage, create: &Create, source: &OwnedContentSource) -> Result<Bytes> {
+    fn source_size(
+        &self,
+        publisher: &Publisher,
+        create: &Create,
+        source: &OwnedContentSource,
+    ) -> Result<Bytes> {
         let absent = |error: loopfs::Error| match error.kind() {
             ErrorKind::NotFound => Error::SourceNotFound(format!("volume_content_source: {error}")),
             _ => error.into(),
         };
         let (kind, size) = match source.as_ref() {
             ContentSource::Snapshot(id) => {
-                let snapshot = storage.store.snapshot(id).map_err(absent)?;
+                let snapshot = publisher.store().snapshot(id).map_err(absent)?;
                 (snapshot.kind(), snapshot.capacity())
             }
             ContentSource::Volume(id) => {
-                let volume = storage.store.volume(id).map_err(absent)?;
-                if volume.kind() == VolumeKind::Block {
-                    BlockVolume::open(&volume, storage)?.flush()?;
-                }
+                let volume = publisher.store().volume(id).map_err(absent)?;
+                publisher.flush(&volume)?;
                 (volume.kind(), volume.capacity())
             }
         };
@@ -68,32 +75,22 @@ impl Volumes {
 
     /// Deletes a volume that is not published. Its space is freed in the background.
     pub(crate) fn delete(&self, id: &VolumeId) -> Result<()> {
-        let storage = self.monitor.verified()?;
-        if let Some(volume) = existing(&storage, id)? {
-            let mounts = self.root.mounts()?;
-            let mounted = MountedDevices::among(&mounts)?;
-            refuse_published(&volume, published_at(&volume, &storage, &mounts, &mounted)?)?;
-            storage.store.sync_publication(id, &mounts)?;
-            if volume.kind() == VolumeKind::Block {
-                // The volume may have been staged and not unstaged.
-                BlockVolume::open(&volume, &storage)?.detach()?;
-            }
-        }
-        storage.store.delete(id)?;
+        let publisher = self.monitor.verified()?;
+        publisher.delete(id)?;
         self.trash_cleanup.request();
         Ok(())
     }
 
     /// Expands the image or the quota to the requested size, and returns the expanded volume.
     pub(crate) fn controller_expand(&self, expand: &ControllerExpand) -> Result<Volume> {
-        let storage = self.monitor.verified()?;
-        let volume = storage.store.volume(&expand.volume)?;
+        let publisher = self.monitor.verified()?;
+        let volume = publisher.store().volume(&expand.volume)?;
         if let Some(kind) = expand.kind {
             require_kind(&volume, kind)?;
         }
         let CapacityRange { required, limit } = expand.capacity;
         let expanded = match required {
-            Some(required) => storage.store.expand(&expand.volume, size_within(required, limit)?)?,
+            Some(required) => publisher.store().expand(&expand.volume, size_within(required, limit)?)?,
             None => volume,
         };
         match limit {
@@ -107,15 +104,15 @@ impl Volumes {
     }
 }
 
-fn existing(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> {
-    match storage.store.volume(volume) {
+fn existing(publisher: &Publisher, volume: &VolumeId) -> Result<Option<Volume>> {
+    match publisher.store().volume(volume) {
         Ok(volume) => Ok(Some(volume)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-fn create_volume(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
+fn create_volume(publisher: &Publisher, create: &Create, size: Bytes) -> Result<Volume> {
     if !create.accessible_here {
         return Err(Error::NotOnThisNode(format!(
             "accessibility_requirements: volume {} must be on other nodes, but this driver creates volumes only on its own node",
@@ -124,8 +121,8 @@ fn create_volume(storage: &Storage, create: &Create, size: Bytes) -> Result<Volu
     }
     let spec = create.parameters.spec(create.kind, size);
     let created = match &create.source {
-        Some(source) => storage.store.clone_from(source.as_ref(), &create.volume, &spec),
-        None => storage.store.create(&create.volume, &spec),
+        Some(source) => publisher.store().clone_from(source.as_ref(), &create.volume, &spec),
+        None => publisher.store().create(&create.volume, &spec),
     };
     created.map_err(|error| match error.kind() {
         ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),

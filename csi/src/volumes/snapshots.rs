@@ -1,13 +1,12 @@
 //! Creating, listing and deleting snapshots. `provision.rs` creates volumes from them.
 
 use loopfs::ErrorKind;
-use loopfs::volume_store::{Snapshot, SnapshotId, VolumeKind};
+use loopfs::publish::Publisher;
+use loopfs::volume_store::{Snapshot, SnapshotId};
 
-use super::block_device::BlockVolume;
 use super::publish::Volumes;
 use crate::error::{Error, Result};
 use crate::request::{CreateSnapshot, Filter, ListSnapshots, PageToken};
-use crate::storage::Storage;
 
 /// A part of the list of snapshots.
 #[derive(Debug)]
@@ -21,9 +20,9 @@ impl Volumes {
     /// Creates a snapshot, or returns the existing one if it has the requested source.
     pub(crate) fn create_snapshot(&self, create: &CreateSnapshot) -> Result<Snapshot> {
         let CreateSnapshot { snapshot: id, source, accessible_here } = create;
-        let storage = self.monitor.verified()?;
+        let publisher = self.monitor.verified()?;
         self.trash_cleanup.start();
-        let found = existing(&storage, id)?;
+        let found = existing(&publisher, id)?;
         if !accessible_here {
             let text = format!("accessibility_requirements: snapshot {id} must be on other nodes");
             return Err(match found {
@@ -34,17 +33,15 @@ impl Volumes {
             });
         }
         if found.is_none() {
-            let volume = storage.store.volume(source).map_err(|error| match error.kind() {
+            let volume = publisher.store().volume(source).map_err(|error| match error.kind() {
                 ErrorKind::NotFound => Error::SourceNotFound(format!("source_volume_id: {error}")),
                 _ => error.into(),
             })?;
-            if volume.kind() == VolumeKind::Block {
-                BlockVolume::open(&volume, &storage)?.flush()?;
-            }
+            publisher.flush(&volume)?;
         }
         // This call is repeated for an existing snapshot: the process that created it may have died before the snapshot
         // was durable.
-        storage.store.create_snapshot(source, id).map_err(|error| match error.kind() {
+        publisher.store().create_snapshot(source, id).map_err(|error| match error.kind() {
             ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
             _ => error.into(),
         })
@@ -52,28 +49,28 @@ impl Volumes {
 
     /// Deletes a snapshot. Volumes that were created from it are unaffected. Its space is freed in the background.
     pub(crate) fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
-        let storage = self.monitor.verified()?;
-        storage.store.delete_snapshot(id)?;
+        let publisher = self.monitor.verified()?;
+        publisher.store().delete_snapshot(id)?;
         self.trash_cleanup.request();
         Ok(())
     }
 
     pub(crate) fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
-        let storage = self.monitor.verified()?;
-        existing(&storage, id)?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
+        let publisher = self.monitor.verified()?;
+        existing(&publisher, id)?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
     }
 
     /// Returns the matching snapshots in the order of their ids. Skips and logs snapshots that cannot be read: the
     /// response has no field for such an error, and one unreadable snapshot must not hide the others.
     pub(crate) fn list_snapshots(&self, list: &ListSnapshots) -> Result<SnapshotPage> {
-        let storage = self.monitor.verified()?;
+        let publisher = self.monitor.verified()?;
         let ListSnapshots { list, filter } = list;
         let Some(Filter { snapshot, source }) = filter else {
             return Ok(SnapshotPage { snapshots: Vec::new(), next: None });
         };
         let mut ids = match snapshot {
             Some(id) => vec![id.clone()],
-            None => storage.store.snapshots()?,
+            None => publisher.store().snapshots()?,
         };
         if let Some(PageToken(last)) = &list.from {
             ids.retain(|id| id > last);
@@ -81,7 +78,7 @@ impl Volumes {
         ids.sort_unstable();
         let mut snapshots = ids
             .iter()
-            .filter_map(|id| readable(&storage, id))
+            .filter_map(|id| readable(&publisher, id))
             .filter(|snapshot| source.as_ref().is_none_or(|source| snapshot.source() == source))
             .peekable();
         let mut page: Vec<Snapshot> = Vec::new();
@@ -95,16 +92,16 @@ impl Volumes {
     }
 }
 
-fn existing(storage: &Storage, id: &SnapshotId) -> Result<Option<Snapshot>> {
-    match storage.store.snapshot(id) {
+fn existing(publisher: &Publisher, id: &SnapshotId) -> Result<Option<Snapshot>> {
+    match publisher.store().snapshot(id) {
         Ok(snapshot) => Ok(Some(snapshot)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-fn readable(storage: &Storage, id: &SnapshotId) -> Option<Snapshot> {
-    existing(storage, id).unwrap_or_else(|error| {
+fn readable(publisher: &Publisher, id: &SnapshotId) -> Option<Snapshot> {
+    existing(publisher, id).unwrap_or_else(|error| {
         tracing::warn!(snapshot = %id, %error, "skipped a snapshot that cannot be read");
         None
     })

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
+use loopfs::loop_device::mounted_nodes;
 use loopfs::mount::{KnownMount, table as mountinfo};
+use loopfs::publish::{PublishedDevices, Target};
 use loopfs::volume_store::{AbnormalReason, Condition, InodeStats, VolumeId, VolumeStats};
 use loopfs::{Bytes, DeviceNumber, Inodes};
 use nix::errno::Errno;
@@ -13,20 +15,16 @@ use nix::sys::statvfs::statvfs;
 
 use super::volume::VolumeInfo;
 use crate::error::{Error, Result};
-use crate::held_devices::HeldDevices;
-use crate::loop_node::{is_loop_device, number_of};
-use crate::mounted_devices::MountedDevices;
-use crate::target::Target;
 
 /// Returns the published volumes in the order of their ids.
 pub(super) fn published(
     mounts: &[KnownMount],
-    held: Option<&HeldDevices>,
+    held: Option<&PublishedDevices>,
     reason: &str,
 ) -> Result<Vec<VolumeInfo>> {
     let directories = mounts.iter().filter_map(|mount| volume_of_mount(mount));
-    let devices = MountedDevices::among(mounts)?;
-    let images = devices.numbers().filter_map(|number| volume_of_device(number, held));
+    let devices = mounted_nodes(mounts)?;
+    let images = devices.iter().filter_map(|(_, number)| volume_of_device(*number, held));
     let volumes: BTreeSet<VolumeId> = directories.chain(images).collect();
     let describe = |volume| VolumeInfo {
         volume,
@@ -43,7 +41,7 @@ pub(super) fn published(
 pub(super) fn stats(
     volume: &VolumeId,
     target: &Target,
-    held: Option<&HeldDevices>,
+    held: Option<&PublishedDevices>,
     reason: String,
 ) -> Result<Option<VolumeStats>> {
     let Some(mount) = target.mount()? else { return Ok(None) };
@@ -51,8 +49,7 @@ pub(super) fn stats(
         return directory_stats(target.path(), reason).map(Some);
     }
     // The device node is not on the data disk, so this does not block.
-    let Some(status) = target.status()?.filter(is_loop_device) else { return Ok(None) };
-    let device = number_of(&status);
+    let Some(device) = target.loop_device()? else { return Ok(None) };
     if volume_of_device(device, held).as_ref() != Some(volume) {
         return Ok(None);
     }
@@ -63,7 +60,11 @@ pub(super) fn stats(
 
 /// Returns an error if a loop device may be attached to the image of the volume. Without the disk, the driver cannot compare the
 /// two, and detaches no device.
-pub(super) fn require_detached(volume: &VolumeId, held: Option<&HeldDevices>, reason: &str) -> Result<()> {
+pub(super) fn require_detached(
+    volume: &VolumeId,
+    held: Option<&PublishedDevices>,
+    reason: &str,
+) -> Result<()> {
     const DEVICES: &str = "/sys/dev/block";
     let failed = |error: std::io::Error| {
         let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
@@ -109,7 +110,7 @@ fn volume_of_mount(mount: &mountinfo::Mount) -> Option<VolumeId> {
 /// Returns the Block volume for which this driver holds a device. For other devices, which no pod has or which an earlier driver has
 /// published, returns the volume that the path of the file names. A pod can bind its device to a file with such a path, but that
 /// is believed only until the disk is there. Any query beyond the path would make the kernel access the data disk.
-fn volume_of_device(device: DeviceNumber, held: Option<&HeldDevices>) -> Option<VolumeId> {
+fn volume_of_device(device: DeviceNumber, held: Option<&PublishedDevices>) -> Option<VolumeId> {
     if let Some(volume) = held.and_then(|held| held.volume_of(device)) {
         return volume;
     }

@@ -58,7 +58,8 @@ fn a_killed_driver_leaves_no_undeletable_volume() {
     process.kill(node);
     refusal(&fixture, "published");
     // A driver that was killed between the record and the mount leaves this state.
-    fixture.store.record_publication(&id("not"), &fixture.target("never")).unwrap();
+    let never = fixture.target("never");
+    fixture.store.record_publication(&id("not"), never.parent().unwrap(), &never).unwrap();
 
     let (process, node) = take_over();
     assert!(refusal(&fixture, "published").contains(target.to_str().unwrap()));

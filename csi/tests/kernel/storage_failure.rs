@@ -231,7 +231,7 @@ fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() 
     std::thread::scope(|scope| {
         let failure = Failure::begin(Kind::Frozen, &disk);
         // The lock on publication records is held by a process that waits for the disk.
-        scope.spawn(|| store.record_publication(&id("new"), Path::new("/pods/new")).unwrap());
+        scope.spawn(|| store.record_publication(&id("new"), Path::new("/"), Path::new("/pods/new")).unwrap());
         wait_until_locked(&disk.data.join(".loopfs/users"));
         for volume in &volumes {
             driver.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
@@ -239,7 +239,7 @@ fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() 
         }
         drop(failure);
     });
-    store.sync_publication(&id("new"), &[] as &[loopfs::mount::table::Mount]).unwrap();
+    store.sync_publication(&id("new"), Path::new("/"), &[] as &[loopfs::mount::table::Mount]).unwrap();
     drop(store);
     driver.wait_until_ready();
     for volume in volumes.into_iter().chain(["new"]) {

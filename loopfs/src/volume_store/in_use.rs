@@ -13,7 +13,8 @@
 //! durable, because the mount is not durable either; a record of another boot is ignored.
 //!
 //! If a process dies between the record and the mount, the volume counts as in use until that process, started again, has
-//! compared its records with its mount table ([`VolumeStore::sync_publications`]). The other order could lose a volume in use. A lock
+//! compared its records with its mount table ([`VolumeStore::sync_publications`]). It does so below its own directory, because the mounts
+//! of another process can be in another namespace. The other order could lose a volume in use. A lock
 //! instead of a record would end with the process, but the mount does not.
 //!
 //! **Concurrency.** One lock, of `.loopfs/users` itself, is held while a record is written, and from the detection until the
@@ -26,7 +27,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::PoisonError;
 
 use nix::errno::Errno;
@@ -38,6 +39,7 @@ use super::on_disk::Boot;
 use super::on_disk::layout::{self, Layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
+use crate::DeviceNumber;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
@@ -50,61 +52,100 @@ pub(super) struct DeletionGuard {
 }
 
 impl VolumeStore {
-    /// Records that a Filesystem volume is about to be published at `place`. From then on [`delete`](Self::delete) fails in every
+    /// Records that a Filesystem volume is about to be published at `place`, which is below `directory`: a process that publishes does so
+    /// below one directory, and a volume is published below one at a time. From then on [`delete`](Self::delete) fails in every
     /// process, until [`sync_publication`](Self::sync_publication) finds no mount of the volume, or the machine restarts. A later path
-    /// replaces an earlier one.
+    /// below the directory replaces an earlier one.
+    ///
+    /// [`Publisher`](crate::publish::Publisher) records what it publishes.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: the volume was deleted in the meantime and must not be published. [`ErrorKind::ReadOnly`]: the
+    /// [`ErrorKind::NotFound`]: the volume was deleted in the meantime and must not be published. [`ErrorKind::Conflict`]: it is recorded
+    /// at a place outside `directory`. [`ErrorKind::InvalidInput`]: a path is not absolute or has `..`. [`ErrorKind::ReadOnly`]: the
     /// file system is read-only.
-    pub fn record_publication(&self, id: &VolumeId, place: &Path) -> Result<()> {
+    pub fn record_publication(&self, id: &VolumeId, directory: &Path, place: &Path) -> Result<()> {
+        require_normal(directory)?;
+        require_normal(place)?;
         let records = self.records()?;
         let entry = ContentSource::Volume(id);
         if self.layout.stat(entry)?.is_none() {
             return Err(Error::new(ErrorKind::NotFound, "show", entry, "there is none of that id"));
         }
-        records.write(id.as_str(), &self.layout.boot, place)
+        records.write_below(id.as_str(), directory, &self.layout.boot, place)?.map_or(Ok(()), |elsewhere| {
+            Err(Error::new(
+                ErrorKind::Conflict,
+                "publish",
+                entry,
+                format!(
+                    "it is published at {0}, by a program that publishes outside {1}; unpublish it there first, or if nothing is mounted at \
+                     {0}, start that program again",
+                    elsewhere.display(),
+                    directory.display()
+                ),
+            ))
+        })
     }
 
-    /// Makes the record of a volume agree with `mounts`, a table with all mounts of the volume. Call it after an unmount, while no
-    /// mount of the volume is in progress.
+    /// Makes the record of a volume agree with `mounts`, a table with all mounts of the volume below `directory`. Call it after an
+    /// unmount, while no mount of the volume is in progress there. A record of another directory stays, because the mounts of another process
+    /// need not be in any table of this one.
     ///
     /// # Errors
     /// Those of flock(2) and unlink(2).
-    pub fn sync_publication(&self, id: &VolumeId, mounts: &[impl Borrow<Mount>]) -> Result<()> {
+    pub fn sync_publication(
+        &self,
+        id: &VolumeId,
+        directory: &Path,
+        mounts: &[impl Borrow<Mount>],
+    ) -> Result<()> {
+        require_normal(directory)?;
         let records = self.records()?;
-        match self.published_at(id, mounts)? {
-            Some(place) => records.write(id.as_str(), &self.layout.boot, place),
-            None => records.remove(id.as_str()),
+        let boot = &self.layout.boot;
+        match self.published_at(id, directory, mounts)? {
+            Some(place) => records.write_below(id.as_str(), directory, boot, place).map(drop),
+            None => records.remove_below(id.as_str(), directory, boot),
         }
     }
 
     /// As [`sync_publication`](Self::sync_publication), for all volumes. For a process that publishes volumes, at its start: an earlier
-    /// process may have been killed between a record and its mount.
+    /// process may have been killed between a record and its mount. `mounts` reads the table while nothing is recorded.
     ///
     /// # Errors
-    /// Those of flock(2), getdents(2) and unlink(2).
-    pub fn sync_publications(&self, mounts: &[impl Borrow<Mount>]) -> Result<()> {
+    /// Those of flock(2), getdents(2), unlink(2), and of `mounts`.
+    pub fn sync_publications<M: Borrow<Mount>>(
+        &self,
+        directory: &Path,
+        mounts: impl FnOnce() -> Result<Vec<M>>,
+    ) -> Result<()> {
+        require_normal(directory)?;
         let records = self.records()?;
-        let device = self.device()?;
-        let ours = mounts.iter().map(Borrow::borrow).filter(|mount| mount.device == device);
+        let (device, boot) = (self.device()?, &self.layout.boot);
+        let mounts = mounts()?;
+        let ours = mounts.iter().map(Borrow::borrow).filter(|mount| is_below(mount, device, directory));
         let shown: HashMap<&str, &Path> =
             ours.filter_map(|mount| Some((published_volume(mount)?, mount.mount_point.as_path()))).collect();
         for name in layout::names(&self.layout.publications, ".loopfs/users")? {
             if !shown.contains_key(name.as_str()) {
-                records.remove(&name)?;
+                records.remove_below(&name, directory, boot)?;
             }
         }
         for (name, place) in shown {
-            records.write(name, &self.layout.boot, place)?;
+            records.write_below(name, directory, boot, place)?;
         }
         Ok(())
     }
 
-    /// Returns the mount point of a mount of this volume, if `mounts` has one.
-    fn published_at<'a>(&self, id: &VolumeId, mounts: &'a [impl Borrow<Mount>]) -> Result<Option<&'a Path>> {
+    /// Returns the mount point of a mount of this volume below a directory, if `mounts` has one.
+    fn published_at<'a>(
+        &self,
+        id: &VolumeId,
+        directory: &Path,
+        mounts: &'a [impl Borrow<Mount>],
+    ) -> Result<Option<&'a Path>> {
         let device = self.device()?;
-        let shows = |mount: &&Mount| mount.device == device && published_volume(mount) == Some(id.as_str());
+        let shows = |mount: &&Mount| {
+            is_below(mount, device, directory) && published_volume(mount) == Some(id.as_str())
+        };
         Ok(mounts.iter().map(Borrow::borrow).find(shows).map(|mount| mount.mount_point.as_path()))
     }
 
@@ -124,10 +165,10 @@ impl VolumeStore {
         let image = match self.layout.stat(entry)?.map(|status| status.st_mode & libc::S_IFMT) {
             Some(libc::S_IFREG) => self.layout.open_entry(entry, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?,
             Some(libc::S_IFDIR) => {
-                // A program that uses only the library keeps no records.
+                // A program that mounts the directory by itself keeps no records.
                 // A panic leaves a cache that has too few mounts, and the next read adds them.
                 let mounts = self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()?;
-                return match self.published_at(id, &mounts)? {
+                return match self.published_at(id, Path::new("/"), &mounts)? {
                     Some(place) => busy(format!("it is in use: mounted at {}; unmount it", place.display())),
                     None => Ok(DeletionGuard { _records: records, _image: None }),
                 };
@@ -154,6 +195,21 @@ impl VolumeStore {
     fn records(&self) -> Result<PublicationRecords> {
         PublicationRecords::lock(&self.layout)
     }
+}
+
+/// Returns an error unless a path is absolute and without `..`, so that paths can be compared by their components.
+fn require_normal(path: &Path) -> Result<()> {
+    let mut components = path.components();
+    let is_absolute = components.next() == Some(Component::RootDir);
+    if is_absolute && components.all(|component| matches!(component, Component::Normal(_))) {
+        return Ok(());
+    }
+    let detail = "it must be absolute and without ..; resolve it with realpath(3)";
+    Err(Error::new(ErrorKind::InvalidInput, "record the path", path.display(), detail))
+}
+
+fn is_below(mount: &Mount, device: DeviceNumber, directory: &Path) -> bool {
+    mount.device == device && mount.mount_point.starts_with(directory)
 }
 
 /// Returns the id of the volume that is the root of a mount of the store's file system.
@@ -183,6 +239,14 @@ impl PublicationRecords {
         }
     }
 
+    /// Records that the volume is published at a place below `directory`, unless it is recorded elsewhere in this boot. Then returns where.
+    fn write_below(&self, id: &str, directory: &Path, boot: &Boot, place: &Path) -> Result<Option<PathBuf>> {
+        match self.read(id, boot)? {
+            Some(elsewhere) if !elsewhere.starts_with(directory) => Ok(Some(elsewhere)),
+            _ => self.write(id, boot, place).map(|()| None),
+        }
+    }
+
     /// Records where the volume is published. Writes nothing if that is already recorded.
     fn write(&self, id: &str, boot: &Boot, place: &Path) -> Result<()> {
         if self.read(id, boot)?.as_deref() == Some(place) {
@@ -204,6 +268,14 @@ impl PublicationRecords {
                     _ => error,
                 }
             })
+    }
+
+    /// Removes the record, unless it is of this boot and names a place outside `directory`.
+    fn remove_below(&self, id: &str, directory: &Path, boot: &Boot) -> Result<()> {
+        match self.read(id, boot)? {
+            Some(elsewhere) if !elsewhere.starts_with(directory) => Ok(()),
+            _ => self.remove(id),
+        }
     }
 
     /// Removes the record, if there is one.

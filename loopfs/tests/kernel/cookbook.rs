@@ -271,15 +271,45 @@ fn store_creates_publishes_expands_snapshots_and_deletes_a_volume() {
     leaks.check();
 }
 
+/// The processes that publish and unpublish are killed at ten moments each.
+#[test]
+fn store_publishes_a_block_volume_after_kills() {
+    let leaks = Leaks::watch();
+    let (store, targets, data) = (store(), scratch(), xfs());
+    let target = targets.path().join("disk");
+    let args = |command: &'static str| [text(&data), command, "cookbook", text(&target)].map(str::to_owned);
+    run("store", &[text(&data), "create-block", "cookbook", "1048576"]);
+    let start = Instant::now();
+    run("store", &args("publish").each_ref().map(String::as_str));
+    let whole = start.elapsed();
+    for round in 0..10 {
+        for command in ["unpublish", "publish"] {
+            let mut killed = program("store").args(args(command)).spawn().unwrap();
+            std::thread::sleep(whole * round / 10);
+            killed.kill().unwrap();
+            killed.wait().unwrap();
+            run("store", &args(command).each_ref().map(String::as_str));
+        }
+    }
+    fs::write(&target, "content").unwrap();
+    run("store", &args("publish").each_ref().map(String::as_str));
+    let published = fs::read(&target).unwrap();
+    assert!(published.starts_with(b"content") && published.len() as u64 == MIB);
+    assert!(failure("store", &[text(&data), "delete", "cookbook"]).contains("in use"));
+    run("store", &args("unpublish").each_ref().map(String::as_str));
+    assert!(!target.exists());
+    assert!(store.delete(&id("cookbook")).unwrap());
+    store.empty_trash().unwrap();
+    leaks.check();
+}
+
 #[test]
 fn recover_removes_what_a_crash_left_and_keeps_the_volumes() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("cookbook"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes::MIB)).unwrap();
-    // What a process leaves that is killed while it creates a volume, and one that is killed before it mounts one.
+    // What a process leaves that is killed while it creates a volume.
     fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
-    store.record_publication(&id, Path::new("/never/mounted")).unwrap();
-    assert!(store.delete(&id).unwrap_err().to_string().contains("in use"));
 
     let printed = run("recover", &[text(&xfs())]);
     assert!(printed.starts_with("incomplete volumes removed: 1\n"), "{printed}");
@@ -288,7 +318,7 @@ fn recover_removes_what_a_crash_left_and_keeps_the_volumes() {
     let printed = run("recover", &[text(&xfs())]);
     assert!(printed.starts_with("incomplete volumes removed: 0\n"), "{printed}");
 
-    assert!(store.delete(&id).unwrap(), "the record of the publication was removed");
+    assert!(store.delete(&id).unwrap());
     assert!(run("recover", &[text(&xfs())]).ends_with("deleted volumes removed: 1\n"));
     let empty = scratch();
     failure("recover", &[text(empty.path())]);

@@ -84,7 +84,7 @@ fn a_directory_published_in_another_mount_namespace_cannot_be_deleted() {
     let (store, other) = (store(), store());
     let id = create(&store, "data", VolumeKind::Filesystem);
     let place = Path::new("/var/lib/kubelet/pods/a/mount");
-    store.record_publication(&id, place).unwrap();
+    store.record_publication(&id, Path::new("/"), place).unwrap();
     assert!(refusal(&other, &id).contains(place.to_str().unwrap()));
 
     // The volume is published at two targets, and then at one.
@@ -92,16 +92,16 @@ fn a_directory_published_in_another_mount_namespace_cannot_be_deleted() {
     let volume = store.volume(&id).unwrap();
     bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
     drop(volume);
-    store.sync_publication(&id, &mountinfo::read().unwrap()).unwrap();
+    store.sync_publication(&id, Path::new("/"), &mountinfo::read().unwrap()).unwrap();
     assert!(refusal(&other, &id).contains(target.path().to_str().unwrap()));
     assert!(unmount(target.path()).unwrap());
     assert!(
         refusal(&other, &id).contains(target.path().to_str().unwrap()),
         "no process has removed the publication record"
     );
-    store.sync_publication(&id, &mountinfo::read().unwrap()).unwrap();
+    store.sync_publication(&id, Path::new("/"), &mountinfo::read().unwrap()).unwrap();
     remove(&other, &id);
-    let gone = store.record_publication(&id, place).unwrap_err();
+    let gone = store.record_publication(&id, Path::new("/"), place).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound, "the deleted volume cannot be published again");
     leaks.check();
 }
@@ -113,18 +113,18 @@ fn a_restarted_process_restores_the_publication_records() {
     let (shown, not) =
         (create(&store, "shown", VolumeKind::Filesystem), create(&store, "not", VolumeKind::Filesystem));
     // One process was killed between writing the record and mounting. Another process wrote no records.
-    store.record_publication(&not, Path::new("/pods/a")).unwrap();
+    store.record_publication(&not, Path::new("/"), Path::new("/pods/a")).unwrap();
     bind_mount(
         store.volume(&shown).unwrap().open_dir().unwrap().as_fd(),
         target.path(),
         MountFlags::default(),
     )
     .unwrap();
-    store.sync_publications(&mountinfo::read().unwrap()).unwrap();
+    store.sync_publications(Path::new("/"), mountinfo::read).unwrap();
     remove(&store, &not);
     assert!(unmount(target.path()).unwrap());
     assert!(refusal(&store, &shown).contains(target.path().to_str().unwrap()), "the publication is recorded");
-    store.sync_publications(&[] as &[mountinfo::Mount]).unwrap();
+    store.sync_publications(Path::new("/"), || Ok(Vec::<mountinfo::Mount>::new())).unwrap();
     remove(&store, &shown);
     leaks.check();
 }
@@ -137,7 +137,7 @@ fn publication_records_from_before_a_reboot_are_ignored() {
     let record = xfs().join(".loopfs/users").join(id.as_str());
     std::os::unix::fs::symlink("5f0c2e9a-0000-4000-8000-000000000000 /pods/a", &record).unwrap();
     remove(&store, &id);
-    store.sync_publication(&id, &[] as &[mountinfo::Mount]).unwrap();
+    store.sync_publication(&id, Path::new("/"), &[] as &[mountinfo::Mount]).unwrap();
     assert!(std::fs::symlink_metadata(record).is_err());
     leaks.check();
 }

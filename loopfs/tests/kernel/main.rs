@@ -35,6 +35,7 @@ mod mounts;
 mod other_programs;
 mod project_ids;
 mod project_trees;
+mod publishing;
 mod quota_refusals;
 mod quotas;
 mod refusals;

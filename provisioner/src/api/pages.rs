@@ -80,7 +80,7 @@ where
                 let size = expected.load(Ordering::Relaxed).clamp(1, requested);
                 let response = service.clone().oneshot(of_size(&parts, size)?).await.map_err(Into::into)?;
                 let (head, body) = response.into_parts();
-                // Whoever wants an object has to take it, however long it is.
+                // The caller wants the object, however long it is.
                 let longest = if size == 1 { usize::MAX } else { LONGEST_PAGE };
                 match Limited::new(body, longest).collect().await {
                     Ok(page) => {

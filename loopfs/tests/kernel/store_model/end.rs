@@ -53,7 +53,7 @@ pub(super) fn check(store: &VolumeStore, control: &LoopControl, before: Space) -
 }
 
 fn delete_all(store: &VolumeStore, control: &LoopControl) -> Result<()> {
-    store.sync_publications(&[] as &[Mount])?;
+    store.sync_publications(Path::new("/"), || Ok(Vec::<Mount>::new()))?;
     for id in store.list()? {
         let volume = store.volume(&id)?;
         if volume.kind() == VolumeKind::Block {

@@ -115,7 +115,7 @@ impl Worker {
             Operation::CountSpace => done(self.store.space().map(drop)),
             Operation::Publish { volume } => self.publish(&volume_id(volume)),
             Operation::Unpublish { volume } => self.unpublish(&volume_id(volume)),
-            Operation::SyncPublications => done(self.store.sync_publications(&table::read()?)),
+            Operation::SyncPublications => done(self.store.sync_publications(Path::new("/"), table::read)),
             Operation::Attach { volume } => self.attach(&volume_id(volume)),
             Operation::Detach { volume } => self.detach(&volume_id(volume)),
             Operation::Hold { volume } => {
@@ -143,10 +143,10 @@ impl Worker {
         if self.store.volume(id)?.kind() != VolumeKind::Filesystem {
             return Err(Failed(Failure::InvalidInput, "only directories are mounted".to_owned()));
         }
-        self.store.record_publication(id, &target)?;
+        self.store.record_publication(id, Path::new("/"), &target)?;
         let mounted = self.mount(id, &target);
         if mounted.is_err() {
-            self.store.sync_publication(id, &table::read()?)?;
+            self.store.sync_publication(id, Path::new("/"), &table::read()?)?;
         }
         mounted.map(|()| Outcome::Done)
     }
@@ -162,7 +162,7 @@ impl Worker {
 
     fn unpublish(&self, id: &VolumeId) -> Result<Outcome> {
         unmount(&self.targets.join(id.as_str()))?;
-        self.store.sync_publication(id, &table::read()?)?;
+        self.store.sync_publication(id, Path::new("/"), &table::read()?)?;
         Ok(Outcome::Done)
     }
 

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use loopfs::DeviceNumber;
-use loopfs::loop_device::mounted_nodes;
-use loopfs::mount::KnownMount;
-
+use crate::DeviceNumber;
 use crate::error::Result;
+use crate::loop_device::mounted_nodes;
+use crate::mount::KnownMount;
 
 /// The mounted nodes of loop devices: their mounts and device numbers.
 #[derive(Debug, Default)]
@@ -15,7 +14,7 @@ pub(crate) struct MountedDevices(Vec<(KnownMount, DeviceNumber)>);
 impl MountedDevices {
     /// Finds the mounted devices among mounts.
     pub(crate) fn among(mounts: &[KnownMount]) -> Result<Self> {
-        Ok(Self(mounted_nodes(mounts)?))
+        mounted_nodes(mounts).map(Self)
     }
 
     /// Returns a mount point of this device, other than `except`.
@@ -28,9 +27,5 @@ impl MountedDevices {
     /// Returns the mount points, each with the number of its device.
     pub(crate) fn mount_points(&self) -> impl Iterator<Item = (&Path, DeviceNumber)> {
         self.0.iter().map(|(mount, number)| (mount.mount_point.as_path(), *number))
-    }
-
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = DeviceNumber> {
-        self.0.iter().map(|(_, number)| *number)
     }
 }

@@ -1,63 +1,72 @@
 //! Filesystem volumes: the volume's directory is bind-mounted at the target.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use loopfs::DeviceNumber;
-use loopfs::loop_device::BackingFile;
-use loopfs::mount::{AccessTime, KnownMount, MountFlags, table as mountinfo};
-use loopfs::volume_store::Volume;
 use nix::sys::stat::{FileStat, stat};
 
-use crate::error::{Error, Result};
-use crate::target::Target;
+use super::target::Target;
+use crate::DeviceNumber;
+use crate::error::{Error, ErrorKind, Result};
+use crate::loop_device::BackingFile;
+use crate::mount::table as mountinfo;
+use crate::mount::{AccessTime, KnownMount, MountFlags};
+use crate::volume_store::Volume;
 
 /// The directory of a volume. Its identity is its device and inode number, not a path.
-pub(crate) struct Directory {
+pub(super) struct Directory {
     name: OsString,
     fd: OwnedFd,
     identity: BackingFile,
 }
 
 impl Directory {
-    pub(crate) fn open(volume: &Volume) -> Result<Self> {
+    pub(super) fn open(volume: &Volume) -> Result<Self> {
         let fd = volume.open_dir()?;
         let identity = BackingFile::of(&fd)?;
         Ok(Self { name: volume.id().as_str().into(), fd, identity })
     }
 
     /// Returns `true` if a path with this status is the directory.
-    pub(crate) fn matches(&self, status: &FileStat) -> bool {
+    pub(super) fn matches(&self, status: &FileStat) -> bool {
         let device = DeviceNumber::from_raw(status.st_dev);
         self.identity == BackingFile { device, inode: status.st_ino }
     }
 
     /// Bind-mounts the directory at the target with exactly these flags.
-    pub(crate) fn publish(&self, target: &Target, flags: MountFlags) -> Result<()> {
+    pub(super) fn publish(&self, target: &Target, flags: MountFlags) -> Result<()> {
         target.ensure_directory()?;
         target.bind_mount(self.fd.as_fd(), flags)
     }
 
+    /// Returns an error if the target is on the file system of the volumes: it would be part of a volume, or unreachable with the disk.
+    pub(super) fn refuse_place_inside(&self, target: &Target) -> Result<()> {
+        if target.directory_device()? == self.identity.device {
+            return Err(
+                target.conflict("it is on the file system of the volumes; choose a directory outside of it")
+            );
+        }
+        Ok(())
+    }
+
     /// Returns `true` if the volume is published at `target` with these flags. Returns an error if something else is
     /// mounted there, or the volume with other flags.
-    pub(crate) fn is_published(&self, target: &Target, requested: MountFlags) -> Result<bool> {
+    pub(super) fn is_published(&self, target: &Target, requested: MountFlags) -> Result<bool> {
         let Some(mount) = target.mount()? else { return Ok(false) };
         if !target.status()?.is_some_and(|status| self.matches(&status)) {
-            return Err(target.precondition_error("is a mount point of something else; unmount it"));
+            return Err(target.conflict("it is a mount point of something else; unmount it"));
         }
         let present = flags_of(&mount);
         if present == requested {
             return Ok(true);
         }
-        Err(Error::PublishedDifferently(format!(
-            "the volume is published at {} with {present:?}, but {requested:?} is requested; unpublish it there first",
-            target.path().display()
-        )))
+        Err(published_differently(target, present, requested))
     }
 
     /// Returns a mount point of the directory among `mounts`, other than `except`.
-    pub(crate) fn published_at(&self, mounts: &[KnownMount], except: Option<&Target>) -> Option<PathBuf> {
+    pub(super) fn published_at(&self, mounts: &[KnownMount], except: Option<&Target>) -> Option<PathBuf> {
         let mut candidates = mounts.iter().filter(|mount| {
             // The fields of the mount table are compared first: a stat(2) on a mount of another program could hang if
             // its server does not respond.
@@ -69,6 +78,22 @@ impl Directory {
             candidates.find(|mount| stat(&mount.mount_point).is_ok_and(|status| self.matches(&status)));
         found.map(|mount| mount.mount_point.clone())
     }
+}
+
+/// Returns the error that a volume is published at the target already, in another way than is requested.
+pub(super) fn published_differently(
+    target: &Target,
+    present: impl fmt::Debug,
+    requested: impl fmt::Debug,
+) -> Error {
+    Error::new(
+        ErrorKind::AlreadyExists,
+        "publish the volume at",
+        target.path().display(),
+        format!(
+            "it is published there with {present:?}, but {requested:?} is requested; unpublish it there first"
+        ),
+    )
 }
 
 /// Returns the flags of a mount.

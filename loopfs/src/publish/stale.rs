@@ -1,22 +1,21 @@
-//! Stale loop devices. The image for which such a device was attached was deleted or replaced, or a pod has bound the device to another
+//! Stale loop devices. The image for which such a device was attached was deleted or replaced, or its user has bound the device to another
 //! file, so the device is attached to another file than the volume's image.
 //!
-//! A pod can set the label of its device. So a device counts as that of a volume if the driver has published it for the volume, or if it
+//! The user of a device can set its label. So a device counts as that of a volume if it was published for the volume, or if it
 //! is mounted at a target of the volume. The label only selects among unmounted devices, and never one that is bound to an image.
 
-use loopfs::ErrorKind;
-use loopfs::loop_device::{BackingFile, Binding, Detach, LoopDevice, Status, query_device, query_devices};
-use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
 use nix::sys::stat::FileStat;
 
-use crate::error::Result;
-use crate::loop_node::{is_loop_device, number_of};
-use crate::mounted_devices::MountedDevices;
-use crate::storage::Storage;
+use super::devices::PublishedDevices;
+use super::mounted::MountedDevices;
+use super::node::{is_loop_device, number_of};
+use crate::error::{ErrorKind, Result};
+use crate::loop_device::{BackingFile, Binding, Detach, LoopDevice, Status, query_device, query_devices};
+use crate::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats, VolumeStore};
 
 /// A loop device of a volume that is not attached to the volume's image.
 #[derive(Debug)]
-pub(crate) struct StaleDevice {
+pub(super) struct StaleDevice {
     status: Status,
     /// The image of the volume that has the id now. `None` if there is no such volume.
     image: Option<BackingFile>,
@@ -24,8 +23,9 @@ pub(crate) struct StaleDevice {
 
 impl StaleDevice {
     /// Returns the stale device whose node is at a target of the volume with this status.
-    pub(crate) fn at_path(
-        storage: &Storage,
+    pub(super) fn at_path(
+        store: &VolumeStore,
+        devices: &PublishedDevices,
         volume: &VolumeId,
         image: Option<BackingFile>,
         status: &FileStat,
@@ -36,45 +36,48 @@ impl StaleDevice {
         let number = number_of(status);
         let status = match query_device(number, |number| LoopDevice::open_device_number(number)?.status()) {
             Ok(status) => status,
-            Err(error) if error.kind() == ErrorKind::Busy => return Err(error.into()),
+            Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
             Err(_) => return Ok(None),
         };
         let backing = status.binding.backing;
-        let is_ours = storage.held.volume_of(number).is_some() || storage.store.holds(&backing);
+        let is_ours = devices.volume_of(number).is_some() || store.holds(&backing);
         // Then the path is a target of that volume.
-        let is_of_other = || -> Result<bool> { Ok(storage.store.images()?.contains_key(&backing)) };
+        let is_of_other = || -> Result<bool> { Ok(store.images()?.contains_key(&backing)) };
         if image == Some(backing) || !is_ours || is_of_other()? {
             return Ok(None);
         }
-        storage.held.assign(number, volume);
-        if storage.held.volume_of(number).flatten().is_some_and(|held| held != *volume) {
+        devices.assign(number, volume);
+        if devices.volume_of(number).flatten().is_some_and(|held| held != *volume) {
             return Ok(None);
         }
         Ok(Self::of(image, status))
     }
 
     /// Returns the devices of a deleted volume. Queries every loop device.
-    pub(crate) fn all_for_deleted(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
-        let list = storage.loops.list()?;
+    pub(super) fn all_for_deleted(
+        store: &VolumeStore,
+        devices: &PublishedDevices,
+        volume: &VolumeId,
+    ) -> Result<Vec<Self>> {
+        let list = devices.loops().list()?;
         for error in list.skipped {
             tracing::warn!(%error, "skipped a loop device in the search for those of a deleted volume");
         }
-        let numbers = storage.held.numbers(Some(volume));
+        let numbers = devices.numbers(Some(volume));
         let binding = |number| LoopDevice::open_device_number(number).map(|device| device.binding().clone());
         let held: Vec<Binding> =
             query_devices(numbers, binding).filter_map(|(_, binding)| binding.ok()).collect();
         let is_held = |status: &Status| held.iter().any(|binding| binding.is_same(&status.binding));
         let mut found: Vec<Status> = list.devices;
         found.retain(|status| {
-            let is_labelled =
-                status.is_labelled(volume.as_str()) && storage.store.holds(&status.binding.backing);
+            let is_labelled = status.is_labelled(volume.as_str()) && store.holds(&status.binding.backing);
             is_labelled || is_held(status)
         });
         if found.is_empty() {
             return Ok(Vec::new());
         }
         // Read after the devices: no image is attached before it exists.
-        let images = storage.store.images()?;
+        let images = store.images()?;
         let stale = found.into_iter().filter(|status| !images.contains_key(&status.binding.backing));
         Ok(stale.map(|status| Self { status, image: None }).collect())
     }
@@ -85,17 +88,17 @@ impl StaleDevice {
     }
 
     /// Detaches the device, unless its node is mounted: the number of a detached device is reused for other volumes.
-    pub(crate) fn detach(&self, storage: &Storage, mounted: &MountedDevices) -> Result<()> {
+    pub(super) fn detach(&self, devices: &PublishedDevices, mounted: &MountedDevices) -> Result<()> {
         // The device is opened by its binding, because it may have been detached since and its index reused.
         let Ok(device) = LoopDevice::open_binding(&self.status.binding) else { return Ok(()) };
         let number = device.device_number()?;
         if mounted.find(number, None).is_some() {
             return Ok(());
         }
-        drop(storage.held.release(number));
+        drop(devices.release(number));
         tracing::warn!(device = %device.path().display(), binding = %self.status.binding,
             "detaching a loop device whose file is not the volume's image");
-        match storage.loops.detach(device)? {
+        match devices.loops().detach(device)? {
             Detach::Detached => {}
             Detach::Deferred(_) => {
                 tracing::info!(
@@ -107,12 +110,12 @@ impl StaleDevice {
     }
 
     /// Returns the use and capacity of the volume, as far as the device reports them.
-    pub(crate) fn stats(&self) -> VolumeStats {
+    pub(super) fn stats(&self) -> VolumeStats {
         let size = self.status.size;
         VolumeStats::new(size, size, self.condition())
     }
 
-    pub(crate) fn condition(&self) -> Condition {
+    pub(super) fn condition(&self) -> Condition {
         let (device, bound_to) =
             (format!("/dev/loop{}", self.status.binding.index), self.status.binding.backing);
         match self.image {

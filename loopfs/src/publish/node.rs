@@ -1,6 +1,6 @@
 //! Recognises nodes of loop devices by their file status.
 
-use loopfs::{DeviceNumber, loop_device};
+use crate::{DeviceNumber, loop_device};
 use nix::sys::stat::{FileStat, SFlag};
 
 /// Returns `true` if a path with this status is the node of a loop device.

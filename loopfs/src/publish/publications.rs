@@ -1,0 +1,73 @@
+//! What is published below the root, read once for a list of volumes.
+
+use std::collections::HashMap;
+
+use super::mounted::MountedDevices;
+use super::publisher::Publisher;
+use super::stale::StaleDevice;
+use crate::error::Result;
+use crate::loop_device::{BackingFile, LoopDevice, Status, query_devices};
+use crate::mount::KnownMount;
+use crate::volume_store::{Condition, Volume, VolumeId, VolumeKind};
+
+/// The mounts below the root and the published devices, at the time when they were read.
+#[derive(Debug)]
+pub struct Publications<'a> {
+    publisher: &'a Publisher,
+    mounts: Vec<KnownMount>,
+    mounted: MountedDevices,
+    devices: HashMap<VolumeId, Vec<Status>>,
+}
+
+impl<'a> Publications<'a> {
+    /// Reads what is published. Whose a device is, no label proves, because its user can set it.
+    ///
+    /// # Errors
+    /// Those of reading the mount table.
+    pub fn read(publisher: &'a Publisher) -> Result<Self> {
+        let mounts = publisher.root().mounts()?;
+        let mounted = MountedDevices::among(&mounts)?;
+        let is_mounted = |number| mounted.find(number, None).is_some();
+        let volumes: HashMap<_, _> =
+            publisher.devices().all().into_iter().filter(|(number, _)| is_mounted(*number)).collect();
+        let status = |number| LoopDevice::open_device_number(number).and_then(|device| device.status());
+        let mut devices: HashMap<VolumeId, Vec<Status>> = HashMap::new();
+        for (number, status) in query_devices(volumes.keys().copied().collect(), status) {
+            if let (Some(Some(volume)), Ok(status)) = (volumes.get(&number), status) {
+                devices.entry(volume.clone()).or_default().push(status);
+            }
+        }
+        Ok(Self { publisher, mounts, mounted, devices })
+    }
+
+    /// Returns whether a volume is published, and its condition.
+    ///
+    /// # Errors
+    /// Those of opening the volume and its devices.
+    pub fn of(&self, volume: &Volume) -> Result<(bool, Condition)> {
+        if volume.kind() == VolumeKind::Block {
+            let image = self.publisher.block(volume)?.image()?;
+            if let Some(stale) = self.stale(volume.id(), Some(image)) {
+                return Ok((true, stale.condition()));
+            }
+        }
+        let place = self.publisher.place_among(volume, &self.mounts, &self.mounted)?;
+        Ok((place.is_some(), self.publisher.stats(volume)?.condition))
+    }
+
+    /// Returns the condition of a volume that was deleted while its device was published.
+    #[must_use]
+    pub fn of_deleted(&self, volume: &VolumeId) -> Option<Condition> {
+        self.stale(volume, None).map(|stale| stale.condition())
+    }
+
+    /// Returns the volumes for which the mounted devices were published. They may have been deleted.
+    pub fn of_devices(&self) -> impl Iterator<Item = VolumeId> {
+        self.devices.keys().cloned()
+    }
+
+    fn stale(&self, volume: &VolumeId, image: Option<BackingFile>) -> Option<StaleDevice> {
+        let devices = self.devices.get(volume)?;
+        devices.iter().find_map(|status| StaleDevice::of(image, status.clone()))
+    }
+}

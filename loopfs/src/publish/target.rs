@@ -1,0 +1,455 @@
+//! The directory below which volumes are published, and paths in it, opened without following symbolic links.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::locks::{Locks, Object};
+use super::node::{is_loop_device, kind_of, number_of};
+use crate::DeviceNumber;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::mount::table as mountinfo;
+use crate::mount::{Isolation, KnownMount, MountCache, MountFlags, bind_mount_at, is_mount_point, unmount};
+
+/// The directory below which volumes are published. Every target is in it, and no symbolic link leads to one.
+#[derive(Debug)]
+pub struct PublishRoot {
+    directory: OwnedFd,
+    /// The path without symbolic links, as in `/proc/self/mountinfo`.
+    path: PathBuf,
+    mounts: Mutex<MountCache>,
+    pub(super) locks: Locks,
+}
+
+impl PublishRoot {
+    /// Opens the directory.
+    ///
+    /// # Errors
+    /// Those of realpath(3) and open(2).
+    pub fn open(path: &Path) -> Result<Self> {
+        let path = path.canonicalize().context("open", path.display())?;
+        let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+            .context("open", path.display())?;
+        let mounts = Mutex::new(MountCache::below(path.clone()));
+        Ok(Self { directory, path, mounts, locks: Locks::default() })
+    }
+
+    /// Returns the path of the directory without symbolic links.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks that what is mounted in these directories appears on the machine, and not only in the mount namespace of this process.
+    /// Otherwise each volume would be published, and its users would write to the disk below it. `directories` are relative to the root.
+    /// One that does not exist yet counts as the root, in which it will be created.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Conflict`]: a mount does not propagate, or one of the directories is a symbolic link, so that no volume could be
+    /// published below it.
+    pub fn require_propagation(&self, directories: &[&str]) -> Result<()> {
+        let mounts = mountinfo::read()?;
+        for name in directories {
+            let directory = self.open_directory(name)?;
+            // A process in a changed root directory may not see the mount that holds its directories.
+            let Some(mount) = mountinfo::holding(&mounts, &directory) else { continue };
+            let Some(isolation) = Isolation::of(mount) else { continue };
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                "publish volumes below",
+                mount.mount_point.display(),
+                format!(
+                    "they would not appear on the node, because this mount {isolation}; in a container, mount the directory with \
+                     mountPropagation: Bidirectional (Kubernetes) or bind-propagation=rshared (Docker); in a systemd service, remove the \
+                     settings that give the service a mount namespace, such as PrivateMounts= and PrivateTmp="
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn open_directory(&self, name: &str) -> Result<OwnedFd> {
+        let path = self.path.join(name);
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+        let opened = match openat2(&self.directory, name, how) {
+            Err(Errno::ENOENT) => openat2(&self.directory, ".", how),
+            opened => opened,
+        };
+        opened.map_err(|errno| match errno {
+            Errno::ELOOP => Error::new(
+                ErrorKind::Conflict,
+                "open",
+                path.display(),
+                "it is a symbolic link, and none is followed there; replace it by a directory, and mount the target of the link there \
+                 (mount --bind), or move the whole directory above it",
+            ),
+            errno => Error::sys("open", path.display(), errno),
+        })
+    }
+
+    /// Returns the path of a target, which is relative to the root or below it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: the path has no name, leads outside, or contains `..`.
+    fn path_of(&self, target: &Path) -> Result<PathBuf> {
+        let invalid =
+            |detail: String| Error::new(ErrorKind::InvalidInput, "find the target", target.display(), detail);
+        let relative = match target.strip_prefix(&self.path) {
+            Err(_) if target.is_absolute() => {
+                return Err(invalid(format!("it must be below {}", self.path.display())));
+            }
+            Err(_) => target,
+            Ok(relative) => relative,
+        };
+        // Rebuilt, without `//` and `.`.
+        let relative: PathBuf =
+            relative.components().filter(|component| *component != Component::CurDir).collect();
+        let is_normal = relative.components().all(|component| matches!(component, Component::Normal(_)));
+        if relative.file_name().is_none() || !is_normal {
+            return Err(invalid("it must name something below the directory, without ..".to_owned()));
+        }
+        Ok(self.path.join(relative))
+    }
+
+    /// Opens the parent directory of a target, whose path is relative to the root or begins with that of the root. Returns `None` if that
+    /// directory does not exist.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: the path leads outside. [`ErrorKind::Conflict`]: it contains a symbolic link.
+    pub fn locate(&self, target: &Path) -> Result<Option<Target>> {
+        let path = self.path_of(target)?;
+        let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+        let how =
+            OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC).resolve(resolve);
+        let relative = path.strip_prefix(&self.path).unwrap_or(&path);
+        let parent = match relative.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let name = path.file_name().unwrap_or_default().to_owned();
+        match openat2(&self.directory, parent, how) {
+            Ok(parent) => Ok(Some(Target { parent, name, path })),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
+            Err(Errno::ELOOP) => Err(Error::new(
+                ErrorKind::Conflict,
+                "find the target",
+                path.display(),
+                format!(
+                    "the path contains a symbolic link, and none is followed below {}",
+                    self.path.display()
+                ),
+            )),
+            Err(errno) => {
+                Err(Error::sys("open the directory of", path.display(), errno).with_kind(ErrorKind::Other))
+            }
+        }
+    }
+
+    /// Returns the mounts below this directory.
+    ///
+    /// # Errors
+    /// Those of reading `/proc/self/mountinfo`.
+    pub fn mounts(&self) -> Result<Vec<KnownMount>> {
+        // A panic while it was locked leaves a cache that has too few mounts, and the next read adds them.
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()
+    }
+
+    /// Unmounts and removes a target, whatever is mounted there: the first part of [`Publisher::unpublish`](super::Publisher::unpublish).
+    /// It neither reads nor writes the disk of the volumes, and waits for no call that does, so the user of a volume can end while the disk
+    /// hangs. Succeeds if there is nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: a process of this mount namespace uses the mount. [`ErrorKind::Conflict`]: at the path is a file or a
+    /// directory that no call created.
+    pub fn clear(&self, target: &Path) -> Result<ClearedTarget> {
+        let _lock = self.locks.lock(Object::Target(self.path_of(target)?));
+        let Some(target) = self.locate(target)? else { return Ok(ClearedTarget::default()) };
+        // The status of a mount whose file system has failed cannot be determined. It is then not the node of a loop device, because
+        // nodes are on a file system without a disk.
+        let status = target.status().ok().flatten();
+        target.unmount()?;
+        target.remove()?;
+        Ok(ClearedTarget { status })
+    }
+}
+
+/// What was at a target before it was cleared.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClearedTarget {
+    pub(super) status: Option<FileStat>,
+}
+
+/// A path at which a volume is or will be published. The parent directory is held open. Files are therefore created,
+/// mounted and removed in that directory, and not in another one that has taken its name.
+#[derive(Debug)]
+pub struct Target {
+    parent: OwnedFd,
+    name: OsString,
+    path: PathBuf,
+}
+
+impl Target {
+    /// Returns the path, for messages and for comparison with mount points.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the device of the file system that contains the path.
+    pub(super) fn directory_device(&self) -> Result<DeviceNumber> {
+        let status = fstat(&self.parent).map_err(|errno| self.failed("stat the directory of", errno))?;
+        Ok(DeviceNumber::from_raw(status.st_dev))
+    }
+
+    /// Returns the number of the loop device whose node is at the path.
+    ///
+    /// # Errors
+    /// Those of stat(2).
+    pub fn loop_device(&self) -> Result<Option<DeviceNumber>> {
+        Ok(self.status()?.filter(is_loop_device).map(|status| number_of(&status)))
+    }
+
+    /// Returns the status of the root of a mount, or of a symbolic link itself. Returns `None` if nothing exists at the
+    /// path.
+    pub(super) fn status(&self) -> Result<Option<FileStat>> {
+        match fstatat(&self.parent, self.name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(self.failed("stat", errno)),
+        }
+    }
+
+    /// Returns the topmost mount at the path.
+    ///
+    /// # Errors
+    /// Those of reading `/proc/self/mountinfo`.
+    pub fn mount(&self) -> Result<Option<mountinfo::Mount>> {
+        // A file system that has shut down does not answer. The table has its mount.
+        if let Ok(false) = is_mount_point(&self.parent, &self.name) {
+            return Ok(None);
+        }
+        Ok(mountinfo::at(&mountinfo::read()?, &self.path).cloned())
+    }
+
+    /// Creates a directory unless one exists.
+    pub(super) fn ensure_directory(&self) -> Result<()> {
+        match mkdirat(&self.parent, self.name.as_os_str(), Mode::S_IRWXU | Mode::S_IRGRP | Mode::S_IXGRP) {
+            Ok(()) => Ok(()),
+            Err(Errno::EEXIST) => self.require(SFlag::S_IFDIR, "a directory"),
+            Err(errno) => Err(self.failed("create the directory", errno)),
+        }
+    }
+
+    /// Creates an empty file unless a file exists.
+    pub(super) fn ensure_file(&self) -> Result<()> {
+        let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        match openat(&self.parent, self.name.as_os_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+            Ok(_closed_immediately) => Ok(()),
+            Err(Errno::EEXIST) => self.require(SFlag::S_IFREG, "a file"),
+            Err(errno) => Err(self.failed("create the file", errno)),
+        }
+    }
+
+    /// Bind-mounts `source` at the path.
+    pub(super) fn bind_mount(&self, source: BorrowedFd<'_>, flags: MountFlags) -> Result<()> {
+        let mounted = bind_mount_at(source, &self.parent, Path::new(&self.name), flags);
+        self.of_mount(mounted)
+    }
+
+    /// Unmounts all mounts at the path. Returns `true` if there was one.
+    pub(super) fn unmount(&self) -> Result<bool> {
+        // umount2(2) takes no directory.
+        let parent = PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_fd().as_raw_fd()));
+        self.of_mount(unmount(&parent.join(&self.name)))
+    }
+
+    /// Removes the empty directory or empty file that a publish call created. Returns an error for anything else,
+    /// because no publish call created it. Removes a symbolic link itself, without following it.
+    pub(super) fn remove(&self) -> Result<()> {
+        let Some(status) = self.status()? else { return Ok(()) };
+        let kind = kind_of(&status);
+        let how = match kind {
+            SFlag::S_IFDIR => UnlinkatFlags::RemoveDir,
+            SFlag::S_IFLNK => UnlinkatFlags::NoRemoveDir,
+            SFlag::S_IFREG if status.st_size == 0 => UnlinkatFlags::NoRemoveDir,
+            _ => {
+                return Err(
+                    self.conflict("it was not created to publish a volume, so it is not removed; remove it")
+                );
+            }
+        };
+        match unlinkat(&self.parent, self.name.as_os_str(), how) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(self.conflict(
+                "it is not a mount point, and contains files, which are not removed; move them away",
+            )),
+            Err(Errno::EBUSY) => {
+                Err(self.changed("another process has mounted something there in the meantime; retry"))
+            }
+            Err(errno) => Err(self.failed("remove", errno)),
+        }
+    }
+
+    pub(super) fn conflict(&self, why: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::Conflict, "use the target", self.path.display(), why)
+    }
+
+    fn changed(&self, detail: &str) -> Error {
+        Error::new(ErrorKind::Busy, "change the target", self.path.display(), detail)
+    }
+
+    fn require(&self, required: SFlag, called: &str) -> Result<()> {
+        match self.status()? {
+            Some(status) if kind_of(&status) == required => Ok(()),
+            Some(_) => {
+                Err(self.conflict(format!("it is not {called}, which the volume requires; remove it")))
+            }
+            None => Err(self.changed("another process has removed it in the meantime; retry")),
+        }
+    }
+
+    /// Names the path of the request in an error, not the one through the parent directory that is held open.
+    fn of_mount<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| match (error.kind(), error.errno()) {
+            (ErrorKind::Busy, _) => self.changed("it is in use; retry"),
+            (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
+            (_, None) => error,
+        })
+    }
+
+    fn failed(&self, operation: &'static str, errno: Errno) -> Error {
+        Error::sys(operation, self.path.display(), errno).with_kind(ErrorKind::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    struct Scratch {
+        directory: TempDir,
+        root: PublishRoot,
+    }
+
+    fn scratch() -> Scratch {
+        let directory = tempfile::tempdir().unwrap();
+        let root = PublishRoot::open(directory.path()).unwrap();
+        Scratch { directory, root }
+    }
+
+    impl Scratch {
+        fn path(&self, relative: &str) -> PathBuf {
+            self.directory.path().join(relative)
+        }
+
+        fn try_locate(&self, relative: &str) -> Result<Option<Target>> {
+            self.root.locate(Path::new(relative))
+        }
+
+        fn locate(&self, relative: &str) -> Target {
+            self.try_locate(relative).unwrap().unwrap()
+        }
+    }
+
+    #[test]
+    fn creating_and_removing_a_target_is_idempotent() {
+        let scratch = scratch();
+        for (name, make) in
+            [("d", Target::ensure_directory as fn(&Target) -> Result<()>), ("f", Target::ensure_file)]
+        {
+            let target = scratch.locate(name);
+            make(&target).unwrap();
+            make(&target).unwrap();
+            assert!(scratch.path(name).exists());
+            target.remove().unwrap();
+            target.remove().unwrap();
+            assert!(!scratch.path(name).exists());
+        }
+    }
+
+    #[test]
+    fn files_that_no_call_created_are_kept() {
+        let scratch = scratch();
+        fs::write(scratch.path("file"), "precious").unwrap();
+        fs::create_dir(scratch.path("directory")).unwrap();
+        fs::write(scratch.path("directory/file"), "precious").unwrap();
+        for name in ["file", "directory"] {
+            let error = scratch.locate(name).remove().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+        }
+        let refused = [scratch.locate("file").ensure_directory(), scratch.locate("directory").ensure_file()];
+        assert!(refused.into_iter().all(|refused| refused.unwrap_err().kind() == ErrorKind::Conflict));
+        assert_eq!(fs::read_to_string(scratch.path("file")).unwrap(), "precious");
+        assert_eq!(fs::read_to_string(scratch.path("directory/file")).unwrap(), "precious");
+    }
+
+    #[test]
+    fn symbolic_links_are_not_followed() {
+        let (scratch, outside) = (scratch(), tempfile::tempdir().unwrap());
+        fs::write(outside.path().join("file"), "").unwrap();
+        symlink(outside.path(), scratch.path("way")).unwrap();
+        symlink(outside.path().join("file"), scratch.path("target")).unwrap();
+
+        let error = scratch.try_locate("way/target").unwrap_err();
+        assert!(
+            error.kind() == ErrorKind::Conflict && error.to_string().contains("symbolic link"),
+            "{error}"
+        );
+        let target = scratch.locate("target");
+        assert!(target.ensure_file().is_err() && target.ensure_directory().is_err());
+        target.remove().unwrap();
+        assert!(!scratch.path("target").is_symlink() && outside.path().join("file").exists());
+    }
+
+    #[test]
+    fn a_linked_directory_is_refused() {
+        let (scratch, outside) = (scratch(), tempfile::tempdir().unwrap());
+        symlink(outside.path(), scratch.path("pods")).unwrap();
+        let error = scratch.root.require_propagation(&["pods"]).unwrap_err().to_string();
+        assert!(error.contains("/pods: it is a symbolic link") && error.contains("mount --bind"), "{error}");
+    }
+
+    #[test]
+    fn a_target_is_below_the_root() {
+        let scratch = scratch();
+        for target in ["", ".", "..", "a/..", "../a", "/", "/etc/passwd"] {
+            let error = scratch.try_locate(target).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{target}: {error}");
+        }
+        let root = scratch.root.path.clone();
+        assert!(scratch.root.locate(&root).is_err() && scratch.root.locate(&root.join("../a")).is_err());
+        assert_eq!(scratch.root.locate(&root.join("./a/")).unwrap().unwrap().path(), root.join("a"));
+    }
+
+    #[test]
+    fn a_target_without_a_parent_directory_is_not_found() {
+        let scratch = scratch();
+        fs::write(scratch.path("file"), "").unwrap();
+        assert!(scratch.try_locate("absent/target").unwrap().is_none());
+        assert!(scratch.try_locate("file/target").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_target_stays_in_its_parent_directory_after_a_rename() {
+        let scratch = scratch();
+        fs::create_dir(scratch.path("pod")).unwrap();
+        let target = scratch.locate("pod/target");
+        fs::rename(scratch.path("pod"), scratch.path("moved")).unwrap();
+        fs::create_dir(scratch.path("pod")).unwrap();
+        target.ensure_directory().unwrap();
+        assert!(scratch.path("moved/target").is_dir() && !scratch.path("pod/target").exists());
+    }
+}

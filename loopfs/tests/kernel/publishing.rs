@@ -1,0 +1,312 @@
+//! Tests of volumes that are published by the library alone. Those of csi publish by its calls, and kill its driver.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use loopfs::loop_device::unmanaged::Device;
+use loopfs::loop_device::{Access, LoopControl};
+use loopfs::mount::MountFlags;
+use loopfs::publish::{Cleanup, Owner, PublishMode, PublishRoot, Publisher};
+use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, ErrorKind};
+use rstest::rstest;
+
+use crate::environment::{Leaks, id, scratch, store};
+
+const WRITABLE: PublishMode = PublishMode::Device(Access::ReadWrite);
+
+fn publisher(root: &Path) -> Publisher {
+    let root = Arc::new(PublishRoot::open(root).unwrap());
+    let loops = LoopControl::open().unwrap().for_untrusted_programs();
+    Publisher::open(store(), loops, root, |_path| Owner::Unknown).unwrap()
+}
+
+fn create(publisher: &Publisher, name: &str, kind: VolumeKind) -> VolumeId {
+    let id = id(name);
+    publisher.store().create(&id, &VolumeSpec::new(kind, Bytes::MIB)).unwrap();
+    id
+}
+
+#[track_caller]
+fn delete(publisher: &Publisher, id: &VolumeId) {
+    assert!(publisher.delete(id).unwrap());
+    publisher.store().empty_trash().unwrap();
+}
+
+fn mode(kind: VolumeKind) -> PublishMode {
+    match kind {
+        VolumeKind::Filesystem => PublishMode::Directory(MountFlags::default()),
+        VolumeKind::Block => WRITABLE,
+    }
+}
+
+fn write_to(device: &Path, content: &[u8]) {
+    let mut file = File::options().write(true).open(device).unwrap();
+    file.write_all(content).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn read_from(device: &Path, length: usize) -> Vec<u8> {
+    let mut content = vec![0; length];
+    File::open(device).unwrap().read_exact(&mut content).unwrap();
+    content
+}
+
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn each_call_can_be_repeated(#[case] kind: VolumeKind) {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let id = create(&publisher, "repeated", kind);
+    for target in ["a", "b"] {
+        for _ in 0..2 {
+            publisher.publish(&id, Path::new(target), mode(kind)).unwrap();
+        }
+    }
+    let busy = publisher.delete(&id).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::Conflict, "{busy}");
+    if kind == VolumeKind::Block {
+        assert_eq!(publisher.detach(&id).unwrap_err().kind(), ErrorKind::Conflict);
+    }
+    assert_eq!(publisher.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+    publisher.publish_only_at(&id, Path::new("b"), mode(kind)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(publisher.unpublish(&id, Path::new("b")).unwrap(), Cleanup::Complete);
+    }
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "the targets are removed");
+    delete(&publisher, &id);
+    assert!(!publisher.delete(&id).unwrap());
+    leaks.check();
+}
+
+#[test]
+fn other_uses_are_refused_and_named() {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let (directory, block) = (
+        create(&publisher, "directory", VolumeKind::Filesystem),
+        create(&publisher, "block", VolumeKind::Block),
+    );
+    let (a, b) = (Path::new("a"), Path::new("b"));
+    let plain = mode(VolumeKind::Filesystem);
+    let read_only = PublishMode::Directory(MountFlags { read_only: true, ..MountFlags::default() });
+    publisher.publish(&directory, a, plain).unwrap();
+    publisher.publish(&block, b, WRITABLE).unwrap();
+    fs::write(root.path().join("file"), "precious").unwrap();
+
+    let absent = id("absent");
+    for (volume, target, mode, kind, named) in [
+        (&absent, a, plain, ErrorKind::NotFound, "absent"),
+        (&directory, Path::new("../a"), plain, ErrorKind::InvalidInput, "../a"),
+        (&directory, Path::new("none/a"), plain, ErrorKind::Conflict, "create it"),
+        (&directory, Path::new("c"), WRITABLE, ErrorKind::InvalidInput, "directory"),
+        (&block, Path::new("c"), plain, ErrorKind::InvalidInput, "block"),
+        (&directory, a, read_only, ErrorKind::AlreadyExists, "unpublish it there first"),
+        (
+            &block,
+            b,
+            PublishMode::Device(Access::ReadOnly),
+            ErrorKind::AlreadyExists,
+            "unpublish it there first",
+        ),
+        (&block, Path::new("c"), PublishMode::Device(Access::ReadOnly), ErrorKind::Conflict, "old data"),
+        (&block, a, WRITABLE, ErrorKind::Conflict, "something else"),
+        (&directory, Path::new("file"), plain, ErrorKind::Conflict, "remove it"),
+    ] {
+        let error = publisher.publish(volume, target, mode).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    for (volume, mode) in [(&directory, plain), (&block, WRITABLE)] {
+        let error = publisher.publish_only_at(volume, Path::new("c"), mode).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    }
+    let error = publisher.unpublish(&directory, Path::new("file")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(fs::read_to_string(root.path().join("file")).unwrap(), "precious");
+
+    for (volume, target) in [(&directory, a), (&block, b)] {
+        assert_eq!(publisher.unpublish(volume, target).unwrap(), Cleanup::Complete);
+        delete(&publisher, volume);
+    }
+    leaks.check();
+}
+
+/// A target shows the volume that was published there until it is unpublished there, whatever happens to other targets and volumes.
+#[test]
+fn a_target_shows_no_other_volume() {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let (a, b) = (Path::new("a"), Path::new("b"));
+    let first = publisher(root.path());
+    let alice = create(&first, "alice", VolumeKind::Block);
+    for target in [a, b] {
+        first.publish(&alice, target, WRITABLE).unwrap();
+    }
+    write_to(&root.path().join(a), b"alice");
+    assert_eq!(first.unpublish(&alice, a).unwrap(), Cleanup::Complete);
+    // What a program can do that has the node of its device: no process holds the device in the meantime.
+    drop(first);
+    Device::open_path(&root.path().join(b), Access::ReadWrite).unwrap().detach().unwrap();
+
+    let second = publisher(root.path());
+    let bobs: Vec<VolumeId> =
+        (0..4).map(|n| create(&second, &format!("bob-{n}"), VolumeKind::Block)).collect();
+    for bob in &bobs {
+        let target = root.path().join(bob.as_str());
+        second.publish(bob, &target, WRITABLE).unwrap();
+        write_to(&target, b"secret");
+        let shown = File::open(root.path().join(b)).and_then(|mut file| file.read(&mut [0; 6]));
+        assert!(shown.as_ref().map_or(true, |length| *length == 0), "alice's target shows bytes of {bob}");
+    }
+    assert_eq!(second.unpublish(&alice, b).unwrap(), Cleanup::Complete);
+    second.publish(&alice, b, WRITABLE).unwrap();
+    assert_eq!(read_from(&root.path().join(b), 5), b"alice");
+    for (volume, target) in bobs.iter().map(|bob| (bob, Path::new(bob.as_str()))).chain([(&alice, b)]) {
+        assert_eq!(second.unpublish(volume, target).unwrap(), Cleanup::Complete);
+        delete(&second, volume);
+    }
+    leaks.check();
+}
+
+#[test]
+fn the_user_of_a_device_cannot_unbind_it() {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let target = root.path().join("a");
+    let first = publisher(root.path());
+    let id = create(&first, "held", VolumeKind::Block);
+    first.publish(&id, &target, WRITABLE).unwrap();
+    write_to(&target, b"mine");
+    drop(first);
+    // The next process holds what is published before it does anything else.
+    let second = publisher(root.path());
+    Device::open_path(&target, Access::ReadWrite).unwrap().detach().unwrap();
+    assert_eq!(read_from(&target, 4), b"mine");
+    second.publish(&id, &target, WRITABLE).unwrap();
+    assert_eq!(second.unpublish(&id, &target).unwrap(), Cleanup::Complete);
+    delete(&second, &id);
+    leaks.check();
+}
+
+/// Another process starts, and does not see the mounts below the directory of the first: it could be in another container.
+#[test]
+fn another_publisher_keeps_the_records_of_this_one() {
+    let leaks = Leaks::watch();
+    let (here, there) = (scratch(), scratch());
+    let first = publisher(here.path());
+    let id = create(&first, "recorded", VolumeKind::Filesystem);
+    first.store().record_publication(&id, here.path(), &here.path().join("a")).unwrap();
+    let second = publisher(there.path());
+    let plain = mode(VolumeKind::Filesystem);
+    assert_eq!(second.unpublish(&id, Path::new("b")).unwrap(), Cleanup::Complete);
+    for in_use in [second.delete(&id).unwrap_err(), second.publish(&id, Path::new("b"), plain).unwrap_err()] {
+        assert!(in_use.to_string().contains(here.path().to_str().unwrap()), "{in_use}");
+    }
+
+    first.publish(&id, Path::new("a"), plain).unwrap();
+    assert_eq!(first.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+    delete(&second, &id);
+    leaks.check();
+}
+
+/// A tenant uses the device of a volume that the first process has published below its own directory.
+#[test]
+fn another_publisher_deletes_no_volume_whose_device_is_used() {
+    let leaks = Leaks::watch();
+    let (here, there) = (scratch(), scratch());
+    let first = publisher(here.path());
+    let id = create(&first, "used", VolumeKind::Block);
+    first.publish(&id, Path::new("a"), WRITABLE).unwrap();
+    let second = publisher(there.path());
+    let in_use = second.delete(&id).unwrap_err();
+    assert_eq!(in_use.kind(), ErrorKind::Busy, "{in_use}");
+    write_to(&here.path().join("a"), b"mine");
+    assert_eq!(first.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+    delete(&second, &id);
+    leaks.check();
+}
+
+#[test]
+fn unpublishing_a_volume_leaves_what_else_is_mounted() {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let kinds = [VolumeKind::Filesystem, VolumeKind::Block];
+    let [directory, block] = kinds.map(|kind| {
+        let id = create(&publisher, &format!("other-{kind}"), kind);
+        publisher.publish(&id, Path::new(id.as_str()), mode(kind)).unwrap();
+        id
+    });
+    for (id, other) in [(&directory, &block), (&block, &directory)] {
+        let refused = publisher.unpublish(id, Path::new(other.as_str())).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+        assert!(refused.to_string().contains(other.as_str()), "{refused}");
+    }
+    let inside = Path::new(directory.as_str()).join("inside");
+    let refused = publisher.publish(&directory, &inside, mode(VolumeKind::Filesystem)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+    for id in [&directory, &block] {
+        assert_eq!(publisher.unpublish(id, Path::new(id.as_str())).unwrap(), Cleanup::Complete);
+        delete(&publisher, id);
+    }
+    leaks.check();
+}
+
+/// Six threads publish and unpublish three volumes, each at a target of its own and at one that all share. A target shows the volume that was
+/// published there, and in the end nothing is left.
+#[test]
+fn concurrent_calls_leave_nothing_behind() {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let volumes: Vec<VolumeId> =
+        ["a", "b", "c"].iter().map(|name| create(&publisher, name, VolumeKind::Block)).collect();
+    for volume in &volumes {
+        let own = root.path().join(volume.as_str());
+        publisher.publish(volume, &own, WRITABLE).unwrap();
+        write_to(&own, volume.as_str().as_bytes());
+    }
+    let shared = Path::new("shared");
+    let at_shared = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (publisher, volumes, at_shared, root) = (&publisher, &volumes, &at_shared, &root);
+            scope.spawn(move || {
+                let volume = &volumes[thread % volumes.len()];
+                for _ in 0..20 {
+                    match publisher.publish(volume, shared, WRITABLE) {
+                        Ok(()) => drop(at_shared.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Conflict, "publish {volume}: {error}")
+                        }
+                    }
+                    let own = root.path().join(volume.as_str());
+                    assert_eq!(read_from(&own, 1), volume.as_str().as_bytes(), "what {volume} shows");
+                    match publisher.unpublish(volume, shared) {
+                        Ok(_) => {}
+                        Err(error) => assert!(
+                            [ErrorKind::Conflict, ErrorKind::Busy].contains(&error.kind()),
+                            "unpublish {volume}: {error}"
+                        ),
+                    }
+                }
+            });
+        }
+    });
+    assert!(at_shared.into_inner() > 0, "no volume was published at the shared target");
+    for volume in &volumes {
+        for target in [shared, Path::new(volume.as_str())] {
+            assert_eq!(publisher.unpublish(volume, target).unwrap(), Cleanup::Complete);
+        }
+        delete(&publisher, volume);
+    }
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    leaks.check();
+}
