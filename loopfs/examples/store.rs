@@ -19,7 +19,7 @@ use std::sync::Arc;
 use loopfs::Bytes;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::mount::MountFlags;
-use loopfs::publish::{Cleanup, Owner, PublishMode, PublishRoot, Publisher};
+use loopfs::publish::{Cleanup, PublishMode, PublishOptions, PublishRoot, Publisher};
 use loopfs::volume_store::{SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 
 const USAGE: &str = "usage: store MOUNT_POINT create VOLUME BYTES | create-block VOLUME BYTES | publish VOLUME TARGET | expand VOLUME BYTES \
@@ -44,7 +44,12 @@ fn run() -> Result<(), Box<dyn Error>> {
     let open = || VolumeStore::open(Path::new(mount_point), StoreOptions::default());
     let publisher = |target: &Path| {
         let root = Arc::new(PublishRoot::open(target.parent().unwrap_or(target))?);
-        Publisher::open(open()?, LoopControl::open()?.for_untrusted_programs(), root, |_path| Owner::Unknown)
+        Publisher::open(
+            open()?,
+            LoopControl::open()?.for_untrusted_programs(),
+            root,
+            PublishOptions::default(),
+        )
     };
     let number = |text: &str| text.parse::<u64>().map(Bytes).map_err(|error| format!("{text}: {error}"));
     match (*command, arguments) {

@@ -14,7 +14,7 @@
 //! | `volume-store` (enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //! | `publish` (default, enables `volume-store`) | [`publish`] | volumes at paths that other programs use, which may do anything to their device |
 //!
-//! Calls block. The library logs nothing, except that `publish` emits `tracing` events for what it repairs, and remembers nothing that the kernel could contradict. It starts threads only to
+//! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts threads only to
 //! remove surplus idle loop devices, and to query loop devices that may not respond. The caller decides what to do with an
 //! [`Error`], which names the operation, the object, the errno and, where there is one, the remedy.
 //!

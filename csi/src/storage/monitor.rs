@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use loopfs::loop_device::LoopControl;
-use loopfs::publish::{PublishRoot, PublishedDevices, Publisher};
+use loopfs::publish::{PublishOptions, PublishRoot, PublishedDevices, Publisher};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use loopfs::{ErrorKind, FilesystemUuid};
 use tokio::sync::watch;
@@ -298,7 +298,10 @@ impl StorageMonitor {
             }
             // A call that unmounts a target in between cleans up afterwards.
             let loops = LoopControl::open()?.for_untrusted_programs();
-            Ok(Publisher::open(store, loops, root, |path| kubelet_record::owner(path, &driver))?)
+            let options = PublishOptions::default()
+                .owner(move |path| kubelet_record::owner(path, &driver))
+                .report(|note| tracing::warn!("{note}"));
+            Ok(Publisher::open(store, loops, root, options)?)
         });
         match opened.await {
             Ok(Ok(storage)) => {

@@ -35,7 +35,8 @@ pub(super) const BEYOND_ALL_INDICES: u32 = 1 << 20;
 /// What the kernel reports of a bound device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Which attachment this is.
+    /// Which attachment this is. The path by which its file was opened is in
+    /// [`unmanaged::attributes`](super::unmanaged::attributes).
     pub binding: Binding,
     /// Size of the device.
     pub size: Bytes,

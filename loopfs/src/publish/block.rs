@@ -96,7 +96,10 @@ impl<'a> BlockVolume<'a> {
             device.refresh_capacity(image)?;
         }
         if let Some(problem) = self.device_problem(&device)? {
-            tracing::warn!(%problem, "the loop device was attached without a preferred property");
+            self.devices.report(&format!(
+                "volume {} was attached without a preferred property: {problem}",
+                self.volume.id()
+            ));
         }
         Ok(device)
     }
@@ -130,8 +133,12 @@ impl<'a> BlockVolume<'a> {
         let Some(changed) = device.difference(&self.image, &options)? else { return Ok(()) };
         let remaining = device.restore(&self.image, &options)?;
         let name = device.path();
-        tracing::warn!(volume = %self.volume.id(), device = %name.display(), %changed, ?remaining,
-            "the loop device has changed since it was attached; repaired all but what remains");
+        let left = remaining.map(|remaining| format!(", except that {remaining}")).unwrap_or_default();
+        self.devices.report(&format!(
+            "a process has changed {} of volume {}: {changed}; repaired{left}",
+            name.display(),
+            self.volume.id()
+        ));
         Ok(())
     }
 
@@ -260,12 +267,7 @@ impl<'a> BlockVolume<'a> {
         }
         match self.devices.loops().detach_all(self.image.as_fd())? {
             Detach::Detached => Ok(Cleanup::Complete),
-            Detach::Deferred(_) => {
-                tracing::info!(
-                    "a process has the volume's loop device open; the kernel detaches it at the last close"
-                );
-                Ok(Cleanup::DetachDeferred)
-            }
+            Detach::Deferred(_) => Ok(Cleanup::DetachDeferred),
         }
     }
 

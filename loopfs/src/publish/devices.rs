@@ -9,6 +9,7 @@
 //! no index is used whose node is mounted.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,9 +22,9 @@ use crate::mount::KnownMount;
 use crate::volume_store::{VolumeId, VolumeStore};
 
 /// The devices that are published, or that an interrupted call was about to publish.
-#[derive(Debug)]
 pub struct PublishedDevices {
     loops: LoopControl,
+    report: Box<dyn Fn(&str) + Send + Sync>,
     held: Mutex<Vec<Held>>,
 }
 
@@ -47,6 +48,47 @@ struct Held {
     device: LoopDevice,
 }
 
+/// Options of [`Publisher::open`](super::Publisher::open).
+pub struct PublishOptions {
+    owner: Box<dyn Fn(&Path) -> Owner>,
+    pub(super) report: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Default for PublishOptions {
+    /// Nothing is known of mounted devices, and no one is told anything.
+    fn default() -> Self {
+        Self { owner: Box::new(|_mount_point| Owner::Unknown), report: Box::new(|_note| {}) }
+    }
+}
+
+impl PublishOptions {
+    /// `owner` tells what is known of a loop device that is mounted at a path, for instance by the records of an orchestrator. It is needed
+    /// if other programs mount loop devices below the same directory.
+    #[must_use]
+    pub fn owner(self, owner: impl Fn(&Path) -> Owner + 'static) -> Self {
+        Self { owner: Box::new(owner), ..self }
+    }
+
+    /// `report` is called with what an administrator may want to know although no call fails, such as that a device was repaired which its
+    /// user had changed: with a sentence for a log.
+    #[must_use]
+    pub fn report(self, report: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { report: Box::new(report), ..self }
+    }
+}
+
+impl fmt::Debug for PublishOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublishOptions").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PublishedDevices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublishedDevices").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
 impl PublishedDevices {
     /// Opens the mounted devices of the volumes, which an earlier process has published. A device that does not respond is held as soon as
     /// it does. Another program can have the same range of indices, so devices that `owner` tells to be another program's are left alone:
@@ -59,9 +101,10 @@ impl PublishedDevices {
         store: &VolumeStore,
         loops: LoopControl,
         mounts: &[KnownMount],
-        owner: impl Fn(&Path) -> Owner,
+        options: PublishOptions,
     ) -> Result<Arc<Self>> {
-        let devices = Arc::new(Self { loops, held: Mutex::default() });
+        let PublishOptions { owner, report } = options;
+        let devices = Arc::new(Self { loops, report, held: Mutex::default() });
         // A node can be mounted several times, by this program and by an orchestrator.
         let mut owners: HashMap<DeviceNumber, Owner> = HashMap::new();
         for (mount_point, number) in MountedDevices::among(mounts)?.mount_points() {
@@ -81,10 +124,14 @@ impl PublishedDevices {
         // It also holds a device that does not respond in time.
         for (number, opened) in query_devices(numbers, move |number| recovery.hold(number)) {
             if let Err(error) = opened {
-                tracing::warn!(%number, %error, "a mounted loop device cannot be opened; end the workloads that use it");
+                devices.report(&format!("a loop device, {number}, is mounted and cannot be opened; end the workloads that use it: {error}"));
             }
         }
         Ok(devices)
+    }
+
+    pub(super) fn report(&self, note: &str) {
+        (self.report)(note);
     }
 
     /// Returns the loop driver.
@@ -231,8 +278,10 @@ impl Recovery {
             return Ok(());
         }
         if of_image.is_none() {
-            tracing::warn!(%number, file = %backing, "a mounted loop device is bound to a file that is the image of no volume; end the \
-                workloads that use it");
+            self.devices.report(&format!(
+                "a loop device, {number}, is mounted and bound to a file that is the image of no volume ({backing}); end the workloads \
+                 that use it"
+            ));
         }
         let volume = of_image.or(of_this_program.flatten());
         let mut held = self.devices.lock();

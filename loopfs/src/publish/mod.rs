@@ -10,7 +10,7 @@
 //!
 //! use loopfs::Bytes;
 //! use loopfs::loop_device::{Access, LoopControl};
-//! use loopfs::publish::{Owner, PublishMode, PublishRoot, Publisher};
+//! use loopfs::publish::{PublishMode, PublishOptions, PublishRoot, Publisher};
 //! use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 //!
 //! # fn main() -> loopfs::Result<()> {
@@ -18,7 +18,7 @@
 //! let root = Arc::new(PublishRoot::open(Path::new("/run/tenants"))?);
 //! // The programs below /run/tenants are not trusted: they may do anything to their devices.
 //! let loops = LoopControl::open()?.for_untrusted_programs();
-//! let publisher = Publisher::open(store, loops, root, |_path| Owner::Unknown)?;
+//! let publisher = Publisher::open(store, loops, root, PublishOptions::default())?;
 //!
 //! let id = VolumeId::parse("database")?;
 //! publisher.store().create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes::GIB))?;
@@ -42,7 +42,7 @@ mod stale;
 mod target;
 
 pub use block::Cleanup;
-pub use devices::{Owner, PublishedDevices};
+pub use devices::{Owner, PublishOptions, PublishedDevices};
 pub use publications::Publications;
 pub use publisher::{PublishMode, Publisher};
 pub use target::{ClearedTarget, PublishRoot, Target};

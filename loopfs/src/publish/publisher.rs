@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::block::{self, BlockVolume, Cleanup};
-use super::devices::{Owner, PublishedDevices};
+use super::devices::{PublishOptions, PublishedDevices};
 use super::directory::Directory;
 use super::locks::Object;
 use super::mounted::MountedDevices;
@@ -67,9 +67,8 @@ enum Found {
 
 impl Publisher {
     /// Opens the devices that an earlier process has published below the root, so that no program can unbind them, and records which volumes
-    /// are published. If a full or failed disk takes no record, it only warns, by a `tracing` event. Call
-    /// [`PublishRoot::require_propagation`] before if others must see what is published. `owner` tells what is known of a loop device that is mounted at a path; `|_| Owner::Unknown` if nothing else on
-    /// the machine publishes loop devices there.
+    /// are published. If a full or failed disk takes no record, that is only reported. Call [`PublishRoot::require_propagation`] before
+    /// if others must see what is published.
     ///
     /// # Errors
     /// Those of reading the mount table and the store.
@@ -77,12 +76,13 @@ impl Publisher {
         store: VolumeStore,
         loops: LoopControl,
         root: Arc<PublishRoot>,
-        owner: impl Fn(&Path) -> Owner,
+        options: PublishOptions,
     ) -> Result<Self> {
         if let Err(error) = store.sync_publications(root.path(), || root.mounts()) {
-            tracing::warn!(%error, "could not record which volumes are published; a volume that is in use may be deleted");
+            let text = "could not record which volumes are published; a volume that is in use may be deleted";
+            (options.report)(&format!("{text}: {error}"));
         }
-        let devices = PublishedDevices::recover(&store, loops, &root.mounts()?, owner)?;
+        let devices = PublishedDevices::recover(&store, loops, &root.mounts()?, options)?;
         Ok(Self { store, devices, root })
     }
 
@@ -542,7 +542,8 @@ impl Publisher {
             closed.into_iter().collect::<Result<()>>()
         });
         if let Err(error) = closed {
-            tracing::warn!(%error, "a loop device that an earlier process published could not be detached; the next cleanup retries");
+            let text = "a loop device that an earlier process published could not be detached; the next cleanup retries";
+            self.devices.report(&format!("{text}: {error}"));
         }
     }
 

@@ -10,7 +10,7 @@ use super::devices::PublishedDevices;
 use super::mounted::MountedDevices;
 use super::node::{is_loop_device, number_of};
 use crate::error::{ErrorKind, Result};
-use crate::loop_device::{BackingFile, Binding, Detach, LoopDevice, Status, query_device, query_devices};
+use crate::loop_device::{BackingFile, Binding, LoopDevice, Status, query_device, query_devices};
 use crate::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats, VolumeStore};
 
 /// A loop device of a volume that is not attached to the volume's image.
@@ -61,7 +61,9 @@ impl StaleDevice {
     ) -> Result<Vec<Self>> {
         let list = devices.loops().list()?;
         for error in list.skipped {
-            tracing::warn!(%error, "skipped a loop device in the search for those of a deleted volume");
+            devices.report(&format!(
+                "skipped a loop device in the search for those of the deleted volume {volume}: {error}"
+            ));
         }
         let numbers = devices.numbers(Some(volume));
         let binding = |number| LoopDevice::open_device_number(number).map(|device| device.binding().clone());
@@ -96,17 +98,11 @@ impl StaleDevice {
             return Ok(());
         }
         drop(devices.release(number));
-        tracing::warn!(device = %device.path().display(), binding = %self.status.binding,
-            "detaching a loop device whose file is not the volume's image");
-        match devices.loops().detach(device)? {
-            Detach::Detached => {}
-            Detach::Deferred(_) => {
-                tracing::info!(
-                    "a process has the stale loop device open; the kernel detaches it at the last close"
-                )
-            }
-        }
-        Ok(())
+        devices.report(&format!(
+            "detaching a loop device whose file is not the volume's image: {}",
+            self.status.binding
+        ));
+        devices.loops().detach(device).map(drop)
     }
 
     /// Returns the use and capacity of the volume, as far as the device reports them.

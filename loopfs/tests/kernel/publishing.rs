@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use loopfs::loop_device::unmanaged::Device;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::mount::MountFlags;
-use loopfs::publish::{Cleanup, Owner, PublishMode, PublishRoot, Publisher};
+use loopfs::publish::{Cleanup, PublishMode, PublishOptions, PublishRoot, Publisher};
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
@@ -21,7 +21,7 @@ const WRITABLE: PublishMode = PublishMode::Device(Access::ReadWrite);
 fn publisher(root: &Path) -> Publisher {
     let root = Arc::new(PublishRoot::open(root).unwrap());
     let loops = LoopControl::open().unwrap().for_untrusted_programs();
-    Publisher::open(store(), loops, root, |_path| Owner::Unknown).unwrap()
+    Publisher::open(store(), loops, root, PublishOptions::default()).unwrap()
 }
 
 fn create(publisher: &Publisher, name: &str, kind: VolumeKind) -> VolumeId {
