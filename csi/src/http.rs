@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use csi_wire::csi::GetPluginInfoRequest;
+use csi_wire::csi::identity_client::IdentityClient;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tonic::transport::Endpoint;
@@ -11,8 +13,6 @@ use tonic::transport::Endpoint;
 use crate::audit::Audit;
 use crate::blocking;
 use crate::metrics::{self, Calls, Sample};
-use crate::proto::csi::GetPluginInfoRequest;
-use crate::proto::csi::identity_client::IdentityClient;
 use crate::storage::{Probe, Readiness, StorageMonitor};
 
 /// The maximum time of a call to the driver's own gRPC server.

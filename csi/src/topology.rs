@@ -1,7 +1,8 @@
 //! The topology of the volumes: all of them are on this node.
 
+use csi_wire::csi::Topology;
+
 use crate::driver::DriverName;
-use crate::proto::csi::Topology;
 
 /// The node that this process serves, with its topology key.
 #[derive(Clone, Debug)]

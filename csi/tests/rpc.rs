@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use rstest::rstest;
 use tempfile::TempDir;
 use tonic::Code;

@@ -10,12 +10,12 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use csi::proto::csi as wire;
-use csi::proto::csi::controller_server::{Controller, ControllerServer};
-use csi::proto::csi::identity_server::{Identity, IdentityServer};
-use csi::proto::csi::node_server::{Node, NodeServer};
-use csi::proto::csi::{controller_service_capability as of_controller, plugin_capability as of_plugin};
 use csi::socket;
+use csi_wire::csi as wire;
+use csi_wire::csi::controller_server::{Controller, ControllerServer};
+use csi_wire::csi::identity_server::{Identity, IdentityServer};
+use csi_wire::csi::node_server::{Node, NodeServer};
+use csi_wire::csi::{controller_service_capability as of_controller, plugin_capability as of_plugin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 
 use crate::Result;
 use crate::support::{

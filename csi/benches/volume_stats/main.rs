@@ -22,7 +22,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use csi::proto::csi::volume_usage::Unit;
+use csi_wire::csi::volume_usage::Unit;
 use loopfs::Bytes;
 use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use csi_wire::METHODS;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,8 +12,6 @@ use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
 use tonic::server::NamedService;
-
-use crate::proto::METHODS;
 
 /// The bucket limits in seconds. A read-only call takes half a millisecond. A call that waits for a disk
 /// takes up to the kubelet's timeout.

@@ -1,11 +1,11 @@
 //! Volume capabilities: access type and access mode.
 
+use csi_wire::csi::volume_capability::{self as wire, access_mode::Mode};
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::VolumeKind;
 
 use super::field::Result;
 use crate::error::InvalidRequest;
-use crate::proto::csi::volume_capability::{self as wire, access_mode::Mode};
 
 const FIELD: &str = "volume_capability";
 
@@ -42,7 +42,7 @@ pub(crate) struct Capability {
 }
 
 impl Capability {
-    pub(super) fn parse(capability: Option<crate::proto::csi::VolumeCapability>) -> Result<Self> {
+    pub(super) fn parse(capability: Option<csi_wire::csi::VolumeCapability>) -> Result<Self> {
         let invalid = |problem: String| Err(InvalidRequest::new(FIELD, problem));
         let Some(capability) = capability else {
             return invalid("must be set".to_owned());

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
+use csi_wire::csi as wire;
+use csi_wire::csi::volume_content_source::{self as source, Type};
 use loopfs::FilesystemUuid;
 use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
@@ -13,8 +15,6 @@ use super::page_token::PageToken;
 use super::parameters::Parameters;
 use super::reader::RequestReader;
 use crate::error::{Error, InvalidRequest};
-use crate::proto::csi as wire;
-use crate::proto::csi::volume_content_source::{self as source, Type};
 
 const CAPABILITIES: &str = "volume_capabilities";
 

@@ -1,10 +1,10 @@
 //! Parses the fields that several requests have in common.
 
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::volume_store::VolumeId;
 
 use crate::error::{Error, InvalidRequest};
-use crate::proto::csi as wire;
 
 pub(super) type Result<T, E = InvalidRequest> = std::result::Result<T, E>;
 

@@ -1,5 +1,8 @@
 //! Property tests: the reader accepts or refuses any message without a panic.
 
+use csi_wire::csi as wire;
+use csi_wire::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use csi_wire::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use loopfs::volume_store::VolumeId;
 use proptest::collection::{hash_map, vec};
 use proptest::option;
@@ -7,9 +10,6 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::tests::reader;
-use crate::proto::csi as wire;
-use crate::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 
 /// Arbitrary texts, and texts that are often mishandled.
 fn text() -> impl Strategy<Value = String> {

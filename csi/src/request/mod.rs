@@ -9,7 +9,6 @@ mod page_token;
 mod parameters;
 mod path;
 mod reader;
-mod reserved;
 mod snapshots;
 
 pub(crate) use capability::AccessType;

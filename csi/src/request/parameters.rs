@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use csi_wire::reserved;
 use loopfs::Bytes;
 use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
 
 use super::field::Result;
-use super::reserved;
 use crate::error::InvalidRequest;
 
 const FIELD: &str = "parameters";

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use csi_wire::csi as wire;
 use loopfs::FilesystemUuid;
 use loopfs::loop_device::Access;
 use loopfs::mount::MountFlags;
@@ -13,7 +14,6 @@ use super::field::{CapacityRange, Result, parse_volume_id, require_non_empty};
 use super::path::TargetPath;
 use crate::driver::DriverName;
 use crate::error::{Error, InvalidRequest};
-use crate::proto::csi as wire;
 use crate::topology::ThisNode;
 
 /// A request to stage a volume on this node.

@@ -1,13 +1,14 @@
 //! Requests about snapshots.
 
+use csi_wire::csi as wire;
+use csi_wire::reserved;
 use loopfs::volume_store::{SnapshotId, VolumeId};
 
 use super::controller::List;
 use super::field::{Result, not_found, require_non_empty};
+use super::name;
 use super::reader::RequestReader;
-use super::{name, reserved};
 use crate::error::{Error, InvalidRequest};
-use crate::proto::csi as wire;
 
 /// A request to create a snapshot of a volume.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,6 +1,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use csi_wire::csi as wire;
+use csi_wire::csi::volume_capability::{
+    self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
+};
 use loopfs::Bytes;
 use loopfs::loop_device::Access;
 use loopfs::mount::MountFlags;
@@ -8,10 +12,6 @@ use rstest::rstest;
 
 use super::field::CapacityRange;
 use super::reader::RequestReader;
-use crate::proto::csi as wire;
-use crate::proto::csi::volume_capability::{
-    self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
-};
 use crate::topology::ThisNode;
 use loopfs::publish::PublishMode;
 

@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 
+use csi_wire::csi as wire;
+use csi_wire::csi::controller_server::Controller;
+use csi_wire::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
+use csi_wire::csi::{controller_get_volume_response, list_snapshots_response};
 use loopfs::volume_store::VolumeKind;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::rpc::{self, RpcKind, signed};
 use crate::driver::DriverName;
 use crate::error::Result;
-use crate::proto::csi as wire;
-use crate::proto::csi::controller_server::Controller;
-use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
-use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
 use crate::topology::ThisNode;
 use crate::volumes::{LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
@@ -160,7 +160,7 @@ impl Controller for ControllerService {
                 volume: Some(self.volume(&info)),
                 status: Some(controller_get_volume_response::VolumeStatus {
                     published_node_ids: self.published_node_ids(&info),
-                    volume_condition: Some(info.condition.into()),
+                    volume_condition: Some(super::health::condition(info.condition)),
                 }),
             })
         })

@@ -2,20 +2,19 @@
 //! messages: the volume condition, which current orchestrators read, and the volume health, which replaces it
 //! in version 1.13.
 
+use csi_wire::csi as wire;
+use csi_wire::csi::VolumeHealthErrorType as VolumeError;
+use csi_wire::csi::node_get_storage_health_response::StorageBackendHealth;
+use csi_wire::csi::volume_health::VolumeHealthEntry;
 use loopfs::volume_store::{AbnormalReason, Condition};
 
-use crate::proto::csi as wire;
-use crate::proto::csi::VolumeHealthErrorType as VolumeError;
-use crate::proto::csi::node_get_storage_health_response::StorageBackendHealth;
-use crate::proto::csi::volume_health::VolumeHealthEntry;
 use crate::volumes::VolumeInfo;
 
-impl From<Condition> for wire::VolumeCondition {
-    fn from(condition: Condition) -> Self {
-        match condition {
-            Condition::Healthy => Self { abnormal: false, message: "healthy".to_owned() },
-            Condition::Abnormal { reason: _, message } => Self { abnormal: true, message },
-        }
+/// Returns the condition of a volume as a message.
+pub(super) fn condition(condition: Condition) -> wire::VolumeCondition {
+    match condition {
+        Condition::Healthy => wire::VolumeCondition { abnormal: false, message: "healthy".to_owned() },
+        Condition::Abnormal { reason: _, message } => wire::VolumeCondition { abnormal: true, message },
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use csi_wire::csi as wire;
+use csi_wire::csi::identity_server::Identity;
+use csi_wire::csi::plugin_capability::{self as capability, Type, service, volume_expansion};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::rpc::{self, RpcKind};
 use crate::driver::DriverName;
 use crate::error::Result;
-use crate::proto::csi as wire;
-use crate::proto::csi::identity_server::Identity;
-use crate::proto::csi::plugin_capability::{self as capability, Type, service, volume_expansion};
 use crate::storage::{Probe, Readiness};
 
 #[derive(Debug)]

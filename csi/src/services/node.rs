@@ -3,6 +3,9 @@
 
 use std::sync::Arc;
 
+use csi_wire::csi as wire;
+use csi_wire::csi::node_server::Node;
+use csi_wire::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use loopfs::volume_store::VolumeStats;
 use loopfs::{Bytes, Inodes};
 use tonic::{Request, Response, Status, async_trait};
@@ -10,9 +13,6 @@ use tonic::{Request, Response, Status, async_trait};
 use super::health;
 use super::rpc::{self, RpcKind, signed};
 use crate::error::{Error, Result};
-use crate::proto::csi as wire;
-use crate::proto::csi::node_server::Node;
-use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
 use crate::storage::{Probe, Readiness};
 use crate::topology::ThisNode;
@@ -208,6 +208,6 @@ fn stats_response(stats: VolumeStats) -> wire::NodeGetVolumeStatsResponse {
     });
     wire::NodeGetVolumeStatsResponse {
         usage: [usage(Unit::Bytes, total, used, available)].into_iter().chain(inodes).collect(),
-        volume_condition: Some(condition.into()),
+        volume_condition: Some(super::health::condition(condition)),
     }
 }

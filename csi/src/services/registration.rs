@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
+use csi_wire::registration as wire;
+use csi_wire::registration::registration_server::{Registration, RegistrationServer};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -12,8 +14,6 @@ use tonic::{Request, Response, Status, async_trait};
 use crate::backoff::Backoff;
 use crate::driver::DriverName;
 use crate::inotify::Watch;
-use crate::proto::registration as wire;
-use crate::proto::registration::registration_server::{Registration, RegistrationServer};
 use crate::transport::connection;
 use crate::transport::socket::{self, SocketFile};
 

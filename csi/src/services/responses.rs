@@ -1,13 +1,13 @@
 //! CSI responses about volumes and snapshots.
 
+use csi_wire::csi as wire;
+use csi_wire::csi::list_volumes_response;
+use csi_wire::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use loopfs::Bytes;
 use loopfs::volume_store::{OwnedContentSource, Snapshot};
 
 use super::controller::ControllerService;
 use super::rpc::signed;
-use crate::proto::csi as wire;
-use crate::proto::csi::list_volumes_response;
-use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use crate::volumes::VolumeInfo;
 
 impl ControllerService {
@@ -34,7 +34,7 @@ impl ControllerService {
             volume: Some(self.volume(&info)),
             status: Some(list_volumes_response::VolumeStatus {
                 published_node_ids: self.published_node_ids(&info),
-                volume_condition: Some(info.condition.into()),
+                volume_condition: Some(super::health::condition(info.condition)),
             }),
         }
     }

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};

@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use csi::proto::csi as wire;
-use csi::proto::csi::volume_capability::access_mode::Mode as AccessMode;
-use csi::proto::csi::volume_capability::{AccessType, BlockVolume};
-use csi::proto::csi::volume_usage::Unit;
+use csi_wire::csi as wire;
+use csi_wire::csi::volume_capability::access_mode::Mode as AccessMode;
+use csi_wire::csi::volume_capability::{AccessType, BlockVolume};
+use csi_wire::csi::volume_usage::Unit;
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::VolumeKind;

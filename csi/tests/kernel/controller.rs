@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Instant;
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::volume_store::VolumeKind;
 use rstest::rstest;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::mount::{MountFlags, bind_mount};
 use loopfs::volume_store::VolumeKind;
 use nix::mount::MsFlags;

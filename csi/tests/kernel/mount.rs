@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 
-use csi::proto::csi as wire;
-use csi::proto::csi::volume_capability::access_mode::Mode;
-use csi::proto::csi::volume_capability::{AccessType, MountVolume};
-use csi::proto::csi::volume_usage::Unit;
+use csi_wire::csi as wire;
+use csi_wire::csi::volume_capability::access_mode::Mode;
+use csi_wire::csi::volume_capability::{AccessType, MountVolume};
+use csi_wire::csi::volume_usage::Unit;
 use loopfs::Bytes;
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::VolumeKind;

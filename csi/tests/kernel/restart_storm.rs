@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
 use loopfs::mount::table;

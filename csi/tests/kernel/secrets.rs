@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 
 use crate::driver_process::Process;
 use crate::fixture::Fixture;
@@ -58,7 +58,7 @@ with_secrets! {
 fn messages_with_secrets() -> Vec<&'static str> {
     let mut found = Vec::new();
     let mut message = "";
-    for line in include_str!("../../proto/csi.proto").lines() {
+    for line in include_str!("../../wire/proto/csi.proto").lines() {
         if let Some(name) = line.strip_prefix("message ") {
             message = name.split([' ', '{']).next().unwrap();
         } else if line.contains(" secrets = ") {

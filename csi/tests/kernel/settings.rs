@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::loop_device::{Access, AttachOptions, LoopControl, LoopDevice};
 use loopfs::volume_store::VolumeKind;
 use rstest::rstest;

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::volume_store::{SnapshotId, VolumeKind};
 use rstest::rstest;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, umount2};

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::fault_injection::{LoopStatusChange, bind_loop_device, change_loop_file, change_loop_status};
 use loopfs::loop_device::unmanaged::Device;

@@ -43,8 +43,16 @@ const CHECKS: [(&str, &[&str]); 5] = [
 ];
 
 /// The features of loopfs for its users, but for `cli`. Each must build alone; the other checks compile them together.
-const FEATURES: [&str; 7] =
-    ["data-disk", "loop-device", "mount", "node-identity", "preflight", "project-quota", "volume-store"];
+const FEATURES: [&str; 8] = [
+    "data-disk",
+    "loop-device",
+    "mount",
+    "node-identity",
+    "preflight",
+    "project-quota",
+    "publish",
+    "volume-store",
+];
 
 /// A target that loopfs must compile for besides the architecture of this machine. Nothing is linked.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";

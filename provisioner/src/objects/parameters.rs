@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use csi_wire::reserved;
 use loopfs::Bytes;
 use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
 
 use crate::objects::loss_policy::{self, Policy};
-
-mod reserved;
 
 /// The parameters of a storage class, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +34,7 @@ impl Parameters {
         let mut node_loss = Policy::default();
         let mut complaints = Vec::new();
         for (name, value) in parameters.into_iter().flatten() {
-            if let Some(checked) = reserved::check(name, value) {
+            if let Some(checked) = reserved::of_class(name, value) {
                 complaints.extend(checked.err());
                 continue;
             }

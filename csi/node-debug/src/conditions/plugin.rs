@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use csi::DriverName;
-use csi::proto::registration::InfoRequest;
-use csi::proto::registration::registration_client::RegistrationClient;
+use csi_wire::registration::InfoRequest;
+use csi_wire::registration::registration_client::RegistrationClient;
 use tonic::transport::Endpoint;
 
 use super::evaluation::Evaluation;

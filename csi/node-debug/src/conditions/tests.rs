@@ -1,8 +1,8 @@
 //! Tests of requests for conditions, and of the wait for a driver that starts.
 
-use csi::proto::registration as wire;
-use csi::proto::registration::registration_server::{Registration, RegistrationServer};
 use csi::socket;
+use csi_wire::registration as wire;
+use csi_wire::registration::registration_server::{Registration, RegistrationServer};
 use rstest::rstest;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, async_trait};

@@ -1,10 +1,10 @@
+use csi_wire::csi::volume_capability::access_mode::Mode;
 use loopfs::Bytes;
 use rstest::rstest;
 use tonic::Code;
 
 use super::super::tests::{block, mount, reader};
 use super::*;
-use crate::proto::csi::volume_capability::access_mode::Mode;
 
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
 const UUID_KEY: &str = "csi.loopfs.dev/filesystem-uuid";

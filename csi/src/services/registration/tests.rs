@@ -4,13 +4,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use csi_wire::registration::registration_client::RegistrationClient;
 use nix::libc::O_PATH;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
-use crate::proto::registration::registration_client::RegistrationClient;
 use crate::transport::raw_client::{RawClient, header_block};
 
 /// The identity of a socket that existed. The file is kept open, because the inode number of a removed file is reused.

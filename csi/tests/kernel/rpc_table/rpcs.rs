@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use csi::proto::csi as wire;
+use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::volume_store::{SnapshotId, VolumeKind};
 use tonic::Status;

@@ -14,7 +14,7 @@ const CONDITIONS: &str = "loopfs/src/volume_store/condition.rs";
 const SETTINGS: &str = "loopfs/src/volume_store/settings.rs";
 const SETTING_NAMES: &str = "loopfs/src/volume_store/spec.rs";
 const NODE_LOSS: &str = "provisioner/src/objects/loss_policy.rs";
-const RESERVED: &str = "provisioner/src/objects/parameters/reserved.rs";
+const RESERVED: &str = "csi/wire/src/reserved.rs";
 
 const DRIVER: &str = "csi/README.md";
 const FAILURES: &str = "docs/src/failures.md";
