@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use csi_wire::csi as wire;
 use csi_wire::csi::volume_content_source::{self as source, Type};
+use csi_wire::{Settings, reserved};
 use loopfs::FilesystemUuid;
 use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
@@ -12,7 +13,6 @@ use super::capability::Capability;
 use super::field::{CapacityRange, Result, not_found, parse_volume_id, require_non_empty};
 use super::name;
 use super::page_token::PageToken;
-use super::parameters::Parameters;
 use super::reader::RequestReader;
 use crate::error::{Error, InvalidRequest};
 
@@ -24,7 +24,7 @@ pub(crate) struct Create {
     pub(crate) volume: VolumeId,
     pub(crate) kind: VolumeKind,
     pub(crate) capacity: CapacityRange,
-    pub(crate) parameters: Parameters,
+    pub(crate) parameters: Settings,
     /// The source of the volume's initial content.
     pub(crate) source: Option<OwnedContentSource>,
     /// `true` if a volume on this node satisfies the request.
@@ -45,7 +45,7 @@ pub(crate) struct Expected {
     pub(crate) kind: VolumeKind,
     pub(crate) filesystem: Option<FilesystemUuid>,
     /// `None` if the request contains no parameters.
-    pub(crate) parameters: Option<Parameters>,
+    pub(crate) parameters: Option<Settings>,
 }
 
 /// A request to list volumes or snapshots.
@@ -62,7 +62,7 @@ pub(crate) struct CapacityQuery {
     pub(crate) here: bool,
     /// The kind of the volume. `None` if the request names no capability.
     pub(crate) kind: Option<VolumeKind>,
-    pub(crate) parameters: Parameters,
+    pub(crate) parameters: Settings,
 }
 
 /// A request to expand a volume.
@@ -78,7 +78,7 @@ impl RequestReader {
         let volume = name::volume_id(&request.name)?;
         let kind = kind_of_all(request.volume_capabilities)?;
         let capacity = CapacityRange::parse(request.capacity_range)?;
-        let parameters = Parameters::parse(&request.parameters)?;
+        let parameters = settings(&request.parameters)?;
         refuse_mutable(&request.mutable_parameters)?;
         let source = request.volume_content_source.map(content_source).transpose()?;
         let accessible_here = self.is_accessible(request.accessibility_requirements);
@@ -108,7 +108,7 @@ impl RequestReader {
                 kind: kind_of_all(request.volume_capabilities)?,
                 filesystem: self.filesystem(&request.volume_context)?,
                 parameters: (!request.parameters.is_empty())
-                    .then(|| Parameters::parse(&request.parameters))
+                    .then(|| settings(&request.parameters))
                     .transpose()?,
             })
         };
@@ -144,7 +144,7 @@ impl RequestReader {
             capabilities if capabilities.is_empty() => None,
             capabilities => Some(kind_of_all(capabilities)?),
         };
-        let parameters = Parameters::parse(&request.parameters)?;
+        let parameters = settings(&request.parameters)?;
         let here = request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology));
         Ok(CapacityQuery { here, kind, parameters })
     }
@@ -204,6 +204,11 @@ fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind> 
 
 fn no_capabilities() -> InvalidRequest {
     InvalidRequest::new(CAPABILITIES, "must not be empty")
+}
+
+fn settings(parameters: &HashMap<String, String>) -> Result<Settings> {
+    Settings::parse(parameters, reserved::of_volume, &[])
+        .map_err(|error| InvalidRequest::new("parameters", error.to_string()))
 }
 
 fn refuse_mutable(parameters: &HashMap<String, String>) -> Result<()> {

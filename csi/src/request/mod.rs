@@ -6,7 +6,6 @@ mod controller;
 mod field;
 mod name;
 mod page_token;
-mod parameters;
 mod path;
 mod reader;
 mod snapshots;

@@ -1,6 +1,9 @@
 //! What `loopfs-csi` and its clients say to each other: the messages, generated from `proto/`, and the names in them.
 
 pub mod reserved;
+mod settings;
+
+pub use settings::{Settings, SettingsError};
 
 /// The Container Storage Interface.
 pub mod csi {

@@ -217,7 +217,7 @@ fn object(
     // The class does not determine the kind of its volumes. If its parameters are invalid, provisioning a claim reports that.
     let spec = Parameters::parse(class.parameters.as_ref()).map_or_else(
         |_| VolumeSpec::new(VolumeKind::Filesystem, Bytes(0)),
-        |parameters| parameters.spec(VolumeKind::Filesystem, Bytes(0)),
+        |parameters| parameters.settings.spec(VolumeKind::Filesystem, Bytes(0)),
     );
     CSIStorageCapacity {
         metadata: ObjectMeta {

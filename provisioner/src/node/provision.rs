@@ -116,7 +116,7 @@ pub(crate) fn plan(
     }
     Ok(Plan::Create(Creation {
         id,
-        spec: parameters.spec(kind, requested),
+        spec: parameters.settings.spec(kind, requested),
         reclaim_policy,
         mount_options: class.mount_options.clone(),
         source: data_source.map(|data_source| data_source.id),
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case::unknown_parameter(json!({}), json!({"parameters": {"fstype": "ext4"}}), "unknown parameter \"fstype\"; allowed parameters: bytesPerInode")]
+    #[case::unknown_parameter(json!({}), json!({"parameters": {"fstype": "ext4"}}), "unknown parameter \"fstype\"; allowed: bytesPerInode")]
     #[case::mount_option(json!({}), json!({"mountOptions": ["discard"]}), "mountOptions: an option is none of: ro, rw, nosuid")]
     #[case::mount_options(json!({}), json!({"mountOptions": ["nodev", "dev"]}), "nodev and dev contradict each other")]
     #[case::recycle(json!({}), json!({"reclaimPolicy": "Recycle"}), "allowed: Delete, Retain")]

@@ -58,7 +58,7 @@ impl Default for Policy {
 const PARAMETER: &str = "onNodeLoss";
 const GRACE_PARAMETER: &str = "nodeLossGraceSeconds";
 
-/// The parameters, as [`ParametersError`](crate::objects::parameters::ParametersError) lists them.
+/// The parameters, as [`SettingsError`](csi_wire::SettingsError) lists them.
 pub(crate) const ALLOWED: [&str; 2] = [
     "onNodeLoss (retain, deleteVolume or deleteClaim)",
     "nodeLossGraceSeconds (seconds after the deletion of the Node object, a number from 1 to 31536000)",

@@ -3,7 +3,9 @@
 use loopfs::Bytes;
 use loopfs::mount::MountOptionError;
 
-use crate::objects::{parameters::ParametersError, quantity::QuantityError};
+use csi_wire::SettingsError;
+
+use crate::objects::quantity::QuantityError;
 
 /// The reason why a claim gets no volume until the claim or its class is changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -13,7 +15,7 @@ pub(crate) enum Refusal {
     #[error("the claim names no storage class")]
     ClassUnnamed,
     #[error("storage class {class:?}: {source}")]
-    Parameters { class: String, source: ParametersError },
+    Parameters { class: String, source: SettingsError },
     #[error("storage class {class:?}: mountOptions: {source}")]
     MountOptions { class: String, source: MountOptionError },
     #[error("storage class {class:?}: reclaimPolicy is {policy:?}; allowed: Delete, Retain")]

@@ -1,0 +1,163 @@
+//! The settings of a volume, from the parameters of its StorageClass. The store defines their names and values.
+
+use std::fmt;
+
+use loopfs::Bytes;
+use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
+
+use crate::reserved;
+
+/// The settings of new volumes, apart from their kind and capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings(VolumeSpec);
+
+/// What is wrong with the parameters, all of it together, so that an administrator can correct it in one step, and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingsError {
+    complaints: Vec<String>,
+    allowed: &'static [&'static str],
+}
+
+impl Settings {
+    /// Reads parameters. `others` checks those that are no settings, and returns `None` if it does not know one; `allowed` describes them.
+    ///
+    /// # Errors
+    /// If a parameter is unknown or has an invalid value. An unknown one is not ignored, because a class with a typing error would create
+    /// volumes that differ from it.
+    pub fn parse<'a>(
+        parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
+        mut others: impl FnMut(&str, &str) -> Option<Result<(), String>>,
+        allowed: &'static [&'static str],
+    ) -> Result<Self, SettingsError> {
+        // Not every map has an order, and the message should be the same each time.
+        let mut parameters: Vec<_> = parameters.into_iter().collect();
+        parameters.sort_unstable();
+        let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
+        let complaint = |(name, value): (&String, &String)| match others(name, value) {
+            Some(checked) => checked.err(),
+            None => settings.set(name, value).err().map(|error| error.to_string()),
+        };
+        let complaints: Vec<String> = parameters.into_iter().filter_map(complaint).collect();
+        if complaints.is_empty() { Ok(Self(settings)) } else { Err(SettingsError { complaints, allowed }) }
+    }
+
+    /// Returns the specification of a volume with these settings.
+    #[must_use]
+    pub fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
+        VolumeSpec { kind, capacity, ..self.0 }
+    }
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = VolumeSpec::SETTINGS.iter().map(Setting::to_string);
+        let others = self.allowed.iter().chain(&[reserved::FSTYPE]).map(ToString::to_string);
+        let allowed: Vec<String> = settings.chain(others).collect();
+        write!(f, "{}; allowed: {}", self.complaints.join("; "), allowed.join(", "))
+    }
+}
+
+impl std::error::Error for SettingsError {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use loopfs::loop_device::DirectIo;
+    use loopfs::volume_store::{LogicalBlockSize, Provisioning};
+    use rstest::rstest;
+
+    use super::*;
+
+    type Check = fn(&str, &str) -> Option<Result<(), String>>;
+
+    fn parse_with(check: Check, pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Settings::parse(&pairs.collect::<HashMap<_, _>>(), check, &["colour (red or blue)"])
+    }
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        parse_with(reserved::of_volume, pairs)
+    }
+
+    #[test]
+    fn missing_parameters_have_the_defaults_of_the_store() {
+        let spec = VolumeSpec::new(VolumeKind::Block, Bytes::MIB);
+        assert_eq!(parse(&[]).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
+    }
+
+    #[test]
+    fn each_parameter_sets_its_setting() {
+        let all = [
+            ("bytesPerInode", "16384"),
+            ("directIO", "required"),
+            ("logicalBlockSize", "4096"),
+            ("provisioning", "thin"),
+        ];
+        let spec = parse(&all).unwrap().spec(VolumeKind::Block, Bytes::MIB);
+        assert_eq!((spec.kind, spec.capacity), (VolumeKind::Block, Bytes::MIB));
+        assert_eq!(spec.bytes_per_inode.get(), 16384);
+        assert_eq!(spec.image.direct_io, DirectIo::Required);
+        assert_eq!(spec.image.logical_block_size, Some(LogicalBlockSize::B4096));
+        assert_eq!(spec.image.provisioning, Provisioning::Thin);
+        // Fails if the store has a setting that this test does not set.
+        let names = VolumeSpec::SETTINGS.iter().map(|setting| setting.name);
+        assert_eq!(all.map(|(name, _)| name).to_vec(), names.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_error_lists_all_invalid_parameters_and_the_allowed_ones() {
+        let error = parse(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4"), ("directIO", "off")]);
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "bytesPerInode is \"x\"; directIO is \"off\"; unknown parameter \"fsType\"; unknown parameter \"typo\"; allowed: \
+             bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
+             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin), \
+             colour (red or blue), csi.storage.k8s.io/fstype (xfs or empty)"
+        );
+    }
+
+    /// external-provisioner adds the last three to a request, so a class does not have them.
+    #[test]
+    fn parameters_of_kubernetes_and_its_sidecars_are_accepted() {
+        let plain = parse(&[("provisioning", "thin")]).unwrap();
+        for fstype in ["", "xfs"] {
+            let of_class = [
+                ("provisioning", "thin"),
+                ("csi.storage.k8s.io/fstype", fstype),
+                ("csi.storage.k8s.io/provisioner-secret-name", "s"),
+                ("csi.storage.k8s.io/node-stage-secret-namespace", "shop"),
+                ("csi.storage.k8s.io/secret-name", "s"),
+            ];
+            let added = [
+                ("csi.storage.k8s.io/pv/name", "pvc-0"),
+                ("csi.storage.k8s.io/pvc/name", "data"),
+                ("csi.storage.k8s.io/pvc/namespace", "shop"),
+            ];
+            assert_eq!(parse_with(reserved::of_class, &of_class).unwrap(), plain);
+            assert_eq!(parse(&[&of_class[..], &added].concat()).unwrap(), plain);
+            assert!(parse_with(reserved::of_class, &added).is_err());
+        }
+    }
+
+    #[rstest]
+    #[case::of_class(reserved::of_class)]
+    #[case::of_volume(reserved::of_volume)]
+    fn another_file_system_and_unknown_parameters_of_kubernetes_are_refused(#[case] check: Check) {
+        let error = parse_with(
+            check,
+            &[
+                ("csi.storage.k8s.io/fstype", "ext4"),
+                ("csi.storage.k8s.io/fsType", "xfs"),
+                ("csi.storage.k8s.io/typo-secret-name", "s"),
+                ("csi.storage.k8s.io/volumesnapshot/name", "s"),
+            ],
+        );
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("csi.storage.k8s.io/fstype is \"ext4\": volumes are directories"), "{error}");
+        for unknown in ["fsType", "typo-secret-name", "volumesnapshot/name"] {
+            let problem = format!("unknown parameter \"csi.storage.k8s.io/{unknown}\"");
+            assert!(error.contains(&problem), "{error}");
+        }
+    }
+}
