@@ -44,12 +44,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let open = || VolumeStore::open(Path::new(mount_point), StoreOptions::default());
     let publisher = |target: &Path| {
         let root = Arc::new(PublishRoot::open(target.parent().unwrap_or(target))?);
-        Publisher::open(
-            open()?,
-            LoopControl::open()?.for_untrusted_programs(),
-            root,
-            PublishOptions::default(),
-        )
+        Publisher::open(open()?, LoopControl::open()?, root, PublishOptions::default())
     };
     let number = |text: &str| text.parse::<u64>().map(Bytes).map_err(|error| format!("{text}: {error}"));
     match (*command, arguments) {
@@ -63,7 +58,15 @@ fn run() -> Result<(), Box<dyn Error>> {
             publish(&publisher(&target)?, &VolumeId::parse(volume)?, &target)?;
         }
         ("expand", [volume, bytes]) => {
-            println!("{}", open()?.expand(&VolumeId::parse(volume)?, number(bytes)?)?.capacity());
+            let expanded = open()?.expand(&VolumeId::parse(volume)?, number(bytes)?)?;
+            // A service calls Publisher::expand, which does both.
+            if expanded.kind() == VolumeKind::Block {
+                let image = expanded.open_image(Access::ReadOnly)?;
+                for device in LoopControl::open()?.find(&image)? {
+                    device.refresh_capacity(&image)?;
+                }
+            }
+            println!("{}", expanded.capacity());
         }
         ("snapshot", [volume, snapshot]) => {
             let (volume, snapshot) = (VolumeId::parse(volume)?, SnapshotId::parse(snapshot)?);

@@ -297,7 +297,7 @@ impl StorageMonitor {
                 return Ok(Publisher::reopened(store, devices, root));
             }
             // A call that unmounts a target in between cleans up afterwards.
-            let loops = LoopControl::open()?.for_untrusted_programs();
+            let loops = LoopControl::open()?;
             let options = PublishOptions::default()
                 .owner(move |path| kubelet_record::owner(path, &driver))
                 .report(|note| tracing::warn!("{note}"));

@@ -304,7 +304,7 @@ fn detached_devices_stay_mounted_until_unpublish() {
     assert_ne!(device_number(&others), number, "the containers of the pod still have the node");
 
     let refused = fixture.node().node_publish_volume(publish("v", &target, block()));
-    assert_refused(refused, Code::FailedPrecondition, &["detached", "delete the pods"]);
+    assert_refused(refused, Code::FailedPrecondition, &["detached", "end the workloads"]);
     assert_eq!((fixture.mounts_at(&target), device_number(&target)), (1, number));
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -366,10 +366,12 @@ fn publish_accepts_an_existing_file_and_rejects_directories_and_symlinks() {
 
     fs::write(fixture.target("file"), "").unwrap();
     publish_at("file").unwrap();
+    fs::write(fixture.target("full"), "precious").unwrap();
+    assert_refused(publish_at("full"), Code::FailedPrecondition, &["not an empty file"]);
     fs::create_dir(fixture.target("directory")).unwrap();
-    assert_refused(publish_at("directory"), Code::FailedPrecondition, &["not a file"]);
+    assert_refused(publish_at("directory"), Code::FailedPrecondition, &["not an empty file"]);
     symlink(fixture.target("file"), fixture.target("link")).unwrap();
-    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not a file"]);
+    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not an empty file"]);
     assert_refused(publish_at("absent/target"), Code::FailedPrecondition, &["does not exist"]);
     assert_eq!(fixture.mounts_at(&fixture.target("file")), 1);
 
@@ -416,7 +418,8 @@ fn mount_access_to_a_block_volume_is_refused() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let as_mount = publish("v", &target, mount(&[]));
-    assert_refused(fixture.node().node_publish_volume(as_mount), Code::InvalidArgument, &["mount", "Block"]);
+    let refused = fixture.node().node_publish_volume(as_mount);
+    assert_refused(refused, Code::InvalidArgument, &["directory", "Block"]);
     assert!(!target.exists());
     assert_eq!(fixture.devices("v"), []);
     fixture.finish();

@@ -169,9 +169,9 @@ fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
     fs::create_dir(fixture.target("directory")).unwrap();
     publish_at("directory").unwrap();
     fs::write(fixture.target("file"), "").unwrap();
-    assert_refused(publish_at("file"), Code::FailedPrecondition, &["not a directory"]);
+    assert_refused(publish_at("file"), Code::FailedPrecondition, &["not an empty directory"]);
     symlink(fixture.target("directory"), fixture.target("link")).unwrap();
-    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not a directory"]);
+    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not an empty directory"]);
     assert_refused(publish_at("absent/target"), Code::FailedPrecondition, &["does not exist"]);
     assert_eq!(fixture.mounts_at(&fixture.target("directory")), 1);
 

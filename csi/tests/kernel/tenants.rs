@@ -286,7 +286,7 @@ fn replaced_files_of_devices_are_reported() {
     assert_eq!(volume.published_node_ids.len(), 1);
     let condition = volume.volume_condition.unwrap();
     assert!(condition.abnormal && condition.message.contains("is attached to"), "{condition:?}");
-    assert_refused(publish(), Code::FailedPrecondition, &["delete the pods"]);
+    assert_refused(publish(), Code::FailedPrecondition, &["end the workloads"]);
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
     publish().unwrap();

@@ -16,11 +16,11 @@ use super::directory::published_differently;
 use super::mounted::MountedDevices;
 use super::node::{is_loop_device, kind_of, number_of};
 use super::target::Target;
-use crate::Bytes;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{Access, AttachOptions, BackingFile, Detach, DirectIo, LoopDevice};
 use crate::mount::MountFlags;
 use crate::volume_store::Volume;
+use crate::{Bytes, DeviceNumber};
 
 /// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
 /// have it open to examine it (udev).
@@ -32,8 +32,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum Cleanup {
     /// The volume has no device any more, or is published at another target.
     Complete,
-    /// The kernel detaches a device at its last close. A process that has it open can cancel that (`LOOP_SET_STATUS64`), so the cleanup
-    /// is repeated.
+    /// A process has a device open. The kernel detaches it at its last close, unless that process cancels it
+    /// (`LOOP_SET_STATUS64`). If the volume is not to be used again, call [`Publisher::detach`](super::Publisher::detach) until it is
+    /// complete.
     DetachDeferred,
 }
 
@@ -250,12 +251,18 @@ impl<'a> BlockVolume<'a> {
         mounted: &MountedDevices,
         except: Option<&Target>,
     ) -> Result<Option<PathBuf>> {
+        let numbers = self.numbers()?;
+        let mount_point = |number| mounted.find(number, except.map(Target::path));
+        Ok(numbers.into_iter().find_map(mount_point).map(Path::to_owned))
+    }
+
+    /// Returns the numbers of the volume's devices, and of those that are held for it.
+    pub(super) fn numbers(&self) -> Result<Vec<DeviceNumber>> {
         let mut numbers = self.devices.numbers(Some(self.volume.id()));
         for device in self.devices()? {
             numbers.push(device.device_number()?);
         }
-        let mount_point = |number| mounted.find(number, except.map(Target::path));
-        Ok(numbers.into_iter().find_map(mount_point).map(Path::to_owned))
+        Ok(numbers)
     }
 
     /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused

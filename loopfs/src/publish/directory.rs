@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{FileStat, stat};
 
@@ -41,16 +41,6 @@ impl Directory {
         target.bind_mount(self.fd.as_fd(), flags)
     }
 
-    /// Returns an error if the target is on the file system of the volumes: it would be part of a volume, or unreachable with the disk.
-    pub(super) fn refuse_place_inside(&self, target: &Target) -> Result<()> {
-        if target.directory_device()? == self.identity.device {
-            return Err(
-                target.conflict("it is on the file system of the volumes; choose a directory outside of it")
-            );
-        }
-        Ok(())
-    }
-
     /// Returns `true` if the volume is published at `target` with these flags. Returns an error if something else is
     /// mounted there, or the volume with other flags.
     pub(super) fn is_published(&self, target: &Target, requested: MountFlags) -> Result<bool> {
@@ -67,16 +57,21 @@ impl Directory {
 
     /// Returns a mount point of the directory among `mounts`, other than `except`.
     pub(super) fn published_at(&self, mounts: &[KnownMount], except: Option<&Target>) -> Option<PathBuf> {
-        let mut candidates = mounts.iter().filter(|mount| {
-            // The fields of the mount table are compared first: a stat(2) on a mount of another program could hang if
-            // its server does not respond.
-            mount.device == self.identity.device
-                && mount.root.file_name() == Some(&self.name)
-                && except.is_none_or(|except| mount.mount_point != except.path())
+        self.targets(mounts)
+            .find(|place| except.is_none_or(|except| *place != except.path()))
+            .map(Path::to_owned)
+    }
+
+    /// Returns the mount points of the directory among `mounts`.
+    pub(super) fn targets<'a>(&'a self, mounts: &'a [KnownMount]) -> impl Iterator<Item = &'a Path> {
+        // The fields of the mount table are compared first: a stat(2) on a mount of another program could hang if
+        // its server does not respond.
+        let candidates = mounts.iter().filter(|mount| {
+            mount.device == self.identity.device && mount.root.file_name() == Some(&self.name)
         });
         let found =
-            candidates.find(|mount| stat(&mount.mount_point).is_ok_and(|status| self.matches(&status)));
-        found.map(|mount| mount.mount_point.clone())
+            candidates.filter(|mount| stat(&mount.mount_point).is_ok_and(|status| self.matches(&status)));
+        found.map(|mount| mount.mount_point.as_path())
     }
 }
 

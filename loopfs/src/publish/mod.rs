@@ -2,7 +2,7 @@
 //! a path that another program uses.
 //!
 //! A bind mount shows neither the store nor a loop device that it is used. [`Publisher`] therefore records and holds what it publishes, and
-//! looks at the mounts before it detaches, reuses or deletes anything. After a crash, [`Publisher::open`] finds what is published.
+//! looks at the mounts before it detaches, reuses or deletes anything: the programs that use what it publishes may do anything to it. After a crash, [`Publisher::open`] finds what is published.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -16,8 +16,7 @@
 //! # fn main() -> loopfs::Result<()> {
 //! let store = VolumeStore::open(Path::new("/var/lib/volumes"), StoreOptions::default())?;
 //! let root = Arc::new(PublishRoot::open(Path::new("/run/tenants"))?);
-//! // The programs below /run/tenants are not trusted: they may do anything to their devices.
-//! let loops = LoopControl::open()?.for_untrusted_programs();
+//! let loops = LoopControl::open()?;
 //! let publisher = Publisher::open(store, loops, root, PublishOptions::default())?;
 //!
 //! let id = VolumeId::parse("database")?;
@@ -33,11 +32,13 @@
 mod block;
 mod devices;
 mod directory;
+mod growth;
 mod locks;
 mod mounted;
 mod node;
 mod publications;
 mod publisher;
+mod queries;
 mod stale;
 mod target;
 

@@ -1,7 +1,9 @@
 //! What is published below the root, read once for a list of volumes.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
+use super::directory::Directory;
 use super::mounted::MountedDevices;
 use super::publisher::Publisher;
 use super::stale::StaleDevice;
@@ -26,7 +28,7 @@ impl<'a> Publications<'a> {
     /// Those of reading the mount table.
     pub fn read(publisher: &'a Publisher) -> Result<Self> {
         let mounts = publisher.root().mounts()?;
-        let mounted = MountedDevices::among(&mounts)?;
+        let mounted = publisher.root().mounted_devices()?;
         let is_mounted = |number| mounted.find(number, None).is_some();
         let volumes: HashMap<_, _> =
             publisher.devices().all().into_iter().filter(|(number, _)| is_mounted(*number)).collect();
@@ -53,6 +55,23 @@ impl<'a> Publications<'a> {
         }
         let place = self.publisher.place_among(volume, &self.mounts, &self.mounted)?;
         Ok((place.is_some(), self.publisher.stats(volume)?.condition))
+    }
+
+    /// Returns the targets at which a volume is published. Those of a device may be outside of the root.
+    ///
+    /// # Errors
+    /// Those of opening the volume and its devices.
+    pub fn targets(&self, volume: &Volume) -> Result<Vec<PathBuf>> {
+        match volume.kind() {
+            VolumeKind::Filesystem => {
+                Ok(Directory::open(volume)?.targets(&self.mounts).map(Path::to_owned).collect())
+            }
+            VolumeKind::Block => {
+                let numbers = self.publisher.block(volume)?.numbers()?;
+                let shown = self.mounted.mount_points().filter(|(_, number)| numbers.contains(number));
+                Ok(shown.map(|(target, _)| target.to_owned()).collect())
+            }
+        }
     }
 
     /// Returns the condition of a volume that was deleted while its device was published.

@@ -7,24 +7,26 @@ use super::block::{self, BlockVolume, Cleanup};
 use super::devices::{PublishOptions, PublishedDevices};
 use super::directory::Directory;
 use super::locks::Object;
-use super::mounted::MountedDevices;
 use super::stale::StaleDevice;
 use super::target::{ClearedTarget, PublishRoot, Target};
 use crate::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::loop_device::{Access, Detach, LoopControl, LoopDevice};
-use crate::mount::{KnownMount, MountFlags};
-use crate::volume_store::{
-    AbnormalReason, Condition, Volume, VolumeId, VolumeKind, VolumeStats, VolumeStore,
-};
+use crate::mount::MountFlags;
+use crate::volume_store::{Volume, VolumeId, VolumeKind, VolumeStore};
 
 /// Publishes the volumes of a store below a directory.
 ///
 /// Each call reads the current state from the store, the mount table and the loop devices. It therefore works alike after
 /// a restart of the process, and can be repeated. Calls that change one volume wait for each other.
 ///
-/// A volume is published by one publisher at a time, and targets of one directory by one. What is published is protected from the
-/// programs that use it for as long as the publisher exists: drop it after the last volume was unpublished, or start the process again soon.
+/// What is published is protected from the programs that use it for as long as the publisher exists: drop it after the last volume was
+/// unpublished, or start the process again soon. Delete and expand volumes by it, and not by its [`store`](Self::store) alone.
+///
+/// # Several processes
+/// Each has a root of its own: two publishers of one root would take the targets of each other. A Filesystem volume is published below one
+/// root at a time, by a record that holds in all mount namespaces. The device of a Block volume can be published below several. It
+/// is neither detached nor deleted while its node is mounted anywhere in the mount namespace of the caller.
 #[derive(Debug)]
 pub struct Publisher {
     store: VolumeStore,
@@ -82,6 +84,7 @@ impl Publisher {
             let text = "could not record which volumes are published; a volume that is in use may be deleted";
             (options.report)(&format!("{text}: {error}"));
         }
+        let loops = loops.for_untrusted_programs();
         let devices = PublishedDevices::recover(&store, loops, &root.mounts()?, options)?;
         Ok(Self { store, devices, root })
     }
@@ -118,7 +121,7 @@ impl Publisher {
     /// [`LoopControl::attach`].
     pub fn attach(&self, id: &VolumeId, access: Access) -> Result<()> {
         let _lock = self.root.locks.lock(Object::Volume(id.clone()));
-        let volume = self.volume(id, VolumeKind::Block)?;
+        let volume = self.volume("attach", id, VolumeKind::Block)?;
         let block = self.block(&volume)?;
         if block.devices()?.iter().all(|device| device.binding().access == access) {
             self.attach_device(&volume, &block, access)?;
@@ -146,16 +149,17 @@ impl Publisher {
             }
         };
         let block = self.block(&volume)?;
-        self.require_unpublished("detach", id, block.published_at(&self.mounted()?, None)?)?;
+        self.require_unpublished("detach", id, block.published_at(&self.root.mounted_devices()?, None)?)?;
         block.detach()
     }
 
-    /// Publishes a volume at a target below the root, whose directory exists. Succeeds if it is published there in this way.
+    /// Publishes a volume at a target below the root. Creates the target as an empty file or directory, if its parent directory exists.
+    /// Succeeds if the volume is published there in this way.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: there is no such volume. [`ErrorKind::InvalidInput`]: it is of the other kind, or the target leads outside.
     /// [`ErrorKind::AlreadyExists`]: it is published there in another way. [`ErrorKind::Conflict`]: something else is there, or the
-    /// volume is published elsewhere with the other access or by another program. [`ErrorKind::Busy`]: a process has a device with the
+    /// volume is published elsewhere with the other access or, if it is a Filesystem volume, below another root. [`ErrorKind::Busy`]: a process has a device with the
     /// other access open. Those of [`LoopControl::attach`] and [`VolumeStore::record_publication`].
     pub fn publish(&self, id: &VolumeId, target: &Path, mode: PublishMode) -> Result<()> {
         self.publish_at(id, target, mode, Targets::Any)
@@ -171,7 +175,7 @@ impl Publisher {
 
     fn publish_at(&self, id: &VolumeId, target: &Path, mode: PublishMode, targets: Targets) -> Result<()> {
         let _lock = self.root.locks.lock(Object::Volume(id.clone()));
-        let volume = self.volume(id, mode.kind())?;
+        let volume = self.volume("publish", id, mode.kind())?;
         let target = self.root.locate(target)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::Conflict,
@@ -180,6 +184,12 @@ impl Publisher {
                 "the directory in which it would be does not exist; create it",
             )
         })?;
+        // It would be part of a volume, or not be reached while the disk is missing.
+        if target.directory_device()? == self.store.device()? {
+            return Err(
+                target.conflict("it is on the file system of the volumes; choose a directory outside of it")
+            );
+        }
         match mode {
             PublishMode::Directory(flags) => {
                 let directory = Directory::open(&volume)?;
@@ -188,7 +198,6 @@ impl Publisher {
                 if directory.is_published(&target, flags)? {
                     return record();
                 }
-                directory.refuse_place_inside(&target)?;
                 if targets == Targets::One {
                     refuse_second(id, directory.published_at(&self.root.mounts()?, Some(&target)))?;
                 }
@@ -204,9 +213,14 @@ impl Publisher {
             PublishMode::Device(access) => {
                 let block = self.block(&volume)?;
                 if block.is_published(&target, access)? {
-                    return Ok(());
+                    // A process may have ended before it refreshed the device of an expanded volume.
+                    return if is_refreshed(&volume)? {
+                        Ok(())
+                    } else {
+                        self.refresh_and_record(&volume).map(drop)
+                    };
                 }
-                let mounted = self.mounted()?;
+                let mounted = self.root.mounted_devices()?;
                 if targets == Targets::One {
                     refuse_second(id, block.published_at(&mounted, Some(&target))?)?;
                 }
@@ -242,8 +256,9 @@ impl Publisher {
         if let Some(target) = self.root.locate(target)? {
             self.refuse_other(id, &target)?;
         }
-        let cleared = self.root.clear(target)?;
-        self.clean_up(id, &cleared)
+        let cleared = self.root.clear(target);
+        let cleaned = self.clean_up(id, cleared.as_ref().unwrap_or(&ClearedTarget::default()));
+        cleared.and(cleaned)
     }
 
     /// Detaches the devices of a volume and removes its publication record, if it is not published any more.
@@ -270,7 +285,7 @@ impl Publisher {
             }
         };
         let block = self.block(&volume)?;
-        let mounted = self.mounted()?;
+        let mounted = self.root.mounted_devices()?;
         if let Some(status) = &cleared.status
             && let Some(stale) =
                 StaleDevice::at_path(&self.store, &self.devices, id, Some(block.image()?), status)?
@@ -292,10 +307,8 @@ impl Publisher {
         let _lock = self.root.locks.lock(Object::Volume(id.clone()));
         match self.store.volume(id) {
             Ok(volume) => {
-                let mounts = self.root.mounts()?;
-                let mounted = MountedDevices::among(&mounts)?;
-                self.require_unpublished("delete", id, self.place_among(&volume, &mounts, &mounted)?)?;
-                self.store.sync_publication(id, self.root.path(), &mounts)?;
+                self.require_unpublished("delete", id, self.published_at(&volume)?)?;
+                self.sync_publication(id)?;
                 if volume.kind() == VolumeKind::Block {
                     self.detach_for_deletion(&self.block(&volume)?, id)?;
                 }
@@ -306,151 +319,27 @@ impl Publisher {
         self.store.delete(id)
     }
 
-    /// Returns a target at which the volume is published.
-    ///
-    /// # Errors
-    /// Those of reading the mount table and of opening the volume.
-    pub fn published_at(&self, volume: &Volume) -> Result<Option<PathBuf>> {
-        let mounts = self.root.mounts()?;
-        self.place_among(volume, &mounts, &MountedDevices::among(&mounts)?)
-    }
-
-    /// Returns `true` if the directory or a device of the volume is at the target, and `None` if nothing is there.
-    ///
-    /// # Errors
-    /// Those of opening the volume and of stat(2).
-    pub fn is_at(&self, volume: &Volume, target: &Target) -> Result<Option<bool>> {
-        let Some(status) = target.status()? else { return Ok(None) };
-        match volume.kind() {
-            VolumeKind::Filesystem => Ok(Some(Directory::open(volume)?.matches(&status))),
-            VolumeKind::Block => Ok(Some(self.block(volume)?.device_of(&status)?.is_some())),
-        }
-    }
-
-    /// Returns the use, capacity and condition of a volume, of which that of its devices is a part.
-    ///
-    /// # Errors
-    /// Those of [`Volume::stats`] and of opening its devices.
-    pub fn stats(&self, volume: &Volume) -> Result<VolumeStats> {
-        let mut stats = volume.stats()?;
-        // A changed device is the doing of its user, a lack of space is not.
-        let is_intact = matches!(
-            &stats.condition,
-            Condition::Healthy | Condition::Abnormal { reason: AbnormalReason::SpaceTaken, .. }
-        );
-        if volume.kind() == VolumeKind::Block
-            && is_intact
-            && let Some(problem) = self.block(volume)?.problem()?
-        {
-            stats.condition = Condition::abnormal(AbnormalReason::DeviceChanged, problem);
-        }
-        Ok(stats)
-    }
-
-    /// Returns the use, capacity and condition of the volume at a target, and `None` if it is not published there. If a stale device of the
-    /// volume is there, its condition says that the image was deleted or replaced.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`]: there is neither such a volume nor a device of it.
-    pub fn stats_at(&self, id: &VolumeId, target: Option<&Target>) -> Result<Option<VolumeStats>> {
-        let status = match target {
-            Some(target) => target.status()?,
-            None => None,
-        };
-        let volume = match (self.store.volume(id), &status) {
-            (Ok(volume), _) => volume,
-            // The volume was deleted, but its device may still be published.
-            (Err(error), Some(status)) if error.kind() == ErrorKind::NotFound => {
-                let stale = StaleDevice::at_path(&self.store, &self.devices, id, None, status)?;
-                return Ok(Some(stale.ok_or(error)?.stats()));
-            }
-            (Err(error), _) => return Err(error),
-        };
-        let Some(status) = status else { return Ok(None) };
-        match volume.kind() {
-            VolumeKind::Filesystem if !Directory::open(&volume)?.matches(&status) => return Ok(None),
-            VolumeKind::Filesystem => {}
-            VolumeKind::Block => {
-                let block = self.block(&volume)?;
-                if block.device_of(&status)?.is_none() {
-                    let stale =
-                        StaleDevice::at_path(&self.store, &self.devices, id, Some(block.image()?), &status)?;
-                    return Ok(stale.map(|stale| stale.stats()));
-                }
-            }
-        }
-        self.stats(&volume).map(Some)
-    }
-
-    /// Makes the devices of a Block volume as large as its image, and repairs what their users have changed. Records and returns the size
-    /// that the volume has on this machine. [`VolumeStore::expand`] expands the volume itself.
-    ///
-    /// # Errors
-    /// Those of opening the devices.
-    pub fn refresh(&self, volume: &Volume) -> Result<Bytes> {
-        let _lock = self.root.locks.lock(Object::Volume(volume.id().clone()));
-        if volume.kind() == VolumeKind::Filesystem {
-            return Ok(volume.capacity());
-        }
-        // Repairing a device can change its range, so it is opened again to be refreshed.
-        self.block(volume)?.repair()?;
-        self.refresh_and_record(volume)
-    }
-
-    /// As [`refresh`](Self::refresh), but returns `None` if the size was recorded already, repairs nothing, and waits for no other call: a
-    /// larger size does no harm to a device that is being attached or detached. Attaching checks the size again at its end.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`]: a user has changed a device.
-    pub fn refresh_expanded(&self, id: &VolumeId) -> Result<Option<Bytes>> {
-        let volume = self.store.volume(id)?;
-        let up_to_date = volume.kind() != VolumeKind::Block
-            || volume.device_size()?.is_some_and(|known| known >= volume.capacity());
-        if up_to_date {
-            return Ok(None);
-        }
-        if let Some(change) = self.block(&volume)?.change()? {
-            // A repair could cancel the detach of a concurrent call, so it needs the lock of the volume.
-            let detail = format!("a process has changed its loop device: {change}");
-            return Err(Error::new(ErrorKind::Busy, "refresh", id, detail));
-        }
-        self.refresh_and_record(&volume).map(Some)
-    }
-
-    /// Writes what the devices of a Block volume have cached.
-    ///
-    /// # Errors
-    /// Those of opening the devices and of fsync(2).
-    pub fn flush(&self, volume: &Volume) -> Result<()> {
-        match volume.kind() {
-            VolumeKind::Filesystem => Ok(()),
-            VolumeKind::Block => self.block(volume)?.flush(),
-        }
+    pub(super) fn refresh_and_record(&self, volume: &Volume) -> Result<Bytes> {
+        let size = self.block(volume)?.expand()?;
+        volume.record_device_size(size)?;
+        Ok(size)
     }
 
     pub(super) fn block<'a>(&'a self, volume: &'a Volume) -> Result<BlockVolume<'a>> {
         BlockVolume::open(volume, &self.devices)
     }
 
-    pub(super) fn place_among(
-        &self,
-        volume: &Volume,
-        mounts: &[KnownMount],
-        mounted: &MountedDevices,
-    ) -> Result<Option<PathBuf>> {
-        match volume.kind() {
-            VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
-            VolumeKind::Block => self.block(volume)?.published_at(mounted, None),
-        }
-    }
-
-    fn volume(&self, id: &VolumeId, requested: VolumeKind) -> Result<Volume> {
+    fn volume(&self, operation: &'static str, id: &VolumeId, requested: VolumeKind) -> Result<Volume> {
         let volume = self.store.volume(id)?;
         if volume.kind() == requested {
             return Ok(volume);
         }
-        let detail = format!("it is a {} volume, but is used as a {requested} volume", volume.kind());
-        Err(Error::new(ErrorKind::InvalidInput, "publish", id, detail))
+        let requested = match requested {
+            VolumeKind::Filesystem => "a directory",
+            VolumeKind::Block => "a block device",
+        };
+        let detail = format!("{requested} is requested, but it is a {} volume", volume.kind());
+        Err(Error::new(ErrorKind::InvalidInput, operation, id, detail))
     }
 
     fn find(&self, id: &VolumeId) -> Result<Found> {
@@ -534,7 +423,7 @@ impl Publisher {
         if orphans.is_empty() {
             return;
         }
-        let closed = self.mounted().and_then(|mounted| {
+        let closed = self.root.mounted_devices().and_then(|mounted| {
             let unmounted = orphans.into_iter().filter(|number| mounted.find(*number, None).is_none());
             let close = |number| self.devices.close(number, None, None, &|file| self.store.holds(file));
             // All of them, also after an error.
@@ -558,7 +447,7 @@ impl Publisher {
         if stale_devices.is_empty() {
             return Ok(());
         }
-        let mounted = self.mounted()?;
+        let mounted = self.root.mounted_devices()?;
         stale_devices.iter().try_for_each(|stale| stale.detach(&self.devices, &mounted))
     }
 
@@ -580,7 +469,7 @@ impl Publisher {
         // The kernel would defer the detach of an open device.
         drop(device);
         // A program that uses the volume may still run, and has the node of the device.
-        if block.published_at(&self.mounted()?, None)?.is_none() {
+        if block.published_at(&self.root.mounted_devices()?, None)?.is_none() {
             // A deferred detach does not keep the image, which was deleted.
             let _deferred = block.detach()?;
         }
@@ -589,16 +478,12 @@ impl Publisher {
         let detail = "it was replaced while its device was attached; retry";
         Err(Error::new(ErrorKind::Conflict, "attach", volume.id(), detail))
     }
+}
 
-    fn refresh_and_record(&self, volume: &Volume) -> Result<Bytes> {
-        let size = self.block(volume)?.expand()?;
-        volume.record_device_size(size)?;
-        Ok(size)
-    }
-
-    fn mounted(&self) -> Result<MountedDevices> {
-        MountedDevices::among(&self.root.mounts()?)
-    }
+/// Returns `true` if the size of the volume's devices was recorded since it was expanded.
+pub(super) fn is_refreshed(volume: &Volume) -> Result<bool> {
+    Ok(volume.kind() != VolumeKind::Block
+        || volume.device_size()?.is_some_and(|known| known >= volume.capacity()))
 }
 
 fn refuse_second(id: &VolumeId, other: Option<PathBuf>) -> Result<()> {

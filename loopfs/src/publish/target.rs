@@ -5,12 +5,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::locks::{Locks, Object};
+use super::mounted::MountedDevices;
 use super::node::{is_loop_device, kind_of, number_of};
 use crate::DeviceNumber;
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -24,6 +26,7 @@ pub struct PublishRoot {
     /// The path without symbolic links, as in `/proc/self/mountinfo`.
     path: PathBuf,
     mounts: Mutex<MountCache>,
+    all_mounts: Mutex<MountCache>,
     pub(super) locks: Locks,
 }
 
@@ -37,7 +40,8 @@ impl PublishRoot {
         let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
             .context("open", path.display())?;
         let mounts = Mutex::new(MountCache::below(path.clone()));
-        Ok(Self { directory, path, mounts, locks: Locks::default() })
+        let all_mounts = Mutex::new(MountCache::below("/".into()));
+        Ok(Self { directory, path, mounts, all_mounts, locks: Locks::default() })
     }
 
     /// Returns the path of the directory without symbolic links.
@@ -78,7 +82,7 @@ impl PublishRoot {
         let path = self.path.join(name);
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
         let opened = match openat2(&self.directory, name, how) {
             Err(Errno::ENOENT) => openat2(&self.directory, ".", how),
             opened => opened,
@@ -158,8 +162,12 @@ impl PublishRoot {
     /// # Errors
     /// Those of reading `/proc/self/mountinfo`.
     pub fn mounts(&self) -> Result<Vec<KnownMount>> {
-        // A panic while it was locked leaves a cache that has too few mounts, and the next read adds them.
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()
+        read(&self.mounts)
+    }
+
+    /// Returns the mounted nodes of loop devices, wherever they are: another program may have published the device of a volume too.
+    pub(super) fn mounted_devices(&self) -> Result<MountedDevices> {
+        MountedDevices::among(&read(&self.all_mounts)?)
     }
 
     /// Unmounts and removes a target, whatever is mounted there: the first part of [`Publisher::unpublish`](super::Publisher::unpublish).
@@ -167,8 +175,9 @@ impl PublishRoot {
     /// hangs. Succeeds if there is nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: a process of this mount namespace uses the mount. [`ErrorKind::Conflict`]: at the path is a file or a
-    /// directory that no call created.
+    /// [`ErrorKind::Busy`]: a process of this mount namespace has a file open there, or its working directory. [`ErrorKind::Conflict`]: at
+    /// the path is a file or a directory with content. An empty one counts as created by a call, and so does a symbolic link, which is
+    /// removed itself.
     pub fn clear(&self, target: &Path) -> Result<ClearedTarget> {
         let _lock = self.locks.lock(Object::Target(self.path_of(target)?));
         let Some(target) = self.locate(target)? else { return Ok(ClearedTarget::default()) };
@@ -179,6 +188,11 @@ impl PublishRoot {
         target.remove()?;
         Ok(ClearedTarget { status })
     }
+}
+
+fn read(mounts: &Mutex<MountCache>) -> Result<Vec<KnownMount>> {
+    // A panic while it was locked leaves a cache that has too few mounts, and the next read adds them.
+    mounts.lock().unwrap_or_else(PoisonError::into_inner).read()
 }
 
 /// What was at a target before it was cleared.
@@ -243,7 +257,7 @@ impl Target {
     pub(super) fn ensure_directory(&self) -> Result<()> {
         match mkdirat(&self.parent, self.name.as_os_str(), Mode::S_IRWXU | Mode::S_IRGRP | Mode::S_IXGRP) {
             Ok(()) => Ok(()),
-            Err(Errno::EEXIST) => self.require(SFlag::S_IFDIR, "a directory"),
+            Err(Errno::EEXIST) => self.require(SFlag::S_IFDIR, "an empty directory"),
             Err(errno) => Err(self.failed("create the directory", errno)),
         }
     }
@@ -253,7 +267,7 @@ impl Target {
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(&self.parent, self.name.as_os_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR) {
             Ok(_closed_immediately) => Ok(()),
-            Err(Errno::EEXIST) => self.require(SFlag::S_IFREG, "a file"),
+            Err(Errno::EEXIST) => self.require(SFlag::S_IFREG, "an empty file"),
             Err(errno) => Err(self.failed("create the file", errno)),
         }
     }
@@ -308,7 +322,7 @@ impl Target {
 
     fn require(&self, required: SFlag, called: &str) -> Result<()> {
         match self.status()? {
-            Some(status) if kind_of(&status) == required => Ok(()),
+            Some(status) if kind_of(&status) == required && self.is_empty(&status)? => Ok(()),
             Some(_) => {
                 Err(self.conflict(format!("it is not {called}, which the volume requires; remove it")))
             }
@@ -316,10 +330,29 @@ impl Target {
         }
     }
 
+    /// Returns `true` if a file or directory has no content, which unpublishing would not remove.
+    fn is_empty(&self, status: &FileStat) -> Result<bool> {
+        if kind_of(status) == SFlag::S_IFREG {
+            return Ok(status.st_size == 0);
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let list = |errno| self.failed("list", errno);
+        let mut directory =
+            Dir::openat(&self.parent, self.name.as_os_str(), flags, Mode::empty()).map_err(list)?;
+        for entry in directory.iter() {
+            if !matches!(entry.map_err(list)?.file_name().to_bytes(), b"." | b"..") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Names the path of the request in an error, not the one through the parent directory that is held open.
     fn of_mount<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| match (error.kind(), error.errno()) {
-            (ErrorKind::Busy, _) => self.changed("it is in use; retry"),
+            (ErrorKind::Busy, _) => self.changed(
+                "it is in use: a process has a file open there, or its working directory; end it, or retry",
+            ),
             (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
             (_, None) => error,
         })

@@ -1,7 +1,7 @@
 //! Tests of volumes that are published by the library alone. Those of csi publish by its calls, and kill its driver.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use loopfs::loop_device::unmanaged::Device;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::mount::MountFlags;
-use loopfs::publish::{Cleanup, PublishMode, PublishOptions, PublishRoot, Publisher};
+use loopfs::publish::{Cleanup, Publications, PublishMode, PublishOptions, PublishRoot, Publisher};
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
@@ -20,7 +20,7 @@ const WRITABLE: PublishMode = PublishMode::Device(Access::ReadWrite);
 
 fn publisher(root: &Path) -> Publisher {
     let root = Arc::new(PublishRoot::open(root).unwrap());
-    let loops = LoopControl::open().unwrap().for_untrusted_programs();
+    let loops = LoopControl::open().unwrap();
     Publisher::open(store(), loops, root, PublishOptions::default()).unwrap()
 }
 
@@ -99,14 +99,15 @@ fn other_uses_are_refused_and_named() {
     publisher.publish(&directory, a, plain).unwrap();
     publisher.publish(&block, b, WRITABLE).unwrap();
     fs::write(root.path().join("file"), "precious").unwrap();
+    fs::create_dir_all(root.path().join("full/directory")).unwrap();
 
     let absent = id("absent");
     for (volume, target, mode, kind, named) in [
         (&absent, a, plain, ErrorKind::NotFound, "absent"),
         (&directory, Path::new("../a"), plain, ErrorKind::InvalidInput, "../a"),
         (&directory, Path::new("none/a"), plain, ErrorKind::Conflict, "create it"),
-        (&directory, Path::new("c"), WRITABLE, ErrorKind::InvalidInput, "directory"),
-        (&block, Path::new("c"), plain, ErrorKind::InvalidInput, "block"),
+        (&directory, Path::new("c"), WRITABLE, ErrorKind::InvalidInput, "Filesystem"),
+        (&block, Path::new("c"), plain, ErrorKind::InvalidInput, "Block"),
         (&directory, a, read_only, ErrorKind::AlreadyExists, "unpublish it there first"),
         (
             &block,
@@ -118,6 +119,8 @@ fn other_uses_are_refused_and_named() {
         (&block, Path::new("c"), PublishMode::Device(Access::ReadOnly), ErrorKind::Conflict, "old data"),
         (&block, a, WRITABLE, ErrorKind::Conflict, "something else"),
         (&directory, Path::new("file"), plain, ErrorKind::Conflict, "remove it"),
+        (&block, Path::new("file"), WRITABLE, ErrorKind::Conflict, "remove it"),
+        (&directory, Path::new("full"), plain, ErrorKind::Conflict, "remove it"),
     ] {
         let error = publisher.publish(volume, target, mode).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
@@ -226,9 +229,27 @@ fn another_publisher_deletes_no_volume_whose_device_is_used() {
     first.publish(&id, Path::new("a"), WRITABLE).unwrap();
     let second = publisher(there.path());
     let in_use = second.delete(&id).unwrap_err();
-    assert_eq!(in_use.kind(), ErrorKind::Busy, "{in_use}");
+    assert_eq!(in_use.kind(), ErrorKind::Conflict, "{in_use}");
+    assert_eq!(second.unpublish(&id, Path::new("b")).unwrap(), Cleanup::Complete);
+    drop(first);
+    // Its process has ended, so nothing but the mount shows the use.
+    let read_only = PublishMode::Device(Access::ReadOnly);
+    let refused = [
+        second.delete(&id).unwrap_err(),
+        second.detach(&id).unwrap_err(),
+        second.publish(&id, Path::new("b"), read_only).unwrap_err(),
+    ];
+    for error in refused {
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+        assert!(error.to_string().contains(here.path().to_str().unwrap()), "{error}");
+    }
+    assert_eq!(second.unpublish(&id, Path::new("b")).unwrap(), Cleanup::Complete);
     write_to(&here.path().join("a"), b"mine");
-    assert_eq!(first.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+
+    let again = publisher(here.path());
+    let places = Publications::read(&again).unwrap().targets(&again.store().volume(&id).unwrap()).unwrap();
+    assert_eq!(places, [here.path().join("a")]);
+    assert_eq!(again.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
     delete(&second, &id);
     leaks.check();
 }
@@ -256,6 +277,27 @@ fn unpublishing_a_volume_leaves_what_else_is_mounted() {
         assert_eq!(publisher.unpublish(id, Path::new(id.as_str())).unwrap(), Cleanup::Complete);
         delete(&publisher, id);
     }
+    leaks.check();
+}
+
+/// Like a process that ends between both steps of an expansion.
+#[test]
+fn publishing_again_completes_an_expansion() {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let id = create(&publisher, "growing", VolumeKind::Block);
+    let target = root.path().join("a");
+    let size = || File::open(&target).unwrap().seek(SeekFrom::End(0)).unwrap();
+    publisher.publish(&id, &target, WRITABLE).unwrap();
+    publisher.store().expand(&id, Bytes(2 * Bytes::MIB.0)).unwrap();
+    assert_eq!(size(), Bytes::MIB.0);
+    publisher.publish(&id, &target, WRITABLE).unwrap();
+    assert_eq!(size(), 2 * Bytes::MIB.0);
+    publisher.expand(&id, Bytes(4 * Bytes::MIB.0)).unwrap();
+    assert_eq!(size(), 4 * Bytes::MIB.0);
+    assert_eq!(publisher.unpublish(&id, &target).unwrap(), Cleanup::Complete);
+    delete(&publisher, &id);
     leaks.check();
 }
 
