@@ -18,9 +18,10 @@ const CARGO_MUTANTS: CargoTool = CargoTool { name: "cargo-mutants", version: "27
 const SUITE: &str = "mutants";
 /// The crates, the options of cargo for their unit tests, and those of the tests. The model of loop devices takes longest, and tests
 /// none of the functions.
-const PACKAGES: [(&str, &[&str], &[&str]); 3] = [
+const PACKAGES: [(&str, &[&str], &[&str]); 4] = [
     ("loopfs", &["--all-features"], &["--skip=loop_device::"]),
     ("csi", &[], &[]),
+    ("csi-wire", &[], &[]),
     ("provisioner", &[], &[]),
 ];
 /// The limit for the tests of a mutant, in seconds. A busy machine is slow, so tests that reach it show nothing.

@@ -158,7 +158,7 @@ impl<'a> BlockVolume<'a> {
     /// Detaches a device of the other access, which staging or an ended workload may have left attached.
     ///
     /// # Errors
-    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::Temporary`]: a process has the
+    /// [`ErrorKind::Conflict`]: the volume is published with the other access. [`ErrorKind::Busy`]: a process has the
     /// device open.
     pub(super) fn detach_other_access(&self, mounted: &MountedDevices, access: Access) -> Result<()> {
         let others = self.devices()?.into_iter().filter(|device| device.binding().access != access);

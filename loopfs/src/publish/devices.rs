@@ -184,7 +184,7 @@ impl PublishedDevices {
         self.take(|held| held.number == number).map(|held| held.device)
     }
 
-    /// Stops to hold the devices of a volume whose nodes are mounted nowhere, without detaching them.
+    /// Stops to hold the devices of a volume whose nodes are mounted nowhere below the root, without detaching them.
     ///
     /// # Errors
     /// Those of reading the nodes that are mounted.

@@ -1,4 +1,4 @@
-//! What is published below the root, read once for a list of volumes.
+//! What is published, read once for a list of volumes.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! Publishing and unpublishing volumes.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -184,12 +185,6 @@ impl Publisher {
                 "the directory in which it would be does not exist; create it",
             )
         })?;
-        // It would be part of a volume, or not be reached while the disk is missing.
-        if target.directory_device()? == self.store.device()? {
-            return Err(
-                target.conflict("it is on the file system of the volumes; choose a directory outside of it")
-            );
-        }
         match mode {
             PublishMode::Directory(flags) => {
                 let directory = Directory::open(&volume)?;
@@ -198,15 +193,19 @@ impl Publisher {
                 if directory.is_published(&target, flags)? {
                     return record();
                 }
+                self.refuse_place_in_store(&target)?;
                 if targets == Targets::One {
                     refuse_second(id, directory.published_at(&self.root.mounts()?, Some(&target)))?;
                 }
                 record()?;
-                let published = self.mount_at(&target, |target| directory.publish(target, flags));
-                // A process that has started since may have found a record without a mount.
-                let published = published.and_then(|()| record());
+                let published = self.mount_at(&target, |target| {
+                    directory.publish(target, flags)?;
+                    // A process that has started since may have found a record without a mount, and removed it.
+                    record().inspect_err(|_| drop(target.unmount().and_then(|_| target.remove())))
+                });
                 if published.is_err() {
-                    self.sync_publication(id)?;
+                    // The first error says more than one of this.
+                    self.sync_publication(id).ok();
                 }
                 published
             }
@@ -220,6 +219,7 @@ impl Publisher {
                         self.refresh_and_record(&volume).map(drop)
                     };
                 }
+                self.refuse_place_in_store(&target)?;
                 let mounted = self.root.mounted_devices()?;
                 if targets == Targets::One {
                     refuse_second(id, block.published_at(&mounted, Some(&target))?)?;
@@ -253,10 +253,13 @@ impl Publisher {
     /// # Errors
     /// [`ErrorKind::Conflict`]: another volume or file system is mounted there. Those of its parts.
     pub fn unpublish(&self, id: &VolumeId, target: &Path) -> Result<Cleanup> {
-        if let Some(target) = self.root.locate(target)? {
-            self.refuse_other(id, &target)?;
+        let mut is_other = false;
+        let cleared = self
+            .root
+            .clear_if(target, |target| self.refuse_other(id, target).inspect_err(|_| is_other = true));
+        if is_other {
+            return cleared.map(|_| Cleanup::Complete);
         }
-        let cleared = self.root.clear(target);
         let cleaned = self.clean_up(id, cleared.as_ref().unwrap_or(&ClearedTarget::default()));
         cleared.and(cleaned)
     }
@@ -293,7 +296,17 @@ impl Publisher {
             stale.detach(&self.devices, &mounted)?;
         }
         match block.published_at(&mounted, None)? {
-            Some(_in_use) => Ok(Cleanup::Complete),
+            Some(in_use) => {
+                if !in_use.starts_with(self.root.path()) {
+                    let place = in_use.display();
+                    self.devices.report(&format!(
+                        "volume {id} is still mounted at {place}; its device stays attached"
+                    ));
+                }
+                // Another publisher of the volume could not detach what this one has open.
+                self.devices.release_unmounted(id, &self.root)?;
+                Ok(Cleanup::Complete)
+            }
             None => block.detach(),
         }
     }
@@ -364,12 +377,15 @@ impl Publisher {
     ) -> Result<()> {
         match place {
             None => Ok(()),
-            Some(place) => Err(Error::new(
-                ErrorKind::Conflict,
-                operation,
-                id,
-                format!("it is still published at {}; unpublish it there first", place.display()),
-            )),
+            Some(place) => {
+                let remedy = if place.starts_with(self.root.path()) {
+                    "unpublish it there first"
+                } else {
+                    "unmount it"
+                };
+                let detail = format!("it is still published at {}; {remedy}", place.display());
+                Err(Error::new(ErrorKind::Conflict, operation, id, detail))
+            }
         }
     }
 
@@ -397,6 +413,19 @@ impl Publisher {
         Err(Error::new(ErrorKind::Busy, "delete", id, detail))
     }
 
+    /// Returns an error if the target is in a directory of the store, such as in a volume. The root itself may be on the same file system.
+    fn refuse_place_in_store(&self, target: &Target) -> Result<()> {
+        if target.directory_device()? != self.store.device()? {
+            return Ok(());
+        }
+        match target.place_on_its_filesystem()?.iter().nth(1).and_then(OsStr::to_str) {
+            Some(name) if self.store.owns_name(name) => {
+                Err(target.conflict("it is in a directory of the store; choose another one"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns an error if the target shows another volume of this store, or what no volume shows.
     fn refuse_other(&self, id: &VolumeId, target: &Target) -> Result<()> {
         let Some(mount) = target.mount()? else { return Ok(()) };
@@ -405,10 +434,12 @@ impl Publisher {
                 Some(Some(volume)) if volume != *id => Some(format!("volume {volume}")),
                 _ => None,
             },
-            None if mount.device == self.store.device()? => match mount.root.strip_prefix("/volumes") {
-                Ok(root) if !root.starts_with(id.as_str()) => Some(format!("volume {}", root.display())),
-                _ => None,
-            },
+            // Also of a disk that was mounted again since, so that the device differs.
+            None if mount.fs_type == "xfs" && mount.root.starts_with("/volumes") => {
+                let root = mount.root.strip_prefix("/volumes").unwrap_or(&mount.root);
+                (!root.starts_with(id.as_str())).then(|| format!("volume {}", root.display()))
+            }
+            None if mount.device == self.store.device()? => None,
             None => Some(format!("a file system of the type {}", mount.fs_type)),
         };
         match other {

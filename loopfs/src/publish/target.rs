@@ -179,8 +179,18 @@ impl PublishRoot {
     /// the path is a file or a directory with content. An empty one counts as created by a call, and so does a symbolic link, which is
     /// removed itself.
     pub fn clear(&self, target: &Path) -> Result<ClearedTarget> {
+        self.clear_if(target, |_target| Ok(()))
+    }
+
+    /// As [`clear`](Self::clear), unless `check` fails, during which no call of this process changes the target.
+    pub(super) fn clear_if(
+        &self,
+        target: &Path,
+        check: impl FnOnce(&Target) -> Result<()>,
+    ) -> Result<ClearedTarget> {
         let _lock = self.locks.lock(Object::Target(self.path_of(target)?));
         let Some(target) = self.locate(target)? else { return Ok(ClearedTarget::default()) };
+        check(&target)?;
         // The status of a mount whose file system has failed cannot be determined. It is then not the node of a loop device, because
         // nodes are on a file system without a disk.
         let status = target.status().ok().flatten();
@@ -221,6 +231,18 @@ impl Target {
     pub(super) fn directory_device(&self) -> Result<DeviceNumber> {
         let status = fstat(&self.parent).map_err(|errno| self.failed("stat the directory of", errno))?;
         Ok(DeviceNumber::from_raw(status.st_dev))
+    }
+
+    /// Returns the path of the target in its file system, whatever part of that is mounted.
+    pub(super) fn place_on_its_filesystem(&self) -> Result<PathBuf> {
+        let mounts = mountinfo::read()?;
+        Ok(match mountinfo::holding(&mounts, &self.parent) {
+            Some(mount) => match self.path.strip_prefix(&mount.mount_point) {
+                Ok(rest) => mount.root.join(rest),
+                Err(_) => mount.root.clone(),
+            },
+            None => self.path.clone(),
+        })
     }
 
     /// Returns the number of the loop device whose node is at the path.
@@ -322,7 +344,14 @@ impl Target {
 
     fn require(&self, required: SFlag, called: &str) -> Result<()> {
         match self.status()? {
-            Some(status) if kind_of(&status) == required && self.is_empty(&status)? => Ok(()),
+            Some(status) if kind_of(&status) == required => {
+                if self.is_empty(&status)? {
+                    return Ok(());
+                }
+                Err(self.conflict(format!(
+                    "it is not {called}: the volume would cover its content; move that away"
+                )))
+            }
             Some(_) => {
                 Err(self.conflict(format!("it is not {called}, which the volume requires; remove it")))
             }

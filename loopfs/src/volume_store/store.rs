@@ -157,6 +157,12 @@ impl VolumeStore {
         BackingFile::of(&self.filesystem.root).map(|root| root.device)
     }
 
+    /// Returns `true` if the store has a directory of this name at the root of the file system.
+    #[cfg(feature = "publish")]
+    pub(crate) fn owns_name(&self, name: &str) -> bool {
+        layout::OWN.contains(&name)
+    }
+
     /// Returns the UUID of the file system of this store.
     #[must_use]
     pub fn filesystem_uuid(&self) -> FilesystemUuid {

@@ -14,7 +14,7 @@ use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
-use crate::environment::{Leaks, id, scratch, store};
+use crate::environment::{Leaks, id, scratch, store, xfs};
 
 const WRITABLE: PublishMode = PublishMode::Device(Access::ReadWrite);
 
@@ -119,8 +119,8 @@ fn other_uses_are_refused_and_named() {
         (&block, Path::new("c"), PublishMode::Device(Access::ReadOnly), ErrorKind::Conflict, "old data"),
         (&block, a, WRITABLE, ErrorKind::Conflict, "something else"),
         (&directory, Path::new("file"), plain, ErrorKind::Conflict, "remove it"),
-        (&block, Path::new("file"), WRITABLE, ErrorKind::Conflict, "remove it"),
-        (&directory, Path::new("full"), plain, ErrorKind::Conflict, "remove it"),
+        (&block, Path::new("file"), WRITABLE, ErrorKind::Conflict, "move that away"),
+        (&directory, Path::new("full"), plain, ErrorKind::Conflict, "move that away"),
     ] {
         let error = publisher.publish(volume, target, mode).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
@@ -280,6 +280,47 @@ fn unpublishing_a_volume_leaves_what_else_is_mounted() {
     leaks.check();
 }
 
+/// The directory of a kubelet can be on the data disk. Only what belongs to the store is refused.
+#[test]
+fn the_root_can_be_on_the_file_system_of_the_volumes() {
+    let leaks = Leaks::watch();
+    let root = tempfile::tempdir_in(xfs()).unwrap();
+    let publisher = publisher(root.path());
+    for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
+        let id = create(&publisher, &format!("on-it-{kind}"), kind);
+        for _ in 0..2 {
+            publisher.publish(&id, Path::new("a"), mode(kind)).unwrap();
+        }
+        let inside = Publisher::open(
+            store(),
+            LoopControl::open().unwrap(),
+            Arc::new(PublishRoot::open(&xfs().join("volumes")).unwrap()),
+            PublishOptions::default(),
+        );
+        let refused = inside.unwrap().publish(&id, Path::new("b"), mode(kind)).unwrap_err();
+        assert!(refused.to_string().contains("directory of the store"), "{refused}");
+        assert_eq!(publisher.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+        delete(&publisher, &id);
+    }
+    leaks.check();
+}
+
+#[test]
+fn two_publishers_of_a_device_keep_it_until_the_last_has_unpublished() {
+    let leaks = Leaks::watch();
+    let (here, there) = (scratch(), scratch());
+    let (first, second) = (publisher(here.path()), publisher(there.path()));
+    let id = create(&first, "shared", VolumeKind::Block);
+    for publisher in [&first, &second] {
+        publisher.publish(&id, Path::new("a"), WRITABLE).unwrap();
+    }
+    assert_eq!(second.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+    write_to(&here.path().join("a"), b"mine");
+    assert_eq!(first.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
+    delete(&first, &id);
+    leaks.check();
+}
+
 /// Like a process that ends between both steps of an expansion.
 #[test]
 fn publishing_again_completes_an_expansion() {
@@ -301,8 +342,8 @@ fn publishing_again_completes_an_expansion() {
     leaks.check();
 }
 
-/// Six threads publish and unpublish three volumes, each at a target of its own and at one that all share. A target shows the volume that was
-/// published there, and in the end nothing is left.
+/// Six threads publish and unpublish three volumes at a target that all share. The target of its own of each volume shows it all the
+/// time, and in the end nothing is left.
 #[test]
 fn concurrent_calls_leave_nothing_behind() {
     let leaks = Leaks::watch();

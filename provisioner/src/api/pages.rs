@@ -5,15 +5,13 @@
 //! a list after a page of any length, so the caller notices nothing.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
 use futures::future::BoxFuture;
-use http::{Request, Response, Uri, request::Parts, uri::PathAndQuery};
+use http::{Method, Request, Response, Uri, request::Parts, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes};
 use kube::client::Body;
@@ -23,15 +21,29 @@ use tower::{BoxError, Layer, Service, ServiceExt};
 const LONGEST_PAGE: usize = 4 << 20;
 
 /// Limits the pages of lists.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Pages {
-    /// The number of objects of a page that is expected not to be too long. Every list begins with what the previous one found.
-    expected: Arc<AtomicU32>,
+    /// The number of objects of a page that is expected not to be too long, by the path of the list.
+    expected: Arc<Mutex<HashMap<String, u32>>>,
 }
 
-impl Default for Pages {
-    fn default() -> Self {
-        Pages { expected: Arc::new(AtomicU32::new(u32::MAX)) }
+impl Pages {
+    fn expected(&self, list: &Uri) -> u32 {
+        self.lock().get(list.path()).copied().unwrap_or(u32::MAX)
+    }
+
+    fn expect(&self, list: &Uri, size: u32, requested: u32) {
+        let mut expected = self.lock();
+        if size < requested {
+            expected.insert(list.path().to_owned(), size);
+        } else {
+            expected.remove(list.path());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, u32>> {
+        // Each critical section is a single operation, so a panicked holder leaves the map whole.
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -67,17 +79,17 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(requested) = page_size(request.uri()) else {
+        let Some(requested) = page_size(&request) else {
             let response = self.service.call(request);
             return Box::pin(async move {
                 Ok(response.await.map_err(Into::into)?.map(|body| body.map_err(Into::into).boxed_unsync()))
             });
         };
-        let (service, expected) = (self.service.clone(), Arc::clone(&self.pages.expected));
+        let (service, pages) = (self.service.clone(), self.pages.clone());
         let (parts, _empty) = request.into_parts();
         Box::pin(async move {
+            let mut size = pages.expected(&parts.uri).clamp(1, requested);
             loop {
-                let size = expected.load(Ordering::Relaxed).clamp(1, requested);
                 let response = service.clone().oneshot(of_size(&parts, size)?).await.map_err(Into::into)?;
                 let (head, body) = response.into_parts();
                 // The caller wants the object, however long it is.
@@ -86,14 +98,14 @@ where
                     Ok(page) => {
                         let page = page.to_bytes();
                         if head.status.is_success() {
-                            expected.store(next_size(size, page.len()), Ordering::Relaxed);
+                            pages.expect(&parts.uri, next_size(size, page.len()), requested);
                         }
                         let page = Full::new(page).map_err(|never| match never {});
                         return Ok(Response::from_parts(head, page.boxed_unsync()));
                     }
                     Err(error) if error.is::<LengthLimitError>() => {
                         tracing::debug!(uri = %parts.uri, size, "a page is too long; requesting a shorter one");
-                        expected.store(size / 8, Ordering::Relaxed);
+                        size = (size / 8).max(1);
                     }
                     Err(error) => return Err(error),
                 }
@@ -102,9 +114,10 @@ where
     }
 }
 
-/// Returns the number of objects that a list requests at once. No other request has this parameter, because a watch has no pages.
-fn page_size(uri: &Uri) -> Option<u32> {
-    uri.query()?.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok())
+/// Returns the number of objects that a list requests at once. A watch has no pages.
+fn page_size(request: &Request<Body>) -> Option<u32> {
+    let query = request.uri().query().filter(|_| request.method() == Method::GET)?;
+    query.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok())
 }
 
 /// Returns the size of pages half as long as the longest, if the objects of the next ones are as long as those of this one.

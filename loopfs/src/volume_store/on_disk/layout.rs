@@ -35,6 +35,8 @@ use crate::volume_store::source::ContentSource;
 
 const FORMAT: &str = "loopfs store 1\n";
 const PUBLICATIONS: &str = ".loopfs/users";
+/// The directories of a store at the root of its file system.
+pub(crate) const OWN: [&str; 5] = [".loopfs", "volumes", "snapshots", "staging", "trash"];
 
 /// The directories of the store, held open. Everything else is opened beneath them.
 #[derive(Debug)]
@@ -75,9 +77,10 @@ impl Layout {
 
     /// Creates the missing entries. The format file comes last, so the next call completes an incomplete store.
     pub(crate) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
-        for name in [".loopfs", PUBLICATIONS, "volumes", "snapshots", "staging", "trash"] {
+        for name in OWN {
             make_directory(root, name)?;
         }
+        make_directory(root, PUBLICATIONS)?;
         let private = open_directory(root, ".loopfs")?;
         for name in ["lock", "project-ids", "promised"] {
             open_file(&private, name, OFlag::O_RDWR | OFlag::O_CREAT)?;
