@@ -119,8 +119,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         audit_interval,
         log: _,
     } = args;
-    let root = PublishRoot::open(&kubelet_dir)
-        .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
+    let root = PublishRoot::open(&kubelet_dir).context("--kubelet-dir")?;
     root.require_propagation(&PUBLISHED_BELOW)?;
     let root = Arc::new(root);
     let monitor = Arc::new(StorageMonitor::new(driver_name.clone(), data_dir, Arc::clone(&root)));

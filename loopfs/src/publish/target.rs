@@ -69,7 +69,7 @@ impl PublishRoot {
                 "publish volumes below",
                 mount.mount_point.display(),
                 format!(
-                    "they would not appear on the node, because this mount {isolation}; in a container, mount the directory with \
+                    "they do not appear on the node, because this mount {isolation}; in a container, mount the directory with \
                      mountPropagation: Bidirectional (Kubernetes) or bind-propagation=rshared (Docker); in a systemd service, remove the \
                      settings that give the service a mount namespace, such as PrivateMounts= and PrivateTmp="
                 ),

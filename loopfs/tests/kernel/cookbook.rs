@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
 use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, LoopControl, LoopDevice};
@@ -49,6 +49,14 @@ fn failure(name: &str, args: &[&str]) -> String {
     let (code, stdout, stderr) = output(name, args);
     assert_eq!((code, stdout.as_str()), (1, ""), "{name} {args:?} printed {stderr}");
     stderr
+}
+
+/// Starts a program and kills it after this time, if it still runs.
+fn kill_after(program: &mut Command, time: Duration) {
+    let mut killed = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(time);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
 }
 
 fn text(path: &Path) -> &str {
@@ -159,11 +167,7 @@ fn disk_image_is_complete_after_kills() {
     let whole = start.elapsed();
     fs::remove_file(&output).unwrap();
     for round in 0..20 {
-        let mut killed =
-            program("disk_image").args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(whole * round / 20);
-        killed.kill().unwrap();
-        killed.wait().unwrap();
+        kill_after(program("disk_image").args(args), whole * round / 20);
     }
     let printed = run("disk_image", &args);
     assert!(printed.contains("p1: ") && printed.contains("p2: "), "{printed}");
@@ -201,6 +205,32 @@ fn quota_limits_a_directory_raises_the_limit_and_removes_both() {
         assert_eq!(run("quota", &["unlimit", text(&limited)]), "Freed\n");
     }
     assert_eq!(project(&limited), None);
+    fs::remove_dir_all(&limited).unwrap();
+    leaks.check();
+}
+
+/// It is killed at ten moments of each command, and called again.
+#[test]
+fn quota_limits_and_frees_after_kills() {
+    let leaks = Leaks::watch();
+    let parent = directory();
+    let limited = parent.path().join("limited");
+    fs::create_dir(&limited).unwrap();
+    fs::write(limited.join("file"), "content").unwrap();
+    let commands = [&["limit", text(&limited), "1MiB", "100"][..], &["unlimit", text(&limited)][..]];
+    let start = Instant::now();
+    run("quota", commands[0]);
+    let whole = start.elapsed();
+    for round in 0..10 {
+        for command in commands.iter().rev() {
+            kill_after(program("quota").args(*command), whole * round / 10);
+            run("quota", command);
+            assert_eq!(project(&limited).is_some(), command[0] == "limit", "{command:?} in round {round}");
+        }
+    }
+    let refused = fs::write(limited.join("large"), vec![1; 2 << 20]).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    run("quota", commands[1]);
     fs::remove_dir_all(&limited).unwrap();
     leaks.check();
 }
@@ -284,10 +314,7 @@ fn store_publishes_a_block_volume_after_kills() {
     let whole = start.elapsed();
     for round in 0..10 {
         for command in ["unpublish", "publish"] {
-            let mut killed = program("store").args(args(command)).spawn().unwrap();
-            std::thread::sleep(whole * round / 10);
-            killed.kill().unwrap();
-            killed.wait().unwrap();
+            kill_after(program("store").args(args(command)), whole * round / 10);
             run("store", &args(command).each_ref().map(String::as_str));
         }
     }
@@ -311,8 +338,16 @@ fn recover_removes_what_a_crash_left_and_keeps_the_volumes() {
     // What a process leaves that is killed while it creates a volume.
     fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
 
+    let start = Instant::now();
     let printed = run("recover", &[text(&xfs())]);
     assert!(printed.starts_with("incomplete volumes removed: 1\n"), "{printed}");
+    let whole = start.elapsed();
+    for round in 0..10 {
+        fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
+        kill_after(program("recover").arg(xfs()), whole * round / 10);
+        run("recover", &[text(&xfs())]);
+        assert_eq!(fs::read_dir(xfs().join("staging")).unwrap().count(), 0, "in round {round}");
+    }
     assert_eq!(fs::read_dir(xfs().join("staging")).unwrap().count(), 0);
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
     let printed = run("recover", &[text(&xfs())]);

@@ -227,9 +227,9 @@ impl Worker<'_> {
         let staged = self.root.join("staging").join(format!("t{}-{}.0", self.thread, self.made));
         std::fs::create_dir(&staged)?;
         let directory = File::open(staged)?;
-        // The last ids of the range are unused, except with a probability of one in millions.
+        // The store uses ids that recovery has freed next, and those after them. So each one is far from all others.
         let last = StoreOptions::default().project_ids.end().get();
-        let project = ProjectId::new(last - u32::try_from(self.made)?).ok_or("no project id")?;
+        let project = ProjectId::new(last - u32::try_from(self.made)? * 10_000).ok_or("no project id")?;
         ProjectQuota::of(directory.as_fd()).set_limits(project, limits(MIB))?;
         assign_project(&directory, project)?;
         let image = |known: &&Known| known.kind == VolumeKind::Block && !known.snapshot;
