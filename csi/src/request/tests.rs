@@ -8,12 +8,12 @@ use csi_wire::csi::volume_capability::{
 use loopfs::Bytes;
 use loopfs::loop_device::Access;
 use loopfs::mount::MountFlags;
+use loopfs::publish::PublishMode;
 use rstest::rstest;
 
 use super::field::CapacityRange;
 use super::reader::RequestReader;
 use crate::topology::ThisNode;
-use loopfs::publish::PublishMode;
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/staging";

@@ -140,10 +140,11 @@ mod tests {
         }
     }
 
+    /// And another file system than that of the volumes.
     #[rstest]
     #[case::of_class(reserved::of_class)]
     #[case::of_volume(reserved::of_volume)]
-    fn another_file_system_and_unknown_parameters_of_kubernetes_are_refused(#[case] check: Check) {
+    fn unknown_reserved_parameters_are_refused(#[case] check: Check) {
         let error = parse_with(
             check,
             &[

@@ -167,8 +167,9 @@ impl LoopDevice {
     /// [`ErrorKind::NotFound`]: the attachment no longer exists. EIO: the kernel could not write the page cache to the file, for
     /// example because the file system of a thin image is full. The device stays attached, unless it is to be detached at its last
     /// close anyway ([`Lifetime::AutoClear`](super::Lifetime::AutoClear), or an earlier call). The kernel reports this once and does
-    /// not repeat the write: a repeated call, with the device that [`open_binding`](Self::open_binding) opens again, succeeds without the data. If a later write fails, only the fsync(2) of the process
-    /// that wrote reports that. A file system that ends a write early, which tmpfs does if it is full, causes no error at all.
+    /// not repeat the write: a repeated call, with the device that [`open_binding`](Self::open_binding) opens again, succeeds without
+    /// the data. If a later write fails, only the fsync(2) of the process that wrote reports that. A file system that ends a write
+    /// early, which tmpfs does if it is full, causes no error at all.
     #[doc(alias = "LOOP_CLR_FD")]
     #[doc(alias = "sync_file_range")]
     pub fn detach(self) -> Result<Detach> {

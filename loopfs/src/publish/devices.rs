@@ -55,7 +55,7 @@ pub struct PublishOptions {
 }
 
 impl Default for PublishOptions {
-    /// Nothing is known of mounted devices, and no one is told anything.
+    /// The owner of each mounted device is unknown, and reports are dropped.
     fn default() -> Self {
         Self { owner: Box::new(|_mount_point| Owner::Unknown), report: Box::new(|_note| {}) }
     }

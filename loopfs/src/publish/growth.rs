@@ -7,7 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::volume_store::{Volume, VolumeId, VolumeKind};
 
 impl Publisher {
-    /// Expands a volume and its devices, as [`VolumeStore::expand`](crate::volume_store::VolumeStore::expand) and [`refresh`](Self::refresh) do.
+    /// Expands a volume and its devices, as [`VolumeStore::expand`](crate::volume_store::VolumeStore::expand) and
+    /// [`refresh`](Self::refresh) do.
     ///
     /// # Errors
     /// Those of both.

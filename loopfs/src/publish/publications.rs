@@ -22,7 +22,7 @@ pub struct Publications<'a> {
 }
 
 impl<'a> Publications<'a> {
-    /// Reads what is published. Whose a device is, no label proves, because its user can set it.
+    /// Reads what is published. The label of a device does not prove its volume, because the user of the device can set it.
     ///
     /// # Errors
     /// Those of reading the mount table.
@@ -47,13 +47,16 @@ impl<'a> Publications<'a> {
     /// # Errors
     /// Those of opening the volume and its devices.
     pub fn of(&self, volume: &Volume) -> Result<(bool, Condition)> {
-        if volume.kind() == VolumeKind::Block {
-            let image = self.publisher.block(volume)?.image()?;
-            if let Some(stale) = self.stale(volume.id(), Some(image)) {
-                return Ok((true, stale.condition()));
+        let place = match volume.kind() {
+            VolumeKind::Filesystem => Directory::open(volume)?.published_at(&self.mounts, None),
+            VolumeKind::Block => {
+                let block = self.publisher.block(volume)?;
+                if let Some(stale) = self.stale(volume.id(), Some(block.image()?)) {
+                    return Ok((true, stale.condition()));
+                }
+                block.published_at(&self.mounted, None)?
             }
-        }
-        let place = self.publisher.place_among(volume, &self.mounts, &self.mounted)?;
+        };
         Ok((place.is_some(), self.publisher.stats(volume)?.condition))
     }
 

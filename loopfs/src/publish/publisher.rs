@@ -4,6 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::sys::stat::FileStat;
+
 use super::block::{self, BlockVolume, Cleanup};
 use super::devices::{PublishOptions, PublishedDevices};
 use super::directory::Directory;
@@ -12,7 +14,7 @@ use super::stale::StaleDevice;
 use super::target::{ClearedTarget, PublishRoot, Target};
 use crate::Bytes;
 use crate::error::{Error, ErrorKind, Result};
-use crate::loop_device::{Access, Detach, LoopControl, LoopDevice};
+use crate::loop_device::{Access, BackingFile, Detach, LoopControl, LoopDevice};
 use crate::mount::MountFlags;
 use crate::volume_store::{Volume, VolumeId, VolumeKind, VolumeStore};
 
@@ -21,8 +23,9 @@ use crate::volume_store::{Volume, VolumeId, VolumeKind, VolumeStore};
 /// Each call reads the current state from the store, the mount table and the loop devices. It therefore works alike after
 /// a restart of the process, and can be repeated. Calls that change one volume wait for each other.
 ///
-/// What is published is protected from the programs that use it for as long as the publisher exists: drop it after the last volume was
-/// unpublished, or start the process again soon. Delete and expand volumes by it, and not by its [`store`](Self::store) alone.
+/// The publisher holds each published device open, so that the program that uses the device cannot unbind it. Drop the publisher after
+/// the last volume was unpublished, or open the next one soon. Delete and expand volumes by it, and not by its
+/// [`store`](Self::store) alone.
 ///
 /// # Several processes
 /// Each has a root of its own: two publishers of one root would take the targets of each other. A Filesystem volume is published below one
@@ -58,14 +61,6 @@ impl PublishMode {
 enum Targets {
     One,
     Any,
-}
-
-/// A volume whose devices and records are to be removed.
-enum Found {
-    Block(Volume),
-    /// A Filesystem volume, which has no loop devices.
-    WithoutDevices,
-    Deleted,
 }
 
 impl Publisher {
@@ -136,19 +131,7 @@ impl Publisher {
     /// [`ErrorKind::Conflict`]: the volume is published.
     pub fn detach(&self, id: &VolumeId) -> Result<Cleanup> {
         let _lock = self.root.locks.lock(Object::Volume(id.clone()));
-        let volume = match self.find(id)? {
-            Found::Block(volume) => volume,
-            // If the storage was unavailable when the volume was unpublished, its publication record is removed here.
-            Found::WithoutDevices => {
-                self.sync_publication(id)?;
-                return Ok(Cleanup::Complete);
-            }
-            Found::Deleted => {
-                self.sync_publication(id)?;
-                self.detach_stale_devices(id)?;
-                return Ok(Cleanup::Complete);
-            }
-        };
+        let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
         let block = self.block(&volume)?;
         self.require_unpublished("detach", id, block.published_at(&self.root.mounted_devices()?, None)?)?;
         block.detach()
@@ -160,8 +143,8 @@ impl Publisher {
     /// # Errors
     /// [`ErrorKind::NotFound`]: there is no such volume. [`ErrorKind::InvalidInput`]: it is of the other kind, or the target leads outside.
     /// [`ErrorKind::AlreadyExists`]: it is published there in another way. [`ErrorKind::Conflict`]: something else is there, or the
-    /// volume is published elsewhere with the other access or, if it is a Filesystem volume, below another root. [`ErrorKind::Busy`]: a process has a device with the
-    /// other access open. Those of [`LoopControl::attach`] and [`VolumeStore::record_publication`].
+    /// volume is published elsewhere with the other access or, if it is a Filesystem volume, below another root.
+    /// [`ErrorKind::Busy`]: a process has a device with the other access open. Those of [`LoopControl::attach`] and [`VolumeStore::record_publication`].
     pub fn publish(&self, id: &VolumeId, target: &Path, mode: PublishMode) -> Result<()> {
         self.publish_at(id, target, mode, Targets::Any)
     }
@@ -274,24 +257,11 @@ impl Publisher {
     pub fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<Cleanup> {
         let _lock = self.root.locks.lock(Object::Volume(id.clone()));
         self.close_orphans();
-        let volume = match self.find(id)? {
-            Found::Block(volume) => volume,
-            Found::WithoutDevices => {
-                self.sync_publication(id)?;
-                return Ok(Cleanup::Complete);
-            }
-            Found::Deleted => {
-                // Devices can be detached even if the disk accepts no writes.
-                self.detach_stale_devices(id)?;
-                self.sync_publication(id)?;
-                return Ok(Cleanup::Complete);
-            }
-        };
+        let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
         let block = self.block(&volume)?;
         let mounted = self.root.mounted_devices()?;
         if let Some(status) = &cleared.status
-            && let Some(stale) =
-                StaleDevice::at_path(&self.store, &self.devices, id, Some(block.image()?), status)?
+            && let Some(stale) = self.stale_at(id, Some(block.image()?), status)?
         {
             stale.detach(&self.devices, &mounted)?;
         }
@@ -342,6 +312,16 @@ impl Publisher {
         BlockVolume::open(volume, &self.devices)
     }
 
+    /// Returns the stale device of the volume at a target with this status. `image` is that of the volume, unless it was deleted.
+    pub(super) fn stale_at(
+        &self,
+        id: &VolumeId,
+        image: Option<BackingFile>,
+        status: &FileStat,
+    ) -> Result<Option<StaleDevice>> {
+        StaleDevice::at_path(&self.store, &self.devices, id, image, status)
+    }
+
     fn volume(&self, operation: &'static str, id: &VolumeId, requested: VolumeKind) -> Result<Volume> {
         let volume = self.store.volume(id)?;
         if volume.kind() == requested {
@@ -355,18 +335,21 @@ impl Publisher {
         Err(Error::new(ErrorKind::InvalidInput, operation, id, detail))
     }
 
-    fn find(&self, id: &VolumeId) -> Result<Found> {
+    /// Returns a Block volume, whose devices the caller detaches. Of a Filesystem volume, which has none, and of a deleted one, removes what
+    /// is left and returns `None`.
+    fn block_or_clean_up(&self, id: &VolumeId) -> Result<Option<Volume>> {
         match self.store.volume(id) {
-            Ok(volume) if volume.kind() == VolumeKind::Block => Ok(Found::Block(volume)),
-            Ok(_directory) => Ok(Found::WithoutDevices),
-            Err(error) => match error.kind() {
-                ErrorKind::NotFound => Ok(Found::Deleted),
-                // The store returns these errors only for directories: for one without limits, and for one without the
-                // store's mark.
-                ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(Found::WithoutDevices),
-                _ => Err(error),
-            },
+            Ok(volume) if volume.kind() == VolumeKind::Block => return Ok(Some(volume)),
+            Ok(_directory) => {}
+            // Devices can be detached even if the disk accepts no writes.
+            Err(error) if error.kind() == ErrorKind::NotFound => self.detach_stale_devices(id)?,
+            // The store returns these errors only for directories: for one without limits, and for one without the store's mark.
+            Err(error) if [ErrorKind::NotEnforced, ErrorKind::InvalidInput].contains(&error.kind()) => {}
+            Err(error) => return Err(error),
         }
+        // The call that unpublished the volume may have found the storage unavailable, and left the record.
+        self.sync_publication(id)?;
+        Ok(None)
     }
 
     fn require_unpublished(
@@ -429,18 +412,18 @@ impl Publisher {
     /// Returns an error if the target shows another volume of this store, or what no volume shows.
     fn refuse_other(&self, id: &VolumeId, target: &Target) -> Result<()> {
         let Some(mount) = target.mount()? else { return Ok(()) };
-        let other = match target.loop_device().ok().flatten() {
-            Some(number) => match self.devices.volume_of(number) {
-                Some(Some(volume)) if volume != *id => Some(format!("volume {volume}")),
-                _ => None,
-            },
+        let other = if let Some(number) = target.loop_device().ok().flatten() {
+            let shown = self.devices.volume_of(number).flatten();
+            shown.filter(|volume| volume != id).map(|volume| format!("volume {volume}"))
+        } else if mount.fs_type == "xfs"
+            && let Ok(root) = mount.root.strip_prefix("/volumes")
+        {
             // Also of a disk that was mounted again since, so that the device differs.
-            None if mount.fs_type == "xfs" && mount.root.starts_with("/volumes") => {
-                let root = mount.root.strip_prefix("/volumes").unwrap_or(&mount.root);
-                (!root.starts_with(id.as_str())).then(|| format!("volume {}", root.display()))
-            }
-            None if mount.device == self.store.device()? => None,
-            None => Some(format!("a file system of the type {}", mount.fs_type)),
+            (!root.starts_with(id.as_str())).then(|| format!("volume {}", root.display()))
+        } else if mount.device == self.store.device()? {
+            None
+        } else {
+            Some(format!("a file system of the type {}", mount.fs_type))
         };
         match other {
             None => Ok(()),

@@ -3,12 +3,9 @@
 use std::path::PathBuf;
 
 use super::directory::Directory;
-use super::mounted::MountedDevices;
 use super::publisher::Publisher;
-use super::stale::StaleDevice;
 use super::target::Target;
 use crate::error::{ErrorKind, Result};
-use crate::mount::KnownMount;
 use crate::volume_store::{AbnormalReason, Condition, Volume, VolumeId, VolumeKind, VolumeStats};
 
 impl Publisher {
@@ -17,7 +14,10 @@ impl Publisher {
     /// # Errors
     /// Those of reading the mount table and of opening the volume.
     pub fn published_at(&self, volume: &Volume) -> Result<Option<PathBuf>> {
-        self.place_among(volume, &self.root().mounts()?, &self.root().mounted_devices()?)
+        match volume.kind() {
+            VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(&self.root().mounts()?, None)),
+            VolumeKind::Block => self.block(volume)?.published_at(&self.root().mounted_devices()?, None),
+        }
     }
 
     /// Returns `true` if the directory or a device of the volume is at the target, and `None` if nothing is there.
@@ -66,7 +66,7 @@ impl Publisher {
             (Ok(volume), _) => volume,
             // The volume was deleted, but its device may still be published.
             (Err(error), Some(status)) if error.kind() == ErrorKind::NotFound => {
-                let stale = StaleDevice::at_path(self.store(), self.devices(), id, None, status)?;
+                let stale = self.stale_at(id, None, status)?;
                 return Ok(Some(stale.ok_or(error)?.stats()));
             }
             (Err(error), _) => return Err(error),
@@ -78,29 +78,11 @@ impl Publisher {
             VolumeKind::Block => {
                 let block = self.block(&volume)?;
                 if block.device_of(&status)?.is_none() {
-                    let stale = StaleDevice::at_path(
-                        self.store(),
-                        self.devices(),
-                        id,
-                        Some(block.image()?),
-                        &status,
-                    )?;
+                    let stale = self.stale_at(id, Some(block.image()?), &status)?;
                     return Ok(stale.map(|stale| stale.stats()));
                 }
             }
         }
         self.stats(&volume).map(Some)
-    }
-
-    pub(super) fn place_among(
-        &self,
-        volume: &Volume,
-        mounts: &[KnownMount],
-        mounted: &MountedDevices,
-    ) -> Result<Option<PathBuf>> {
-        match volume.kind() {
-            VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
-            VolumeKind::Block => self.block(volume)?.published_at(mounted, None),
-        }
     }
 }

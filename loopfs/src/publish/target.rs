@@ -25,8 +25,8 @@ pub struct PublishRoot {
     directory: OwnedFd,
     /// The path without symbolic links, as in `/proc/self/mountinfo`.
     path: PathBuf,
+    /// All mounts of the mount namespace.
     mounts: Mutex<MountCache>,
-    all_mounts: Mutex<MountCache>,
     pub(super) locks: Locks,
 }
 
@@ -39,9 +39,8 @@ impl PublishRoot {
         let path = path.canonicalize().context("open", path.display())?;
         let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
             .context("open", path.display())?;
-        let mounts = Mutex::new(MountCache::below(path.clone()));
-        let all_mounts = Mutex::new(MountCache::below("/".into()));
-        Ok(Self { directory, path, mounts, all_mounts, locks: Locks::default() })
+        let mounts = Mutex::new(MountCache::below("/".into()));
+        Ok(Self { directory, path, mounts, locks: Locks::default() })
     }
 
     /// Returns the path of the directory without symbolic links.
@@ -162,12 +161,19 @@ impl PublishRoot {
     /// # Errors
     /// Those of reading `/proc/self/mountinfo`.
     pub fn mounts(&self) -> Result<Vec<KnownMount>> {
-        read(&self.mounts)
+        let mut mounts = self.all_mounts()?;
+        mounts.retain(|mount| mount.mount_point.starts_with(&self.path));
+        Ok(mounts)
     }
 
     /// Returns the mounted nodes of loop devices, wherever they are: another program may have published the device of a volume too.
     pub(super) fn mounted_devices(&self) -> Result<MountedDevices> {
-        MountedDevices::among(&read(&self.all_mounts)?)
+        MountedDevices::among(&self.all_mounts()?)
+    }
+
+    fn all_mounts(&self) -> Result<Vec<KnownMount>> {
+        // A panic while it was locked leaves a cache that has too few mounts, and the next read adds them.
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()
     }
 
     /// Unmounts and removes a target, whatever is mounted there: the first part of [`Publisher::unpublish`](super::Publisher::unpublish).
@@ -198,11 +204,6 @@ impl PublishRoot {
         target.remove()?;
         Ok(ClearedTarget { status })
     }
-}
-
-fn read(mounts: &Mutex<MountCache>) -> Result<Vec<KnownMount>> {
-    // A panic while it was locked leaves a cache that has too few mounts, and the next read adds them.
-    mounts.lock().unwrap_or_else(PoisonError::into_inner).read()
 }
 
 /// What was at a target before it was cleared.

@@ -305,8 +305,9 @@ fn the_root_can_be_on_the_file_system_of_the_volumes() {
     leaks.check();
 }
 
+/// Two publishers have published the device. It stays until the second of them has unpublished it.
 #[test]
-fn two_publishers_of_a_device_keep_it_until_the_last_has_unpublished() {
+fn shared_devices_outlive_the_first_unpublication() {
     let leaks = Leaks::watch();
     let (here, there) = (scratch(), scratch());
     let (first, second) = (publisher(here.path()), publisher(there.path()));

@@ -19,7 +19,7 @@ use std::{
 use anyhow::Context as _;
 use futures::{future::BoxFuture, stream};
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
@@ -36,7 +36,11 @@ use tokio::time::timeout;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 use tower_http::decompression::DecompressionLayer;
 
-use crate::api::{pages::Pages, request, traffic::ApiTraffic};
+use crate::api::{
+    pages::{Pages, whole},
+    request,
+    traffic::ApiTraffic,
+};
 
 /// The deadlines of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,9 +173,7 @@ where
                 within_silence(body, silence).boxed_unsync()
             } else {
                 // The caller reads the whole body anyway; here its time counts towards the deadline.
-                Full::new(body.collect().await.map_err(Into::<BoxError>::into)?.to_bytes())
-                    .map_err(|never| match never {})
-                    .boxed_unsync()
+                whole(body.collect().await.map_err(Into::<BoxError>::into)?.to_bytes())
             };
             Ok(Response::from_parts(head, body))
         };

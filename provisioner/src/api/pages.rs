@@ -100,8 +100,7 @@ where
                         if head.status.is_success() {
                             pages.expect(&parts.uri, next_size(size, page.len()), requested);
                         }
-                        let page = Full::new(page).map_err(|never| match never {});
-                        return Ok(Response::from_parts(head, page.boxed_unsync()));
+                        return Ok(Response::from_parts(head, whole(page)));
                     }
                     Err(error) if error.is::<LengthLimitError>() => {
                         tracing::debug!(uri = %parts.uri, size, "a page is too long; requesting a shorter one");
@@ -112,6 +111,11 @@ where
             }
         })
     }
+}
+
+/// Returns a body that was read.
+pub(super) fn whole(body: Bytes) -> UnsyncBoxBody<Bytes, BoxError> {
+    Full::new(body).map_err(|never| match never {}).boxed_unsync()
 }
 
 /// Returns the number of objects that a list requests at once. A watch has no pages.
