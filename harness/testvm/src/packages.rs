@@ -3,12 +3,22 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use tokio::sync::oneshot;
 
+use crate::cache;
 use crate::process::{Program, find};
 use crate::session::Session;
+
+/// The lock of the package lists, and how long to wait for it.
+const LISTS_LOCK: &str = "/var/lib/apt/lists/lock";
+const LISTS_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A program that this crate runs, or a file that it reads, and its Debian package.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +82,12 @@ pub async fn ensure(session: &Session, tools: &[Tool]) -> Result<()> {
     if !root && wanted.iter().any(|tool| tool.program == MMDEBSTRAP.program) {
         wanted.push(NEWUIDMAP);
     }
-    let missing = missing(&wanted, |program| find(OsStr::new(program)).is_some());
+    if missing_here(&wanted).is_empty() {
+        return Ok(());
+    }
+    // Lanes install concurrently, and another one may install the same packages now.
+    let _lock = cache::lock(&session.cache.root().join("packages.lock")).await?;
+    let missing = missing_here(&wanted);
     if missing.is_empty() {
         return Ok(());
     }
@@ -85,10 +100,14 @@ pub async fn ensure(session: &Session, tools: &[Tool]) -> Result<()> {
     );
     let step = session.progress.step(format!("install {packages}"));
     install(&missing).await?;
-    let still = self::missing(&wanted, |program| find(OsStr::new(program)).is_some());
+    let still = missing_here(&wanted);
     anyhow::ensure!(still.is_empty(), "installed {packages}, yet these are missing: {still:?}");
     step.done("");
     Ok(())
+}
+
+fn missing_here(tools: &[Tool]) -> BTreeSet<&'static str> {
+    missing(tools, |program| find(OsStr::new(program)).is_some())
 }
 
 /// Returns the packages of the tools that are not installed, without repetition.
@@ -107,10 +126,34 @@ async fn install(packages: &BTreeSet<&'static str>) -> Result<()> {
     if Path::new("/var/cache/apt/pkgcache.bin").exists() && install().finish().await?.status.success() {
         return Ok(());
     }
-    // There are no package lists yet, or they are outdated and the mirror has newer packages.
+    // There are no package lists yet, or they are outdated and the mirror has newer packages. apt-get does not wait for the lock of
+    // another program that reads the lists, such as apt-daily.service after the boot.
+    wait_for_lists().await?;
     apt_get().args(["-o", "DPkg::Lock::Timeout=300", "update"]).run().await.context("apt-get update")?;
     install().run().await.context("apt-get install")?;
     Ok(())
+}
+
+/// Waits until no other program locks the package lists.
+async fn wait_for_lists() -> Result<()> {
+    let Ok(file) = File::options().write(true).open(LISTS_LOCK) else { return Ok(()) };
+    let (locked, wait) = oneshot::channel();
+    // A thread that the end of the program does not wait for.
+    std::thread::spawn(move || {
+        let whole = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        locked.send(fcntl(&file, FcntlArg::F_OFD_SETLKW(&whole)))
+    });
+    let locked = tokio::time::timeout(LISTS_TIMEOUT, wait).await;
+    let locked = locked.with_context(|| {
+        format!("another program locks {LISTS_LOCK} for {LISTS_TIMEOUT:?}; wait until it has ended")
+    })?;
+    locked?.with_context(|| format!("lock {LISTS_LOCK}")).map(drop)
 }
 
 #[cfg(test)]
