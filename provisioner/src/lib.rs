@@ -48,7 +48,7 @@ use crate::{
     controller::{builtin, lease::Candidate, process::Duties},
     node::{audit, capacity::CapacityConfig, process::Options, project_audit},
     objects::{claim_labels, identity::Identity},
-    store::{intents::Intents, storage::Opener},
+    store::{custody::Custody, storage::Opener},
     tasks::ended_early,
 };
 pub use crate::{
@@ -141,9 +141,9 @@ async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let options = options(pod, &common, &audit);
-    let intents = Intents::beside(&data_dir);
+    let custody_path = Custody::path_beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let parts = node::process::Parts { client, identity, intents, open, options, monitoring };
+    let parts = node::process::Parts { client, identity, custody_path, open, options, monitoring };
     until_signal(node::process::spawn(parts)).await
 }
 

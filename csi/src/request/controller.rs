@@ -7,7 +7,7 @@ use csi_wire::csi as wire;
 use csi_wire::csi::volume_content_source::{self as source, Type};
 use csi_wire::{Settings, reserved};
 use loopfs::FilesystemUuid;
-use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
+use loopfs::volume_store::{Annotations, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
 use super::capability::Capability;
 use super::field::{CapacityRange, Result, not_found, parse_volume_id, require_non_empty};
@@ -25,6 +25,7 @@ pub(crate) struct Create {
     pub(crate) kind: VolumeKind,
     pub(crate) capacity: CapacityRange,
     pub(crate) parameters: Settings,
+    pub(crate) annotations: Annotations,
     /// The source of the volume's initial content.
     pub(crate) source: Option<OwnedContentSource>,
     /// `true` if a volume on this node satisfies the request.
@@ -79,10 +80,13 @@ impl RequestReader {
         let kind = kind_of_all(request.volume_capabilities)?;
         let capacity = CapacityRange::parse(request.capacity_range)?;
         let parameters = settings(&request.parameters)?;
+        let claim = reserved::claim_of(&request.parameters).map(|claim| (reserved::CLAIM_ANNOTATION, claim));
+        let annotations =
+            Annotations::new(claim).map_err(|error| InvalidRequest::new("parameters", error.to_string()))?;
         refuse_mutable(&request.mutable_parameters)?;
         let source = request.volume_content_source.map(content_source).transpose()?;
         let accessible_here = self.is_accessible(request.accessibility_requirements);
-        Ok(Create { volume, kind, capacity, parameters, source, accessible_here })
+        Ok(Create { volume, kind, capacity, parameters, annotations, source, accessible_here })
     }
 
     /// Returns `true` if this node satisfies the requirements.

@@ -162,7 +162,7 @@ fn is_as_expected(publisher: &Publisher, volume: &Volume, expected: &Expected) -
     if suits.is_err() {
         return Ok(suits);
     }
-    let Some(parameters) = expected.parameters else { return Ok(Ok(())) };
+    let Some(parameters) = &expected.parameters else { return Ok(Ok(())) };
     let difference = volume.settings_differ(&parameters.spec(volume.kind(), volume.capacity()))?;
     Ok(difference.map_or(Ok(()), |difference| Err(format!("parameters: {difference}"))))
 }

@@ -1,7 +1,7 @@
 //! Creating, expanding and deleting volumes.
 
 use loopfs::publish::Publisher;
-use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId};
+use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 
 use super::publish::Volumes;
@@ -119,7 +119,8 @@ fn create_volume(publisher: &Publisher, create: &Create, size: Bytes) -> Result<
             create.volume
         )));
     }
-    let spec = create.parameters.spec(create.kind, size);
+    let settings = create.parameters.spec(create.kind, size);
+    let spec = VolumeSpec { annotations: create.annotations.clone(), ..settings };
     let created = match &create.source {
         Some(source) => publisher.store().clone_from(source.as_ref(), &create.volume, &spec),
         None => publisher.store().create(&create.volume, &spec),

@@ -5,6 +5,8 @@
 //! parameters that they do not know. Classes that were written for them, or by a tool that always sets the file system type, work with
 //! this driver and with its provisioner as well.
 
+use std::collections::HashMap;
+
 const PREFIX: &str = "csi.storage.k8s.io/";
 
 /// The file system of all volumes.
@@ -12,6 +14,9 @@ const FILE_SYSTEM: &str = "xfs";
 
 /// `fstype`, in the form in which refusals list it.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype (xfs or empty)";
+
+/// The annotation of a volume with the claim that it was created for, as `NAMESPACE/NAME`. `loopfs store list` shows it.
+pub const CLAIM_ANNOTATION: &str = "claim";
 
 const OF_A_VOLUME: [&str; 3] = ["pv/name", "pvc/name", "pvc/namespace"];
 const OF_A_SNAPSHOT: [&str; 3] =
@@ -50,6 +55,13 @@ pub fn of_volume(name: &str, value: &str) -> Option<Result<(), String>> {
         added if OF_A_VOLUME.contains(&added) => Some(Ok(())),
         _ => of_class(name, value),
     }
+}
+
+/// Returns the claim of a request for a volume as `NAMESPACE/NAME`, if external-provisioner has added it.
+#[must_use]
+pub fn claim_of(parameters: &HashMap<String, String>) -> Option<String> {
+    let value = |name: &str| parameters.get(&format!("{PREFIX}pvc/{name}"));
+    Some(format!("{}/{}", value("namespace")?, value("name")?))
 }
 
 /// Returns `true` if Kubernetes defines the parameter for a snapshot. No such parameter has an effect in this driver.

@@ -8,7 +8,7 @@ use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
 use crate::reserved;
 
 /// The settings of new volumes, apart from their kind and capacity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings(VolumeSpec);
 
 /// What is wrong with the parameters, all of it together, so that an administrator can correct it in one step, and what is allowed.
@@ -44,7 +44,7 @@ impl Settings {
     /// Returns the specification of a volume with these settings.
     #[must_use]
     pub fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
-        VolumeSpec { kind, capacity, ..self.0 }
+        VolumeSpec { kind, capacity, ..self.0.clone() }
     }
 }
 

@@ -8,15 +8,9 @@ use rustix::io;
 
 use super::result::{Result, errno};
 
-/// `fgetxattr`: returns `None` if the attribute is not set, and EBADF on an `O_PATH` descriptor. Returns ERANGE if the value
-/// is longer than 256 bytes.
+/// `fgetxattr`: returns `None` if the attribute is not set, and EBADF on an `O_PATH` descriptor.
 pub(crate) fn get(file: impl AsFd, name: &CStr) -> Result<Option<Vec<u8>>> {
-    let mut value = vec![0; 256];
-    let length = if_set(fs::fgetxattr(file, name, &mut value[..]))?;
-    Ok(length.map(|length| {
-        value.truncate(length);
-        value
-    }))
+    if_set(read_all(|value| fs::fgetxattr(&file, name, value)))
 }
 
 /// `fsetxattr`: creates or replaces the attribute.

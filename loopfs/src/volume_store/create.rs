@@ -34,6 +34,7 @@ impl VolumeStore {
         if !self.exists_durably(is_there)? {
             self.make(id, capacity, spec)
                 .or_else(|error| self.unless_created_concurrently(error, is_there))?;
+            self.pending.created(id, spec);
         }
         self.volume(id)
     }
@@ -50,6 +51,7 @@ impl VolumeStore {
             return Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, "there is one of that id"));
         }
         self.make(id, capacity, spec)?;
+        self.pending.created(id, spec);
         self.volume(id)
     }
 
@@ -117,9 +119,12 @@ impl VolumeStore {
         let staged = self.stage(entry, "create", limits, attributes)?;
         // Any user can write to the directory, so a program that runs as any user can use the volume. Only root can pass the parent
         // directories. chmod is needed because the mode of mkdir was subject to the umask.
-        match fchmod(&staged, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO) {
+        let made = fchmod(&staged, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO)
+            .context("chmod", entry)
+            .and_then(|()| spec.annotations.write(&staged, spec.pending, entry));
+        match made {
             Ok(()) => staged.publish(),
-            Err(errno) => Err(staged.discard(Error::sys("chmod", entry, errno))),
+            Err(error) => Err(staged.discard(error)),
         }
     }
 
@@ -130,6 +135,7 @@ impl VolumeStore {
         self.create_image_from(entry, promise, |image| {
             let settings = Image::resolve(spec.image, image, id)?;
             settings.record(image, entry)?;
+            spec.annotations.write(image, spec.pending, entry)?;
             allocate(image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)
         })
     }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::id::VolumeId;
+use super::on_disk::Annotations;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device::{DirectIo, Discard};
@@ -40,7 +41,7 @@ impl std::fmt::Display for VolumeKind {
 }
 
 /// The requested properties of a new volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {
     /// Directory or image.
     pub kind: VolumeKind,
@@ -50,16 +51,28 @@ pub struct VolumeSpec {
     pub bytes_per_inode: NonZeroU64,
     /// The settings of the image of a Block volume.
     pub image: ImageSpec,
+    /// What the caller notes about the volume. An existing volume keeps its own.
+    pub annotations: Annotations,
+    /// Creates the volume as pending, until [`VolumeStore::confirm`](super::VolumeStore::confirm). An existing volume stays as it is.
+    pub pending: bool,
 }
 
 impl VolumeSpec {
     /// One inode for each 16384 bytes. In a file system of four allocation groups, these reserve an eighth of the capacity.
     pub const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(16384).expect("16384 is not 0");
 
-    /// Returns a specification with one inode for each 16384 bytes. A Block volume is thick and prefers direct I/O.
+    /// Returns a specification with one inode for each 16384 bytes and without annotations. A Block volume is thick and prefers direct
+    /// I/O.
     #[must_use]
     pub fn new(kind: VolumeKind, capacity: Bytes) -> Self {
-        Self { kind, capacity, bytes_per_inode: Self::BYTES_PER_INODE, image: ImageSpec::default() }
+        Self {
+            kind,
+            capacity,
+            bytes_per_inode: Self::BYTES_PER_INODE,
+            image: ImageSpec::default(),
+            annotations: Annotations::default(),
+            pending: false,
+        }
     }
 
     /// Returns the capacity rounded up, or an error if no volume can have it.

@@ -49,7 +49,9 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the path or the device. Those of rename(2), such as EROFS.
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
-        self.discard(ContentSource::Volume(id))
+        let existed = self.discard(ContentSource::Volume(id))?;
+        self.pending.ended(id);
+        Ok(existed)
     }
 
     /// Deletes a snapshot, as [`delete`](Self::delete) deletes a volume. Volumes that were cloned from it stay.

@@ -11,7 +11,9 @@ use nix::unistd::{Whence, lseek};
 
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
-use super::on_disk::{Attributes, ForeignRecord, Image, layout, made_from, shares, sizes};
+use super::on_disk::{
+    Annotations, Attributes, ForeignRecord, Image, is_pending, layout, made_from, shares, sizes,
+};
 use super::settings;
 use super::source::OwnedContentSource;
 use super::space::Reservation;
@@ -204,6 +206,22 @@ impl Volume {
     /// Those of fgetxattr(2).
     pub fn source(&self) -> Result<Option<OwnedContentSource>> {
         made_from::read(&self.entry)
+    }
+
+    /// Returns what the creator of the volume noted about it.
+    ///
+    /// # Errors
+    /// Those of fgetxattr(2); [`ErrorKind::Other`]: the annotations were changed by another program.
+    pub fn annotations(&self) -> Result<Annotations> {
+        Annotations::read(&self.entry)
+    }
+
+    /// Returns `true` if the volume was created as [pending](VolumeSpec::pending), and was not confirmed yet.
+    ///
+    /// # Errors
+    /// Those of fgetxattr(2).
+    pub fn is_pending(&self) -> Result<bool> {
+        is_pending(&self.entry)
     }
 
     /// Returns `true` if the volume holds data: a directory that has an entry, or an image with a block that was written, or copied

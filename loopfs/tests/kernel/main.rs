@@ -6,6 +6,7 @@
 //! directory with the programs of `examples`. The tests fail if one of them is missing, because a skipped test must
 //! not look like a passed one.
 
+mod annotations;
 mod attachments;
 mod clones;
 mod command_line;

@@ -317,11 +317,11 @@ fn concurrent_processes_do_not_reserve_the_same_space() {
     const PROCESSES: u64 = 4;
     let leaks = Leaks::watch();
     let before = store().space().unwrap().available;
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(before.0 / 6));
+    let spec = &VolumeSpec::new(VolumeKind::Filesystem, Bytes(before.0 / 6));
     let made: u64 = std::thread::scope(|scope| {
         let process = |number: u64| {
             let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
-            let create = move |turn| store.create(&id(&format!("v-{number}-{turn}")), &spec);
+            let create = move |turn| store.create(&id(&format!("v-{number}-{turn}")), spec);
             (0..6).map(create).filter(|made| made.is_ok()).count() as u64
         };
         let running: Vec<_> = (0..PROCESSES).map(|number| scope.spawn(move || process(number))).collect();

@@ -39,6 +39,13 @@ pub(crate) struct Found {
     pub(crate) intact: BTreeSet<u64>,
 }
 
+impl Volume {
+    /// Returns `true` if the operation that created and confirmed the volume has ended.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.presence == Presence::There
+    }
+}
+
 impl Expected {
     /// Derives the state from the lines in their order. Only one thread writes about a volume.
     pub(crate) fn of(lines: &[Line]) -> Expected {

@@ -11,7 +11,7 @@ use std::thread;
 use loopfs::loop_device::Access;
 use loopfs::project_quota::{Limits, ProjectId, ProjectQuota, assign_project, project_of};
 use loopfs::volume_store::{
-    ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+    Annotations, ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, Inodes};
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -138,7 +138,9 @@ impl Worker<'_> {
     fn perform(&mut self, operation: &Operation) -> Result<(), Box<dyn std::error::Error>> {
         match operation {
             Operation::Create { kind, volume, capacity } => {
-                self.store.create(&VolumeId::parse(volume)?, &VolumeSpec::new(*kind, Bytes(*capacity)))?;
+                let id = VolumeId::parse(volume)?;
+                self.store.create(&id, &VolumeSpec { pending: true, ..spec(volume, *kind, *capacity)? })?;
+                self.store.confirm(&id)?;
                 let (id, kind, capacity) = (volume.clone(), *kind, *capacity);
                 self.volumes.push(Known { id, kind, capacity, blocks: 0, snapshot: false });
             }
@@ -151,7 +153,7 @@ impl Worker<'_> {
             }
             Operation::Clone { kind, volume, capacity, source } => {
                 let original = self.known(source).clone();
-                let spec = VolumeSpec::new(*kind, Bytes(*capacity));
+                let spec = spec(volume, *kind, *capacity)?;
                 let id = VolumeId::parse(volume)?;
                 if original.snapshot {
                     let source = SnapshotId::parse(source)?;
@@ -244,6 +246,12 @@ impl Worker<'_> {
     fn known(&mut self, id: &str) -> &mut Known {
         self.volumes.iter_mut().find(|known| known.id == id).expect("a volume of this thread")
     }
+}
+
+/// Returns the specification of a volume that is annotated with its id.
+fn spec(volume: &str, kind: VolumeKind, capacity: u64) -> loopfs::Result<VolumeSpec> {
+    let annotations = Annotations::new([("claim", volume)])?;
+    Ok(VolumeSpec { annotations, ..VolumeSpec::new(kind, Bytes(capacity)) })
 }
 
 fn limits(capacity: u64) -> Limits {

@@ -95,11 +95,11 @@ async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
     let cluster = Cluster::connect().await;
     let node = Api::<Node>::all(cluster.admin.clone()).get_metadata(HERE).await.unwrap();
     let earlier = Custody::next(None, "earlier", fixtures::FILESYSTEM, &BTreeSet::new());
-    earlier.write(&cluster.intents().custody()).unwrap();
+    earlier.write(&cluster.custody_path()).unwrap();
     let before = cluster.create_orphan("before");
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
     cluster.event_in("default", HERE, "OrphanedVolumesKept", before.as_str()).await;
-    let record = Custody::read(&cluster.intents().custody()).unwrap().unwrap();
+    let record = Custody::read(&cluster.custody_path()).unwrap().unwrap();
     assert_eq!((Some(&record.node_uid), record.keeps(&before)), (node.uid().as_ref(), true));
     let since = cluster.create_orphan("since");
     cluster.event_in("default", HERE, "VolumeDeleted", since.as_str()).await;
@@ -126,7 +126,7 @@ async fn orphaned_volumes_are_removed_if_requested() {
     keeps.stop().await;
     assert_eq!(cluster.volumes.state().volumes.len(), 4, "the grace time has not passed");
 
-    cluster.intents().record(&pending, &Intent::of(&waiting)).unwrap();
+    cluster.volumes.state().pending.insert(pending.clone(), ClaimRecord::of(&waiting));
     let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
     cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;

@@ -97,8 +97,9 @@ async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
     let hidden = Hidden::create(&cluster, &api_server).await;
     for (_, id) in &hidden.volumes {
         let uid = id.as_str().trim_start_matches("pvc-").to_owned();
-        let intent = Intent { namespace: cluster.namespace.clone(), name: "deleted".to_owned(), uid };
-        cluster.intents().record(id, &intent).unwrap();
+        let (namespace, class) = (cluster.namespace.clone(), cluster.class.clone());
+        let record = ClaimRecord { namespace, name: "deleted".to_owned(), uid, class };
+        cluster.volumes.state().pending.insert(id.clone(), record);
     }
     hidden.inject(&api_server);
     let node = (HERE, &cluster.volumes);
@@ -106,8 +107,8 @@ async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
     hidden.until_read(&api_server, 0, true).await;
 
     api_server.set(hides_new_objects);
-    let no_records = || cluster.intents().list().unwrap().is_empty().then_some(());
-    eventually("no record of provisioning", || async { no_records() }).await;
+    let none_pending = || cluster.volumes.state().pending.is_empty().then_some(());
+    eventually("no pending volume", || async { none_pending() }).await;
     hidden.assert_kept(&cluster);
     provisioner.stop().await;
     cluster.remove_objects(&hidden.names()).await;

@@ -144,8 +144,8 @@ impl<'a> Lives<'a> {
             self.provisioner.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
         })
         .await;
-        let intents = self.cluster.intents_of(self.node);
-        eventually("no records", || async { intents.list().unwrap().is_empty().then_some(()) }).await;
+        let none_pending = || self.volumes.state().pending.is_empty().then_some(());
+        eventually("no pending volume", || async { none_pending() }).await;
         let claims = self.all().len();
         let writes = |resource: &'static str| {
             self.api_server.count(0, |call, _| call.is_write() && call.resource.starts_with(resource))

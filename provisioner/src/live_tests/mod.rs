@@ -24,6 +24,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use loopfs::Bytes;
+use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use monitoring::Listeners;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -46,12 +47,7 @@ use crate::{
         identity::Identity,
         ownership,
     },
-    store::{
-        custody::Custody,
-        intents::{Intent, Intents},
-        storage::Opener,
-        volumes::Volumes,
-    },
+    store::{claim_record::ClaimRecord, custody::Custody, storage::Opener, volumes::Volumes},
     testing::{fake_store::FakeStore, fixtures},
 };
 
@@ -111,7 +107,7 @@ impl Provisioner {
     async fn start(
         node: &str,
         volumes: &Arc<FakeStore>,
-        intents: Intents,
+        custody_path: PathBuf,
         pod: OwnerReference,
         options: Options,
         client: Client,
@@ -126,7 +122,7 @@ impl Provisioner {
         let (tasks, stop) = crate::node::process::spawn(Parts {
             client,
             identity,
-            intents,
+            custody_path,
             open,
             options: Options { capacity: Some(capacity), ..options },
             monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
@@ -196,7 +192,7 @@ impl Cluster {
         for node in Api::<Node>::all(self.admin.clone()).list(&ListParams::default()).await.unwrap() {
             let empty = BTreeSet::new();
             let custody = Custody::next(None, &node.uid().unwrap(), fixtures::FILESYSTEM, &empty);
-            custody.write(&self.intents_of(&node.name_any()).custody()).unwrap();
+            custody.write(&self.custody_path_of(&node.name_any())).unwrap();
         }
     }
 
@@ -222,9 +218,9 @@ impl Cluster {
         client: Client,
         traffic: ApiTraffic,
     ) -> Provisioner {
-        let intents = self.intents_of(node);
+        let custody_path = self.custody_path_of(node);
         let pod = self.pod_of(node).await;
-        Provisioner::start(node, volumes, intents, pod, options, client, traffic).await
+        Provisioner::start(node, volumes, custody_path, pod, options, client, traffic).await
     }
 
     /// Returns a client with the rights of the provisioner of a node.
@@ -245,12 +241,12 @@ impl Cluster {
         owner_reference(&pod)
     }
 
-    fn intents(&self) -> Intents {
-        self.intents_of(HERE)
+    fn custody_path(&self) -> PathBuf {
+        self.custody_path_of(HERE)
     }
 
-    fn intents_of(&self, node: &str) -> Intents {
-        Intents::beside(&self.scratch.path().join(node))
+    fn custody_path_of(&self, node: &str) -> PathBuf {
+        Custody::path_beside(&self.scratch.path().join(node))
     }
 
     /// Creates a further class: the test's own class with a change.
@@ -525,18 +521,14 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     // A provisioner was killed after it created the volume and before it created the PersistentVolume.
     let claim = cluster.claim("deleted", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
-    cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
+    let annotations = ClaimRecord::of(&claim).annotations().unwrap();
     let spec =
-        loopfs::volume_store::VolumeSpec::new(loopfs::volume_store::VolumeKind::Filesystem, Bytes(MIB));
+        VolumeSpec { annotations, pending: true, ..VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB)) };
     cluster.volumes.create(&id, &spec).unwrap();
     cluster.delete_claim("deleted").await;
     cluster.wait_until_deleted(&cluster.claims(), "deleted").await;
     let provisioner = cluster.provisioner().await;
     until_empty(&cluster.volumes).await;
-    eventually("no record of provisioning", || async {
-        cluster.intents().list().unwrap().is_empty().then_some(())
-    })
-    .await;
     assert!(cluster.objects().get_opt(id.as_str()).await.unwrap().is_none());
     cluster.finish([provisioner]).await;
 }

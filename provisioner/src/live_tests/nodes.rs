@@ -165,7 +165,7 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     cluster.select("large", THERE).await;
     assert_eq!(node_of(&cluster.bound("large").await), THERE);
     // The attempt leaves nothing behind.
-    eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
+    eventually("forgotten", || async { cluster.volumes.state().pending.is_empty().then_some(()) }).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     cluster.delete_claim("large").await;
     until_empty(&there).await;

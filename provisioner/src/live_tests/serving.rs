@@ -20,7 +20,7 @@ use crate::{
     },
     loss::NodeLoss,
     node::process::Options,
-    store::intents::Intents,
+    store::custody::Custody,
     testing::fake_store::FakeStore,
 };
 
@@ -111,10 +111,10 @@ async fn start_of_fleet(scratch: &Path, pod: OwnerReference, node: String) -> Pr
     let traffic = ApiTraffic::default();
     let kubeconfig = Cluster::kubeconfig_of(&node);
     let client = crate::api::client::connect(Some(kubeconfig), &traffic).await.unwrap();
-    let intents = Intents::beside(&scratch.join(&node));
+    let custody_path = Custody::path_beside(&scratch.join(&node));
     let volumes = Arc::new(FakeStore::of_size(SIZE));
     let provisioner =
-        Provisioner::start(&node, &volumes, intents, pod, options_with_labels(), client, traffic).await;
+        Provisioner::start(&node, &volumes, custody_path, pod, options_with_labels(), client, traffic).await;
     provisioner.until_ready().await;
     provisioner.until_it_watches_all_claims(false).await;
     provisioner

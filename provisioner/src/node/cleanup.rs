@@ -16,14 +16,14 @@ use crate::{
         volume_deletion::{self, Deletion, Rule},
     },
     objects::ownership,
-    store::{intents::Intent, volumes::StorageError},
+    store::{claim_record::ClaimRecord, volumes::StorageError},
 };
 
 /// Interval at which the trash is emptied even without a notification: an open file may keep the entry of a deleted volume, and no
 /// event announces when it is closed.
 const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Interval at which the records of provisioning are read again, even if no claim was deleted.
+/// Interval at which the pending volumes are checked again, even if no claim was deleted.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Empties the trash whenever an entry was moved there, until shutdown.
@@ -52,7 +52,7 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
     loop {
         ctx.synced().await;
         let all_done = match custody::take_once(&mut known_filesystem, ctx).await {
-            Ok(()) => process_records(ctx).await,
+            Ok(()) => check_pending(ctx).await,
             // An event on the node reports it already.
             Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => true,
             Err(error) => {
@@ -66,23 +66,18 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
     }
 }
 
-/// Processes every record of provisioning. Returns `false` if one has to be processed again soon.
-async fn process_records(ctx: &Context) -> bool {
-    let intents = ctx.intents.clone();
-    let intents = match tokio::task::spawn_blocking(move || intents.list()).await {
-        Ok(Ok(intents)) => intents,
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "could not read the records of provisioning; the cleanup retries");
-            return false;
-        }
+/// Checks each pending volume. Returns `false` if one has to be checked again soon.
+async fn check_pending(ctx: &Context) -> bool {
+    let pending = match ctx.storage.run(|volumes| volumes.pending()).await {
+        Ok(pending) => pending,
         Err(error) => {
-            tracing::error!(%error, "the task that reads the records of provisioning panicked; the cleanup retries");
+            tracing::warn!(%error, "could not read the pending volumes; the cleanup retries");
             return false;
         }
     };
     let mut all_done = true;
-    for (id, intent) in intents {
-        match process_record(&id, &intent, ctx).await {
+    for (id, record) in pending {
+        match check_volume(&id, &record, ctx).await {
             Ok(is_done) => all_done &= is_done,
             Err(error) => {
                 tracing::warn!(volume = %id, %error, "could not check whether this volume is an orphan; the check is retried");
@@ -93,14 +88,13 @@ async fn process_records(ctx: &Context) -> bool {
     all_done
 }
 
-/// Deletes the volume of a record if it is an orphan, and removes the record unless provisioning continues. Returns `false` if the
-/// record has to be processed again although no other claim is deleted: another task works on the volume, or its PersistentVolume
-/// is being deleted.
-async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
+/// Deletes a pending volume if it is an orphan, and otherwise confirms it unless provisioning continues. Returns `false` if the volume has
+/// to be checked again although no other claim is deleted: another task works on it, or its PersistentVolume is being deleted.
+async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Result<bool, Error> {
     // The task that holds the lock may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
-    let claim = ctx.claim(&intent.claim()).await?;
-    let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
+    let claim = ctx.claim(&record.claim()).await?;
+    let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(record.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {
         // The claim still waits for its volume.
@@ -126,23 +120,17 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
         // If the volume was there before the node was registered, its PersistentVolume and claim may have been deleted in the meantime.
         if custody.keeps(id) {
             tracing::warn!(
-                volume = %id, claim = %intent.claim(),
+                volume = %id, claim = %record.claim(),
                 "a volume without a claim is kept, because it was there before this node was registered or got its disk"
             );
         } else {
-            let owner = volume_deletion::owner_from(intent);
+            let owner = volume_deletion::owner_from(record);
             let filesystem_uuid = Some(custody.filesystem_uuid);
             volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await?;
         }
     }
-    let (intents, finished) = (ctx.intents.clone(), id.clone());
-    let cleared = ctx.storage.run(move |_volumes| {
-        if let Err(error) = intents.clear(&finished) {
-            tracing::warn!(volume = %finished, %error, "a record of provisioning cannot be removed");
-        }
-        Ok(())
-    });
-    cleared.await?;
+    let kept = id.clone();
+    ctx.storage.run(move |volumes| volumes.confirm(&kept)).await?;
     Ok(true)
 }
 
@@ -179,24 +167,27 @@ mod tests {
     }
 
     /// Returns a context with a volume, the record of its provisioning, and `claims` in the cache.
-    fn recorded(claims: Vec<PersistentVolumeClaim>, requests: Vec<ExpectedRequest>) -> (TestContext, Intent) {
+    fn recorded(
+        claims: Vec<PersistentVolumeClaim>,
+        requests: Vec<ExpectedRequest>,
+    ) -> (TestContext, ClaimRecord) {
         let caches = Caches { claims, ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
         test_context.volumes.state().volumes.insert(id(), (VolumeKind::Filesystem, Bytes(1 << 20)));
-        let intent = Intent::of(&fixtures::claim(json!({})));
-        test_context.ctx.intents.record(&id(), &intent).unwrap();
+        let record = ClaimRecord::of(&fixtures::claim(json!({})));
+        test_context.volumes.state().pending.insert(id(), record.clone());
         // The node had its disk before.
         let custody = Custody::next(None, "node", fixtures::FILESYSTEM, &BTreeSet::new());
-        custody.write(&test_context.ctx.intents.custody()).unwrap();
-        (test_context, intent)
+        custody.write(&test_context.ctx.custody_path).unwrap();
+        (test_context, record)
     }
 
-    /// Processes the record. Returns whether the volume and the record exist afterwards.
-    async fn kept_after_processing(test_context: TestContext, intent: &Intent) -> (bool, bool) {
-        process_record(&id(), intent, &test_context.ctx).await.unwrap();
+    /// Checks the pending volume. Returns whether the volume exists afterwards, and whether it is pending.
+    async fn kept_after_processing(test_context: TestContext, record: &ClaimRecord) -> (bool, bool) {
+        check_volume(&id(), record, &test_context.ctx).await.unwrap();
         let kept = (
             test_context.volumes.capacity(fixtures::VOLUME).is_some(),
-            !test_context.ctx.intents.list().unwrap().is_empty(),
+            !test_context.volumes.state().pending.is_empty(),
         );
         test_context.finish().await;
         kept
@@ -204,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_volume_without_persistent_volume_is_deleted_if_its_claim_was_deleted() {
-        let (test_context, intent) = recorded(
+        let (test_context, record) = recorded(
             vec![],
             vec![
                 expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
@@ -213,7 +204,7 @@ mod tests {
                 own_node("node"),
             ],
         );
-        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
+        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
     /// Its PersistentVolume and its claim were deleted while the node was deleted, and a crash had left the record.
@@ -221,8 +212,8 @@ mod tests {
     async fn a_volume_from_before_the_node_was_registered_is_kept() {
         let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
         let requests = vec![absent, unlabelled(&[]), labelled(), own_node("another")];
-        let (test_context, intent) = recorded(vec![], requests);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
+        let (test_context, record) = recorded(vec![], requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     #[tokio::test]
@@ -234,22 +225,22 @@ mod tests {
             labelled(),
             own_node("node"),
         ];
-        let (test_context, intent) = recorded(vec![successor], requests);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
+        let (test_context, record) = recorded(vec![successor], requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
     #[tokio::test]
     async fn a_volume_with_a_persistent_volume_is_kept() {
         let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
-        let (test_context, intent) =
+        let (test_context, record) =
             recorded(vec![], vec![expect(Method::GET, VOLUME, None).respond(object)]);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     #[tokio::test]
     async fn a_volume_is_deleted_once_its_marked_persistent_volume_no_longer_exists() {
         let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        let (test_context, intent) = recorded(
+        let (test_context, record) = recorded(
             vec![],
             vec![
                 expect(Method::GET, VOLUME, None).respond(deleted),
@@ -259,9 +250,9 @@ mod tests {
                 own_node("node"),
             ],
         );
-        assert!(!process_record(&id(), &intent, &test_context.ctx).await.unwrap());
-        assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
+        assert!(!check_volume(&id(), &record, &test_context.ctx).await.unwrap());
+        assert_eq!(test_context.volumes.state().pending.len(), 1);
+        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
     /// A task that fails after its claim was deleted leaves a volume behind, and no event announces that.
@@ -269,7 +260,7 @@ mod tests {
     async fn the_record_of_a_locked_volume_is_read_again_although_no_claim_is_deleted() {
         let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
         let requests = vec![own_node("node"), absent, unlabelled(&[]), labelled(), own_node("node")];
-        let (test_context, _intent) = recorded(vec![], requests);
+        let (test_context, _record) = recorded(vec![], requests);
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
         let begun = tokio::time::Instant::now();
@@ -279,7 +270,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         drop(exclusive);
-        while !test_context.ctx.intents.list().unwrap().is_empty() {
+        while !test_context.volumes.state().pending.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(begun.elapsed() < ORPHANS_INTERVAL, "{:?}", begun.elapsed());
@@ -292,8 +283,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_volume_and_record_of_a_waiting_claim_are_kept() {
-        let (test_context, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (true, true));
+        let (test_context, record) = recorded(vec![fixtures::claim(json!({}))], vec![]);
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, true));
     }
 
     /// A claim that has lost its label is not in the cache of a node that watches by labels.
@@ -316,19 +307,19 @@ mod tests {
         #[case] expected: (bool, bool),
     ) {
         let requests = std::iter::once(reads_claim).chain(others).collect();
-        let (test_context, intent) = recorded(vec![], requests);
+        let (test_context, record) = recorded(vec![], requests);
         test_context.ctx.claim_scope.set(ClaimScope::Own);
         // The cache may still be that of the earlier watch.
         test_context.ctx.claim_scope.set(ClaimScope::All);
-        assert_eq!(kept_after_processing(test_context, &intent).await, expected);
+        assert_eq!(kept_after_processing(test_context, &record).await, expected);
     }
 
     #[tokio::test]
     async fn the_record_of_a_bound_claim_is_removed() {
         let object = fixtures::volume(json!({}));
         let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
-        let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
+        let (test_context, record) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     #[tokio::test]
@@ -340,24 +331,24 @@ mod tests {
             labelled(),
             own_node("node"),
         ];
-        let (test_context, intent) = recorded(vec![], requests);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
+        let (test_context, record) = recorded(vec![], requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
     #[tokio::test]
     async fn the_data_of_a_bound_claim_is_kept_without_its_persistent_volume() {
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
-        let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
+        let (test_context, record) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     #[tokio::test]
     async fn a_volume_that_another_task_has_locked_is_kept() {
-        let (test_context, intent) = recorded(vec![], vec![]);
+        let (test_context, record) = recorded(vec![], vec![]);
         let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
         assert!(
-            !process_record(&id(), &intent, &ctx).await.unwrap(),
+            !check_volume(&id(), &record, &ctx).await.unwrap(),
             "the attempt may fail, so the record is read again"
         );
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
@@ -367,8 +358,8 @@ mod tests {
     async fn a_volume_that_a_persistent_volume_of_another_name_needs_is_kept() {
         let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
-        let (test_context, intent) = recorded(vec![], requests);
-        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
+        let (test_context, record) = recorded(vec![], requests);
+        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;
     }
@@ -381,10 +372,10 @@ mod tests {
     async fn a_404_that_does_not_name_the_persistent_volume_deletes_nothing(
         #[case] response: ExpectedRequest,
     ) {
-        let (test_context, intent) = recorded(vec![], vec![response]);
-        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
+        let (test_context, record) = recorded(vec![], vec![response]);
+        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-        assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
+        assert_eq!(test_context.volumes.state().pending.len(), 1);
         test_context.finish().await;
     }
 
@@ -397,11 +388,11 @@ mod tests {
             labelled(),
             own_node("node"),
         ];
-        let (test_context, intent) = recorded(vec![], requests);
-        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
+        let (test_context, record) = recorded(vec![], requests);
+        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
-        assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
+        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
+        assert_eq!(test_context.volumes.state().pending.len(), 1);
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
+    path::PathBuf,
     sync::{Arc, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -38,7 +39,6 @@ use crate::{
     objects::ownership,
     store::{
         in_flight::InFlight,
-        intents::Intents,
         storage::Storage,
         volumes::{VolumeError, Volumes},
     },
@@ -48,7 +48,8 @@ use crate::{
 pub(crate) struct Context {
     pub(crate) cluster: Cluster,
     pub(crate) storage: Storage,
-    pub(crate) intents: Intents,
+    /// The file with the record of custody.
+    pub(crate) custody_path: PathBuf,
 
     /// The claims that this node watches.
     pub(crate) claim_scope: CurrentScope,
@@ -68,7 +69,7 @@ pub(crate) struct Context {
     pub(crate) custody: Mutex<()>,
     /// Notified when an entry was moved to the trash.
     pub(crate) trash: Notify,
-    /// Notified when a claim was deleted or a watch restarted: records of provisioning may have been orphaned.
+    /// Notified when a claim was deleted or a watch restarted: pending volumes may have been orphaned.
     pub(crate) claims_deleted: Notify,
     pub(crate) retry_generation: RetryGeneration,
     /// Notified when the free capacity may have decreased, or a published CSIStorageCapacity was changed.
@@ -86,7 +87,7 @@ impl Context {
     /// Creates a context with a store that is not open yet.
     pub(crate) fn new(
         cluster: Cluster,
-        intents: Intents,
+        custody_path: PathBuf,
         claims: Store<PersistentVolumeClaim>,
         volumes: Store<PersistentVolume>,
         classes: Store<StorageClass>,
@@ -95,7 +96,7 @@ impl Context {
         Self {
             cluster,
             storage: Default::default(),
-            intents,
+            custody_path,
             claim_scope: Default::default(),
             claims: ControllerState::new(claims),
             claim_names: Default::default(),

@@ -24,7 +24,7 @@ pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
     let node = absence::get_metadata_opt(&nodes, name).await;
     let node = node.map_err(|error| Error::api("read Node", name, error))?;
     let uid = node.and_then(|node| node.metadata.uid).ok_or_else(|| Error::NodeDeleted(name.to_owned()))?;
-    let path = ctx.intents.custody();
+    let path = ctx.custody_path.clone();
     let record = move |volumes: &dyn Volumes| {
         let present: BTreeSet<_> = volumes.list()?.into_iter().collect();
         let before = Custody::read(&path)?;

@@ -292,7 +292,7 @@ mod tests {
         let synced = &test_context.ctx;
         endpoints.ctx = Arc::new(Context::new(
             synced.cluster.clone(),
-            synced.intents.clone(),
+            synced.custody_path.clone(),
             synced.claims.cache.clone(),
             synced.volumes.cache.clone(),
             synced.classes.clone(),

@@ -1,5 +1,6 @@
 //! The tasks of the process with the role `node`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -26,10 +27,7 @@ use crate::{
         label_record, lost_disk, persistent_volumes, project_audit,
     },
     objects::{claim_labels, identity::Identity},
-    store::{
-        intents::Intents,
-        storage::{self, Opener},
-    },
+    store::storage::{self, Opener},
     tasks::{named, until},
 };
 
@@ -52,7 +50,7 @@ pub(crate) struct Options {
 pub(crate) struct Parts {
     pub(crate) client: Client,
     pub(crate) identity: Identity,
-    pub(crate) intents: Intents,
+    pub(crate) custody_path: PathBuf,
     pub(crate) open: Opener,
     pub(crate) options: Options,
     /// The listeners for health and metrics, and what the client observes of its requests.
@@ -61,13 +59,13 @@ pub(crate) struct Parts {
 
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
 pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
-    let Parts { client, identity, intents, open, options, monitoring } = parts;
+    let Parts { client, identity, custody_path, open, options, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(cluster, intents, claims, volumes, classes, Timestamp::now));
+    let ctx = Arc::new(Context::new(cluster, custody_path, claims, volumes, classes, Timestamp::now));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
 

@@ -33,10 +33,7 @@ use crate::{
         pv::{self, Description, ReclaimPolicy},
         refusal::Refusal,
     },
-    store::{
-        intents::Intent,
-        volumes::{StorageError, VolumeError},
-    },
+    store::{claim_record::ClaimRecord, volumes::StorageError},
 };
 
 /// The action for a claim.
@@ -201,7 +198,10 @@ pub(crate) async fn apply(
         // If the snapshot is deleted over CSI in the meantime, the store notices and creates no volume.
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
-    let (intents, intent, new_id) = (ctx.intents.clone(), Intent::of(claim), id.clone());
+    let record = ClaimRecord::of(claim);
+    let annotations = record.annotations().map_err(StorageError::from)?;
+    let (kind, new_id) = (spec.kind, id.clone());
+    let spec = VolumeSpec { annotations, pending: true, ..spec };
     // A copy takes minutes, and a claim that is deleted or rescheduled in the meantime leaves its slot to others.
     let (known, key, uid) = (ctx.claims.cache.clone(), ObjectRef::from_obj(claim), claim.uid());
     let identity = ctx.cluster.identity.clone();
@@ -215,14 +215,8 @@ pub(crate) async fn apply(
     let is_still_wanted = is_wanted.clone();
     let is_copy = source.is_some();
     let creating = ctx.storage.run(move |volumes| {
-        // An interrupted attempt has left a record, and only of volumes that nothing has written to but the attempt. The record is
-        // looked for last, because another process that creates the volume now writes it first.
-        let held_data = volumes.holds_data(&new_id)? && !intents.contains(&new_id)?;
-        if !held_data {
-            // The record comes first, so that a volume which a crash leaves behind is found again. If creating the volume fails,
-            // the record stays until an attempt succeeds or the claim is deleted.
-            intents.record(&new_id, &intent)?;
-        }
+        // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
+        let held_data = volumes.holds_earlier_data(&new_id)?;
         let capacity = match &source {
             Some(source) => volumes.clone_from(source.as_ref(), &new_id, &spec, &is_wanted)?,
             None => volumes.create(&new_id, &spec)?,
@@ -231,14 +225,13 @@ pub(crate) async fn apply(
     });
     let (held_data, capacity, filesystem_uuid) = match creating.await {
         Err(_) if is_copy && !is_still_wanted() => {
-            // The copied files are there. The record of provisioning stays for the cleanup.
+            // The copied files are there.
             ctx.trash.notify_one();
             return Err(Error::CopyEnded(id));
         }
         created => created?,
     };
     ctx.capacity.notify_one();
-    let kind = spec.kind;
     let description = Description {
         claim,
         id: &id,
@@ -265,28 +258,18 @@ pub(crate) async fn apply(
         }
         PvOutcome::Elsewhere => {
             // The claim was rescheduled in the meantime.
-            let owner = volume_deletion::owner_from(&Intent::of(claim));
+            let owner = volume_deletion::owner_from(&record);
             let deletion =
                 Deletion { id: id.clone(), filesystem_uuid: None, owner, rule: Rule::OnAnotherNode };
-            volume_deletion::delete(deletion, ctx).await?;
-            return clear(&id, ctx).await;
+            return volume_deletion::delete(deletion, ctx).await.map(drop);
         }
     }
-    clear(&id, ctx).await?;
+    let confirmed = id.clone();
+    if let Err(error) = ctx.storage.run(move |volumes| volumes.confirm(&confirmed)).await {
+        tracing::warn!(volume = %id, %error, "could not confirm a volume; the cleanup of orphaned volumes retries");
+    }
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
     ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);
-    Ok(())
-}
-
-/// Removes the record of provisioning, once the volume has its PersistentVolume or was deleted.
-async fn clear(id: &VolumeId, ctx: &Context) -> Result<(), Error> {
-    let (intents, finished) = (ctx.intents.clone(), id.clone());
-    let cleared = tokio::task::spawn_blocking(move || intents.clear(&finished))
-        .await
-        .map_err(|_panicked| StorageError::Panicked)?;
-    if let Err(error) = cleared {
-        tracing::warn!(error = %VolumeError::from(error), "could not remove a record of provisioning; the cleanup of orphaned volumes retries");
-    }
     Ok(())
 }
 
@@ -317,8 +300,8 @@ async fn create_pv(
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
                 true if ownership::is_elsewhere(&existing, &ctx.cluster.identity) => Ok(PvOutcome::Elsewhere),
-                // Its data may have been deleted before this attempt created the volume again. The record of provisioning stays,
-                // so that the volume does not outlive the claim.
+                // Its data may have been deleted before this attempt created the volume again. The volume stays pending, so that it does
+                // not outlive the claim.
                 true if existing.metadata.deletion_timestamp.is_some() => Err(Error::VolumeDeleting(name)),
                 true => {
                     ctx.volumes.writes.remember(existing.into_inner());

@@ -11,7 +11,8 @@ use kube::Resource;
 use loopfs::volume_store::VolumeId;
 
 use crate::{
-    api::events::Reason, error::Error, node::context::Context, objects::ownership, store::intents::Intent,
+    api::events::Reason, error::Error, node::context::Context, objects::ownership,
+    store::claim_record::ClaimRecord,
 };
 
 /// Why a volume is deleted.
@@ -19,7 +20,7 @@ use crate::{
 pub(crate) enum Rule {
     /// This PersistentVolume was released or deleted, and has the reclaim policy Delete.
     ReclaimPolicy(String),
-    /// The claim was deleted before it had a PersistentVolume. The record of provisioning names the volume.
+    /// The claim was deleted before it had a PersistentVolume. The volume was pending.
     ClaimDeleted,
     /// Another node has created a volume for the same claim.
     OnAnotherNode,
@@ -79,8 +80,8 @@ pub(crate) fn owner_of(volume: &PersistentVolume) -> ObjectReference {
     ownership::referenced_claim(volume).unwrap_or_else(|| volume.object_ref(&()))
 }
 
-/// Returns the claim of a record of provisioning.
-pub(crate) fn owner_from(claim: &Intent) -> ObjectReference {
+/// Returns the claim of a pending volume.
+pub(crate) fn owner_from(claim: &ClaimRecord) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("PersistentVolumeClaim".to_owned()),

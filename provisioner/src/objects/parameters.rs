@@ -7,7 +7,7 @@ use csi_wire::{Settings, SettingsError, reserved};
 use crate::objects::loss_policy::{self, Policy};
 
 /// The parameters of a storage class, checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Parameters {
     pub(crate) settings: Settings,
     pub(crate) node_loss: Policy,

@@ -10,7 +10,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use loopfs::{ErrorKind, volume_store::VolumeId};
@@ -29,6 +29,13 @@ pub(crate) struct Custody {
 }
 
 impl Custody {
+    /// Returns the path of the record for a data directory, beside that: for `/var/lib/loopfs/data`, it is `/var/lib/loopfs/data.custody`.
+    pub(crate) fn path_beside(data_dir: &Path) -> PathBuf {
+        let mut name = data_dir.file_name().unwrap_or_default().to_owned();
+        name.push(".custody");
+        data_dir.with_file_name(name)
+    }
+
     /// Returns the record that follows this one. Pure.
     pub(crate) fn next(
         before: Option<Custody>,

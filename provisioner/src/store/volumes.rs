@@ -3,12 +3,18 @@
 //! Tests implement it in order to run the I/O paths on machines without XFS project quotas. The trait adds no
 //! behaviour. The store itself is tested in its own crate, on real kernels.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use loopfs::volume_store::{
     ContentSource, ForeignEvidence, ForeignFiles, Space, StoreCounts, VolumeId, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind};
+
+use crate::store::claim_record::ClaimRecord;
 
 /// A store of volumes. Calls block.
 pub(crate) trait Volumes: Send + Sync + 'static {
@@ -18,8 +24,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn verify(&self) -> Result<(), VolumeError>;
     /// See [`VolumeStore::recover`].
     fn recover(&self) -> Result<String, VolumeError>;
-    /// Returns `true` if the volume exists and holds data; see [`Volume::holds_data`](loopfs::volume_store::Volume::holds_data).
-    fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError>;
+    /// Returns `true` if the volume exists, is not pending, and [holds data](loopfs::volume_store::Volume::holds_data).
+    fn holds_earlier_data(&self, id: &VolumeId) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::create`]; returns the recorded capacity.
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
     /// Copies a volume or snapshot; see [`VolumeStore::clone_from_while`]. Returns the recorded capacity.
@@ -30,6 +36,10 @@ pub(crate) trait Volumes: Send + Sync + 'static {
         spec: &VolumeSpec,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Bytes, VolumeError>;
+    /// Returns the pending volumes of claims; see [`VolumeStore::pending`].
+    fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, VolumeError>;
+    /// See [`VolumeStore::confirm`]. Succeeds if the volume does not exist.
+    fn confirm(&self, id: &VolumeId) -> Result<(), VolumeError>;
     /// See [`VolumeStore::expand`]; returns the recorded capacity.
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::wait_for_device_size`].
@@ -125,8 +135,8 @@ impl Volumes for VolumeStore {
         Ok(format!("{:?}", VolumeStore::recover(self)?))
     }
 
-    fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
-        match self.volume(id).and_then(|volume| volume.holds_data()) {
+    fn holds_earlier_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        match self.volume(id).and_then(|volume| Ok(!volume.is_pending()? && volume.holds_data()?)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             holds_data => Ok(holds_data?),
         }
@@ -144,6 +154,24 @@ impl Volumes for VolumeStore {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Bytes, VolumeError> {
         Ok(self.clone_from_while(source, id, spec, is_wanted)?.capacity())
+    }
+
+    fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, VolumeError> {
+        let mut records = BTreeMap::new();
+        for (id, annotations) in VolumeStore::pending(self)? {
+            match ClaimRecord::parse(&annotations) {
+                Some(record) => drop(records.insert(id, record)),
+                None => tracing::warn!(volume = %id, "a pending volume of another program stays"),
+            }
+        }
+        Ok(records)
+    }
+
+    fn confirm(&self, id: &VolumeId) -> Result<(), VolumeError> {
+        match VolumeStore::confirm(self, id) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            confirmed => Ok(confirmed?),
+        }
     }
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {

@@ -16,7 +16,10 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, ErrorKind};
 
 use crate::{
-    store::volumes::{VolumeError, Volumes},
+    store::{
+        claim_record::ClaimRecord,
+        volumes::{VolumeError, Volumes},
+    },
     testing::fixtures,
 };
 
@@ -51,6 +54,7 @@ pub(crate) struct State {
     pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
     /// The volumes that hold data.
     pub(crate) with_data: BTreeSet<VolumeId>,
+    pub(crate) pending: BTreeMap<VolumeId, ClaimRecord>,
     /// The data source of each copy.
     pub(crate) copies: BTreeMap<VolumeId, String>,
     pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
@@ -135,9 +139,19 @@ impl Volumes for FakeStore {
         Ok("nothing".to_owned())
     }
 
-    fn holds_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+    fn holds_earlier_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
         let state = self.state();
-        Ok(state.volumes.contains_key(id) && state.with_data.contains(id))
+        let exists = state.volumes.contains_key(id) && !state.pending.contains_key(id);
+        Ok(exists && state.with_data.contains(id))
+    }
+
+    fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, VolumeError> {
+        Ok(self.state().pending.clone())
+    }
+
+    fn confirm(&self, id: &VolumeId) -> Result<(), VolumeError> {
+        self.state().pending.remove(id);
+        Ok(())
     }
 
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
@@ -154,6 +168,10 @@ impl Volumes for FakeStore {
             None => state.require(id, capacity)?,
         }
         state.volumes.insert(id.clone(), (spec.kind, capacity));
+        if spec.pending {
+            let record = ClaimRecord::parse(&spec.annotations).expect("the annotations of a claim");
+            state.pending.insert(id.clone(), record);
+        }
         drop(state);
         if let Some(happen) = self.once_created.lock().unwrap().take() {
             happen();
@@ -217,6 +235,7 @@ impl Volumes for FakeStore {
             return Err(error(ErrorKind::Busy, format!("delete volume {id}: a pod uses it")));
         }
         let deleted = state.volumes.remove(id);
+        state.pending.remove(id);
         state.trash.extend(deleted.map(|(_, capacity)| capacity));
         Ok(deleted.is_some())
     }

@@ -32,7 +32,7 @@ use crate::{
         queue::Object,
     },
     node::context::Context,
-    store::intents::Intents,
+    store::custody::Custody,
     testing::{fake_store::FakeStore, fixtures},
 };
 
@@ -170,7 +170,7 @@ impl TestContext {
         let claims = caches.claims.clone();
         let ctx = Arc::new(Context::new(
             Cluster { client: Client::new(service, "default"), identity: fixtures::identity(), events },
-            Intents::beside(&scratch.path().join("data")),
+            Custody::path_beside(&scratch.path().join("data")),
             cache(caches.claims).0,
             cache(caches.volumes).0,
             classes,

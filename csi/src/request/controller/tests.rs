@@ -78,6 +78,10 @@ fn a_volume_is_accessible_if_its_topology_requirements_include_this_node(
 #[case::least(|request: &mut wire::CreateVolumeRequest| request.capacity_range = range(i64::MIN, i64::MIN), "capacity_range: ")]
 #[case::crossed(|request: &mut wire::CreateVolumeRequest| request.capacity_range = range(i64::MAX, 1), "capacity_range: ")]
 #[case::parameter(|request: &mut wire::CreateVolumeRequest| request.parameters = pairs(&[("fsType", "xfs")]), "parameters: ")]
+#[case::claim(|request: &mut wire::CreateVolumeRequest| {
+    let claim = [("csi.storage.k8s.io/pvc/namespace", "shop"), ("csi.storage.k8s.io/pvc/name", "a b")];
+    request.parameters = pairs(&claim);
+}, "parameters: ")]
 #[case::mutable(|request: &mut wire::CreateVolumeRequest| request.mutable_parameters = pairs(&[("a", "b")]), "mutable_parameters: ")]
 #[case::source(|request: &mut wire::CreateVolumeRequest| {
     request.volume_content_source = Some(wire::VolumeContentSource { r#type: None });
@@ -94,6 +98,18 @@ fn a_create_request_with_an_invalid_field_is_refused(
     spoil(&mut request);
     let error = reader().create(request).unwrap_err().to_string();
     assert!(error.starts_with(field), "{error}");
+}
+
+#[rstest]
+#[case::the_claim(&[("pvc/namespace", "shop"), ("pvc/name", "data"), ("pv/name", "pvc-1")], Some("shop/data"))]
+#[case::a_name_without_its_namespace(&[("pvc/name", "data")], None)]
+fn a_volume_is_annotated_with(#[case] added: &[(&str, &str)], #[case] claim: Option<&str>) {
+    let added = added.iter().map(|(name, value)| (format!("csi.storage.k8s.io/{name}"), (*value).to_owned()));
+    let request = wire::CreateVolumeRequest {
+        parameters: added.collect(),
+        ..create(vec![block(Mode::SingleNodeWriter)])
+    };
+    assert_eq!(reader().create(request).unwrap().annotations.get("claim"), claim);
 }
 
 #[rstest]

@@ -1,12 +1,15 @@
 //! `store list` and `store space`: the content and the available space of a volume store. Both commands change nothing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use loopfs::ErrorKind;
-use loopfs::volume_store::{Condition, SnapshotId, Space, StoreOptions, VolumeId, VolumeStats, VolumeStore};
+use loopfs::volume_store::{
+    Annotations, Condition, SnapshotId, Space, StoreOptions, VolumeId, VolumeStats, VolumeStore,
+};
 use serde::Serialize;
 
 use crate::output::{Output, Side, Table, counted, object, seconds_since_1970, size_or_none};
@@ -16,11 +19,12 @@ use crate::size;
 pub(crate) enum StoreCommand {
     /// Show the volumes and snapshots of a store
     ///
-    /// For each volume, the command prints `healthy` or its problem. It is safe while a driver is running. It does not
-    /// create a store if there is none.
+    /// For each volume, the command prints the claim and the StorageClass that it was created for, if they were noted, and
+    /// `healthy` or its problem. It is safe while a driver is running. It does not create a store if there is none.
     ///
-    /// JSON: {filesystem_uuid, volumes: [{id, kind ("Filesystem" or "Block"), capacity_bytes, used_bytes,
-    /// available_bytes, inodes: {total, used, free}, healthy, problem}], snapshots: [{id, source (a volume's id), kind,
+    /// JSON: {filesystem_uuid, volumes: [{id, kind ("Filesystem" or "Block"), annotations: {claim ("NAMESPACE/NAME"), class,
+    /// uid, and others}, pending (true until its PersistentVolume exists), capacity_bytes, used_bytes, available_bytes,
+    /// inodes: {total, used, free}, healthy, problem}], snapshots: [{id, source (a volume's id), kind,
     /// capacity_bytes (of the volume at that time), used_bytes, created (seconds since 1970), problem}]}. If a volume or
     /// snapshot cannot be read, only id, healthy and problem are not null.
     #[command(verbatim_doc_comment)]
@@ -84,6 +88,8 @@ struct Listing {
 struct Volume {
     id: String,
     kind: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
+    pending: Option<bool>,
     capacity_bytes: Option<u64>,
     used_bytes: Option<u64>,
     available_bytes: Option<u64>,
@@ -114,9 +120,13 @@ struct VolumeInodes {
 impl Volume {
     /// Returns `None` if the volume was deleted after it was listed.
     fn read(store: &VolumeStore, id: &VolumeId) -> Option<Self> {
-        let read = store.volume(id).and_then(|volume| Ok((volume.kind().to_string(), volume.stats()?)));
+        let read = store.volume(id).and_then(|volume| {
+            let annotations = volume.annotations()?;
+            let of = Self::of(id, volume.kind().to_string(), volume.stats()?);
+            Ok(Self { pending: Some(volume.is_pending()?), ..of.annotated(&annotations) })
+        });
         match read {
-            Ok((kind, stats)) => Some(Self::of(id, kind, stats)),
+            Ok(volume) => Some(volume),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             // A damaged volume must not hide the others.
             Err(error) => Some(Self::unreadable(id, error.to_string())),
@@ -131,6 +141,8 @@ impl Volume {
         Self {
             id: id.to_string(),
             kind: Some(kind),
+            annotations: Some(BTreeMap::new()),
+            pending: Some(false),
             capacity_bytes: Some(stats.capacity.0),
             used_bytes: Some(stats.used.0),
             available_bytes: Some(stats.available.0),
@@ -142,6 +154,16 @@ impl Volume {
             healthy: problem.is_none(),
             problem,
         }
+    }
+
+    fn annotated(mut self, annotations: &Annotations) -> Self {
+        self.annotations =
+            Some(annotations.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect());
+        self
+    }
+
+    fn annotation(&self, key: &str) -> String {
+        self.annotations.as_ref().and_then(|annotations| annotations.get(key)).cloned().unwrap_or_default()
     }
 
     fn unreadable(id: &VolumeId, problem: String) -> Self {
@@ -216,6 +238,8 @@ impl Listing {
     fn table_of_volumes(&self) -> String {
         let mut table = Table::new([
             ("ID", Side::Left),
+            ("CLAIM", Side::Left),
+            ("CLASS", Side::Left),
             ("KIND", Side::Left),
             ("CAPACITY", Side::Right),
             ("USED", Side::Right),
@@ -230,6 +254,8 @@ impl Listing {
             };
             table.row([
                 volume.id.clone(),
+                volume.annotation("claim"),
+                volume.annotation("class"),
                 volume.kind.clone().unwrap_or_default(),
                 size_or_none(volume.capacity_bytes),
                 size_or_none(volume.used_bytes),
@@ -278,6 +304,10 @@ mod tests {
         VolumeStats::new(Bytes(4 << 20), Bytes(8192), condition)
     }
 
+    fn annotations() -> Annotations {
+        Annotations::new([("claim", "shop/data"), ("class", "fast")]).unwrap()
+    }
+
     fn id(text: &str) -> VolumeId {
         text.parse().unwrap()
     }
@@ -288,7 +318,7 @@ mod tests {
             filesystem_uuid: "u".to_owned(),
             snapshots: Vec::new(),
             volumes: vec![
-                Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
+                Volume::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
                 Volume::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
                 Volume::unreadable(&id("c"), "no limits".to_owned()),
             ],
@@ -296,10 +326,10 @@ mod tests {
         assert_eq!(
             listing.text(),
             "\
-ID     KIND        CAPACITY  USED  AVAILABLE  INODES  USED  CONDITION
-a      Filesystem      4MiB  8KiB     4.0MiB    2048     3  healthy
-pvc-b  Block           4MiB  8KiB     4.0MiB       -     -  short
-c      -                  -     -          -       -     -  no limits
+ID     CLAIM      CLASS  KIND        CAPACITY  USED  AVAILABLE  INODES  USED  CONDITION
+a      shop/data  fast   Filesystem      4MiB  8KiB     4.0MiB    2048     3  healthy
+pvc-b  -          -      Block           4MiB  8KiB     4.0MiB       -     -  short
+c      -          -      -                  -     -          -       -     -  no limits
 3 volumes on file system u
 "
         );
@@ -326,8 +356,8 @@ c      -                  -     -          -       -     -  no limits
         assert_eq!(
             listing.text(),
             "\
-ID  KIND        CAPACITY  USED  AVAILABLE  INODES  USED  CONDITION
-a   Filesystem      4MiB  8KiB     4.0MiB    2048     3  healthy
+ID  CLAIM  CLASS  KIND        CAPACITY  USED  AVAILABLE  INODES  USED  CONDITION
+a   -      -      Filesystem      4MiB  8KiB     4.0MiB    2048     3  healthy
 
 SNAPSHOT  VOLUME  KIND   CAPACITY  USED  CREATED               PROBLEM
 s         pvc-b   Block      4MiB  8KiB  2026-11-21T14:58:00Z  -
@@ -369,7 +399,7 @@ t         -       -             -     -  -                     foreign
             filesystem_uuid: "u".to_owned(),
             snapshots: vec![snapshot, broken],
             volumes: vec![
-                Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
+                Volume::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
                 Volume::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
                 Volume::unreadable(&id("c"), "no limits".to_owned()),
             ],
@@ -377,13 +407,14 @@ t         -       -             -     -  -                     foreign
         assert_eq!(
             serde_json::to_string(&listing).unwrap(),
             "{\"filesystem_uuid\":\"u\",\"volumes\":[\
-             {\"id\":\"a\",\"kind\":\"Filesystem\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             {\"id\":\"a\",\"kind\":\"Filesystem\",\"annotations\":{\"claim\":\"shop/data\",\"class\":\"fast\"},\
+             \"pending\":false,\"capacity_bytes\":4194304,\"used_bytes\":8192,\
              \"available_bytes\":4186112,\"inodes\":{\"total\":2048,\"used\":3,\"free\":2045},\"healthy\":true,\
              \"problem\":null},\
-             {\"id\":\"pvc-b\",\"kind\":\"Block\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
+             {\"id\":\"pvc-b\",\"kind\":\"Block\",\"annotations\":{},\"pending\":false,\"capacity_bytes\":4194304,\"used_bytes\":8192,\
              \"available_bytes\":4186112,\"inodes\":null,\"healthy\":false,\"problem\":\"short\"},\
-             {\"id\":\"c\",\"kind\":null,\"capacity_bytes\":null,\"used_bytes\":null,\"available_bytes\":null,\
-             \"inodes\":null,\"healthy\":false,\"problem\":\"no limits\"}],\"snapshots\":[\
+             {\"id\":\"c\",\"kind\":null,\"annotations\":null,\"pending\":null,\"capacity_bytes\":null,\"used_bytes\":null,\
+             \"available_bytes\":null,\"inodes\":null,\"healthy\":false,\"problem\":\"no limits\"}],\"snapshots\":[\
              {\"id\":\"s\",\"source\":\"pvc-b\",\"kind\":\"Block\",\"capacity_bytes\":4194304,\"used_bytes\":8192,\
              \"created\":1795273080,\"problem\":null},\
              {\"id\":\"t\",\"source\":null,\"kind\":null,\"capacity_bytes\":null,\"used_bytes\":null,\
@@ -404,6 +435,8 @@ t         -       -             -     -  -                     foreign
             serde_json::json!({
                 "id": "a",
                 "kind": "Filesystem",
+                "annotations": {},
+                "pending": false,
                 "capacity_bytes": 4_194_304,
                 "used_bytes": 8192,
                 "available_bytes": 4_186_112,

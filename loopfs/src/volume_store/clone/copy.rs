@@ -68,6 +68,7 @@ impl VolumeStore {
     ) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
         self.copy(source, Target::Volume { id, spec, capacity }, &mut is_wanted)?;
+        self.pending.created(id, spec);
         self.volume(id)
     }
 

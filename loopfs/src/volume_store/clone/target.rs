@@ -62,12 +62,12 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Records the source on the copy, which has no name yet.
+    /// Records the source, and what the caller notes, on the copy, which has no name yet.
     pub(super) fn record(self, copy: impl AsFd, source: ContentSource<'_>, capacity: Bytes) -> Result<()> {
         let copy = copy.as_fd();
         made_from::record(copy, source).context("set up", self.entry())?;
         match self {
-            Self::Volume { .. } => Ok(()),
+            Self::Volume { spec, .. } => spec.annotations.write(copy, spec.pending, self.entry()),
             Self::Snapshot { .. } => {
                 Taken { created: SystemTime::now(), capacity }.record(copy, self.entry())
             }

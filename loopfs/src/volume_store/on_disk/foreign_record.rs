@@ -12,7 +12,7 @@ use crate::volume_store::condition::{AbnormalReason, Condition};
 
 /// The attribute of a volume's directory that stores its [`ForeignRecord`].
 const NAME: &CStr = c"trusted.loopfs.foreign";
-/// The maximum length of a record in bytes. The store reads at most 256 bytes of an attribute.
+/// The maximum length of a record in bytes, so that it usually fits into the inode.
 pub(crate) const MAX_RECORD: usize = 240;
 
 /// The finding of a search for one volume, which the condition of the volume reports.

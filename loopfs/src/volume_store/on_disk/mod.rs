@@ -1,5 +1,6 @@
 //! All names and extended attributes of the store on the disk: each one is written and read in one file here.
 
+mod annotations;
 pub(crate) mod attribute;
 mod boot;
 mod directory;
@@ -12,6 +13,7 @@ pub(crate) mod shares;
 pub(crate) mod sizes;
 mod taken;
 
+pub(crate) use annotations::{is_pending, remove_pending};
 pub(crate) use boot::Boot;
 pub(crate) use directory::{Attributes, assigned_ids};
 pub(crate) use filesystem::{DataFilesystem, classify_missing};
@@ -21,4 +23,5 @@ pub(crate) use foreign_record::{ForeignFinding, ForeignRecord};
 pub(crate) use layout::Layout;
 pub(crate) use taken::{Taken, is_snapshot};
 
+pub use annotations::Annotations;
 pub use image::Image;

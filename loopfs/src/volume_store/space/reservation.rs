@@ -168,7 +168,7 @@ impl Space {
     #[must_use]
     pub fn largest_volume_of_any_kind(&self, spec: &VolumeSpec) -> Bytes {
         [VolumeKind::Filesystem, VolumeKind::Block]
-            .map(|kind| self.largest_volume(&VolumeSpec { kind, ..*spec }))
+            .map(|kind| self.largest_volume(&VolumeSpec { kind, ..spec.clone() }))
             .into_iter()
             .fold(self.available, Bytes::min)
     }
@@ -225,7 +225,7 @@ mod tests {
         fn a_volume_of_either_kind_fits_where_the_kind_is_unknown(spec in spec(), space in space()) {
             let largest = space.largest_volume_of_any_kind(&spec);
             for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
-                let spec = VolumeSpec { kind, ..spec };
+                let spec = VolumeSpec { kind, ..spec.clone() };
                 prop_assert!(largest <= space.largest_volume(&spec));
                 prop_assert!(largest == Bytes(0) || space.has(reservation_of(largest, &spec)));
             }

@@ -9,27 +9,24 @@ use loopfs::volume_store::VolumeId;
 use crate::{
     metrics::Findings,
     objects::{identity::Identity, ownership, pv},
-    store::{intents::Intents, volumes::Volumes},
+    store::volumes::{VolumeError, Volumes},
 };
 
 /// The volumes of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeVolumes {
     pub(super) volumes: BTreeSet<VolumeId>,
-    /// Volumes that are being created, whether they exist already or not.
+    /// Volumes that may have no PersistentVolume yet.
     pending: BTreeSet<VolumeId>,
     filesystem_uuid: String,
 }
 
 impl NodeVolumes {
-    pub(super) fn read(
-        volumes: &dyn Volumes,
-        intents: &Intents,
-    ) -> Result<Self, crate::store::volumes::VolumeError> {
+    pub(super) fn read(volumes: &dyn Volumes) -> Result<Self, VolumeError> {
         Ok(NodeVolumes {
             volumes: volumes.list()?.into_iter().collect(),
-            // Read after the volumes: a volume whose record was removed in between has its PersistentVolume.
-            pending: intents.list()?.into_keys().collect(),
+            // Read after the volumes: a volume that was confirmed in between has its PersistentVolume.
+            pending: volumes.pending()?.into_keys().collect(),
             filesystem_uuid: volumes.filesystem_uuid(),
         })
     }

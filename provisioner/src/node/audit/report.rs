@@ -9,7 +9,7 @@ use super::{
     compare::{NodeVolumes, compare},
     named_by,
 };
-use crate::{metrics::Findings, objects::identity::Identity, store::intents::Intents};
+use crate::{metrics::Findings, objects::identity::Identity};
 
 /// Audits once and returns the list. Changes nothing.
 ///
@@ -27,7 +27,7 @@ pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path
 
 fn read(data_dir: &Path) -> anyhow::Result<NodeVolumes> {
     let store = VolumeStore::open_existing(data_dir, StoreOptions::default())?;
-    Ok(NodeVolumes::read(&store, &Intents::beside(data_dir))?)
+    Ok(NodeVolumes::read(&store)?)
 }
 
 fn listed(findings: &Findings) -> String {

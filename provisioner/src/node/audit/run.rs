@@ -82,8 +82,7 @@ async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> 
 }
 
 async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
-    let intents = ctx.intents.clone();
-    Ok(ctx.storage.run(move |volumes| NodeVolumes::read(volumes, &intents)).await?)
+    Ok(ctx.storage.run(NodeVolumes::read).await?)
 }
 
 /// Audits until shutdown.

@@ -14,7 +14,7 @@ use super::*;
 use crate::objects::ownership::SELECTED_NODE;
 use crate::{
     api::backoff,
-    store::intents::Intent,
+    store::claim_record::ClaimRecord,
     testing::{
         fake_store::{self, FakeStore},
         fixtures,
@@ -73,7 +73,7 @@ async fn a_claim_gets_a_volume_with_one_write() {
         TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![expect_creation()]);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert!(test_context.volumes.state().pending.is_empty());
     // The watch cache still has the claim without a volume. The mock API server expects no further request.
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
@@ -111,29 +111,32 @@ async fn a_claim_gets_existing_data_with_an_event() {
     assert_eq!(test_context.finish().await, expected);
 }
 
-/// The cleanup of deleted claims removes only volumes with a record.
+/// The cleanup of deleted claims removes only pending volumes.
 #[rstest]
 #[case::the_api_server_fails(json!({}), vec![expect(Method::POST, VOLUMES, created_volume()).refuse(500, "InternalError")])]
 #[case::the_claim_requests_another_kind(json!({"spec": {"volumeMode": "Block"}}), vec![])]
 #[case::the_claim_requests_more(json!({"spec": {"resources": {"requests": {"storage": "2Mi"}}}}), vec![])]
 #[tokio::test]
-async fn existing_data_gets_no_record_if(#[case] claim: Value, #[case] requests: Vec<ExpectedRequest>) {
+async fn existing_data_does_not_become_pending_if(
+    #[case] claim: Value,
+    #[case] requests: Vec<ExpectedRequest>,
+) {
     let test_context = context_with_data(requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(claim)).await, first_retry());
-    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert!(test_context.volumes.state().pending.is_empty());
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
-/// A copy holds data when a crash interrupts its provisioning, and has a record.
+/// A copy holds data when a crash interrupts its provisioning, and is pending.
 #[tokio::test]
 async fn an_interrupted_attempt_is_continued_without_an_event() {
     let test_context = context_with_data(vec![expect_creation()]);
     let claim = fixtures::claim(json!({}));
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-    test_context.ctx.intents.record(&id, &Intent::of(&claim)).unwrap();
+    test_context.volumes.state().pending.insert(id, ClaimRecord::of(&claim));
     reconcile_claim(&test_context, claim).await;
-    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert!(test_context.volumes.state().pending.is_empty());
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
@@ -172,7 +175,7 @@ async fn after_a_crash_the_existing_persistent_volume_is_found() {
 }
 
 #[tokio::test]
-async fn the_intent_is_kept_while_the_persistent_volume_of_that_name_is_being_deleted() {
+async fn a_volume_stays_pending_while_its_persistent_volume_is_deleted() {
     let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
@@ -180,7 +183,7 @@ async fn the_intent_is_kept_while_the_persistent_volume_of_that_name_is_being_de
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
-    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
+    assert_eq!(test_context.volumes.state().pending.len(), 1);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
@@ -206,7 +209,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_no
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
-    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert!(test_context.volumes.state().pending.is_empty());
     assert_eq!(test_context.finish().await, ["Provisioning", "VolumeDeleted"]);
 }
 
@@ -216,11 +219,7 @@ async fn after_an_api_server_failure_the_volume_stays_for_the_next_attempt() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    assert_eq!(
-        test_context.ctx.intents.list().unwrap().len(),
-        1,
-        "the intent stays in case the claim is deleted"
-    );
+    assert_eq!(test_context.volumes.state().pending.len(), 1, "the claim may be deleted");
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
@@ -280,12 +279,12 @@ async fn the_event_names_the_claims_that_pin_the_pod(#[case] namespace: &str, #[
 }
 
 #[tokio::test]
-async fn a_refused_claim_leaves_no_volume_and_no_intent() {
+async fn a_refused_claim_leaves_no_volume() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
     let shared = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
     reconcile_claim(&test_context, shared).await;
     assert!(test_context.volumes.state().volumes.is_empty());
-    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert!(test_context.volumes.state().pending.is_empty());
     assert_eq!(test_context.finish().await, ["ProvisioningFailed"]);
 }
 
@@ -354,7 +353,7 @@ async fn a_copy_ends_if_its_claim_is(#[case] claims: Vec<PersistentVolumeClaim>,
     assert_eq!(reconcile_claim(&test_context, clone_named("copy", "uid")).await, next);
     assert_eq!(test_context.volumes.copies_begun(), 1);
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1, "the cleanup removes what is left");
+    assert!(test_context.volumes.state().pending.is_empty());
     assert_eq!(test_context.finish().await, ["Provisioning"]);
 }
 

@@ -1,0 +1,174 @@
+//! Tests of what the creator of a volume notes about it, and of pending volumes.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+use loopfs::data_disk::{self, MIN_SIZE};
+use loopfs::mount::unmount;
+use loopfs::volume_store::{
+    Annotations, ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+};
+use loopfs::{Bytes, ErrorKind};
+use rstest::rstest;
+use rustix::fs::{XattrFlags, setxattr};
+
+use crate::data_disk::Disk;
+use crate::environment::{Leaks, id, path_from, scratch, store, xfs};
+
+const MIB: u64 = 1 << 20;
+
+fn annotations(claim: &str) -> Annotations {
+    Annotations::new([("claim", claim), ("class", "fast")]).unwrap()
+}
+
+fn pending(kind: VolumeKind, claim: &str) -> VolumeSpec {
+    VolumeSpec { annotations: annotations(claim), pending: true, ..VolumeSpec::new(kind, Bytes(MIB)) }
+}
+
+fn pending_ids(store: &VolumeStore) -> Vec<VolumeId> {
+    store.pending().unwrap().into_iter().map(|(id, _)| id).collect()
+}
+
+fn remove(store: &VolumeStore, names: &[&str]) {
+    for name in names {
+        assert!(store.delete(&id(name)).unwrap(), "{name}");
+    }
+    assert_eq!(store.empty_trash().unwrap(), names.len());
+}
+
+#[rstest]
+fn a_volume_is_pending_until_confirmed(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let leaks = Leaks::watch();
+    let (creator, other) = (store(), store());
+    // Reads all volumes before the first one is created.
+    assert_eq!(creator.pending().unwrap(), []);
+    let volume = creator.create(&id("a"), &pending(kind, "shop/data")).unwrap();
+    assert_eq!(volume.annotations().unwrap(), annotations("shop/data"));
+    assert!(volume.is_pending().unwrap());
+    for store in [&creator, &other] {
+        assert_eq!(store.pending().unwrap(), [(id("a"), annotations("shop/data"))]);
+    }
+
+    creator.confirm(&id("a")).unwrap();
+    creator.confirm(&id("a")).unwrap();
+    for store in [&creator, &other, &crate::environment::store()] {
+        assert_eq!(store.pending().unwrap(), []);
+        let volume = store.volume(&id("a")).unwrap();
+        assert_eq!(volume.annotations().unwrap(), annotations("shop/data"));
+        assert!(!volume.is_pending().unwrap());
+    }
+    drop(volume);
+    remove(&creator, &["a"]);
+    assert_eq!(creator.confirm(&id("a")).unwrap_err().kind(), ErrorKind::NotFound);
+    leaks.check();
+}
+
+#[rstest]
+fn an_existing_volume_keeps_its_annotations(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let leaks = Leaks::watch();
+    let store = store();
+    store.create(&id("a"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
+    let repeated = store.create(&id("a"), &pending(kind, "shop/data")).unwrap();
+    assert_eq!(repeated.annotations().unwrap(), Annotations::default());
+    assert!(!repeated.is_pending().unwrap(), "a volume that may hold data became pending");
+    drop(repeated);
+    assert_eq!(store.pending().unwrap(), []);
+    remove(&store, &["a"]);
+    leaks.check();
+}
+
+#[rstest]
+fn copies_have_only_their_own_annotations(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let leaks = Leaks::watch();
+    let store = store();
+    store.create(&id("source"), &pending(kind, "shop/source")).unwrap();
+    let snapshot = SnapshotId::parse("s").unwrap();
+    store.create_snapshot(&id("source"), &snapshot).unwrap();
+    let (source, plain) = (id("source"), VolumeSpec::new(kind, Bytes(MIB)));
+    let clone = store.clone_from(ContentSource::Volume(&source), &id("plain"), &plain).unwrap();
+    assert_eq!(clone.annotations().unwrap(), Annotations::default());
+    assert!(!clone.is_pending().unwrap());
+    drop(clone);
+    let clone = store
+        .clone_from(ContentSource::Snapshot(&snapshot), &id("noted"), &pending(kind, "shop/copy"))
+        .unwrap();
+    assert_eq!(clone.annotations().unwrap(), annotations("shop/copy"));
+    drop(clone);
+    assert_eq!(pending_ids(&store), [id("noted"), id("source")]);
+    assert!(store.delete_snapshot(&snapshot).unwrap());
+    assert_eq!(store.empty_trash().unwrap(), 1);
+    remove(&store, &["source", "plain", "noted"]);
+    assert_eq!(store.pending().unwrap(), []);
+    leaks.check();
+}
+
+/// The volume has one block, which the annotations take from a directory, and the file system is full.
+#[rstest]
+fn the_longest_annotations_fit_into_the_smallest_volume(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let leaks = Leaks::watch();
+    let (disk, parent) = (Disk::formatted(MIN_SIZE.0), scratch());
+    let data = parent.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    data_disk::mount(&disk.source(), &data).unwrap();
+    let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
+    let longest = Annotations::new([("claim", "x".repeat(Annotations::MAX_LENGTH - 6))]).unwrap();
+    let spec =
+        VolumeSpec { annotations: longest.clone(), pending: true, ..VolumeSpec::new(kind, Bytes(4096)) };
+    store.create(&id("least"), &spec).unwrap();
+    if kind == VolumeKind::Filesystem {
+        fill(data.join("volumes/least/file"));
+    }
+    fill(data.join("of-another-program"));
+    assert_eq!(store.pending().unwrap(), [(id("least"), longest.clone())]);
+    store.confirm(&id("least")).unwrap();
+    let volume = store.volume(&id("least")).unwrap();
+    assert_eq!((volume.annotations().unwrap(), volume.is_pending().unwrap()), (longest, false));
+    assert_eq!(volume.capacity(), Bytes(4096));
+    drop((volume, store));
+    unmount(&data).unwrap();
+    drop(disk);
+    leaks.check();
+}
+
+/// Writes until there is no space, if there is any.
+fn fill(path: PathBuf) {
+    let Ok(mut file) = File::create(path) else { return };
+    for size in [1 << 20, 4096] {
+        while file.write_all(&vec![1; size]).and_then(|()| file.sync_data()).is_ok() {}
+    }
+}
+
+#[test]
+fn invalid_annotations_of_one_volume_do_not_hide_others() {
+    let leaks = Leaks::watch();
+    let store = store();
+    for name in ["a", "b"] {
+        store.create(&id(name), &pending(VolumeKind::Filesystem, "shop/data")).unwrap();
+    }
+    let name = "trusted.loopfs.annotations";
+    setxattr(xfs().join("volumes/a"), name, b"claim=a\nb uid", XattrFlags::empty()).unwrap();
+    assert_eq!(store.volume(&id("a")).unwrap().annotations().unwrap_err().kind(), ErrorKind::Other);
+    assert_eq!(pending_ids(&store), [id("b")]);
+
+    let listed =
+        Command::new(path_from("LOOPFS_TEST_TOOL")).args(["store", "list"]).arg(xfs()).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let row = |name: &str| {
+        let row = listed.lines().find(|line| line.starts_with(&format!("{name} ")));
+        row.unwrap_or_else(|| panic!("no row of {name} in {listed}")).to_owned()
+    };
+    assert!(row("a").contains("is invalid"), "{listed}");
+    assert!(row("b").contains("shop/data") && row("b").contains("healthy"), "{listed}");
+    remove(&store, &["a", "b"]);
+    leaks.check();
+}
