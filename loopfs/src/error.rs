@@ -1,8 +1,11 @@
 //! The error type of the crate. It names the operation, the object, the cause and the remedy.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use nix::errno::Errno;
+
+use crate::units::Bytes;
 
 /// A result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -74,14 +77,72 @@ impl ErrorKind {
     }
 }
 
-/// A failed operation, printed as `operation object: cause`.
+/// Why an operation failed, and the remedy if there is one, printed as `cause; remedy`. Both are empty if the errno says all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Explanation {
+    cause: Cow<'static, str>,
+    remedy: Cow<'static, str>,
+}
+
+impl Explanation {
+    pub(crate) const fn of(cause: &'static str, remedy: &'static str) -> Self {
+        Self { cause: Cow::Borrowed(cause), remedy: Cow::Borrowed(remedy) }
+    }
+
+    pub(crate) fn with_remedy(self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        Self { remedy: remedy.into(), ..self }
+    }
+
+    /// Puts another cause before this one.
+    #[cfg(feature = "data-disk")]
+    pub(crate) fn after(self, cause: &str) -> Self {
+        Self { cause: joined(cause, &self.cause).into(), ..self }
+    }
+}
+
+impl From<&'static str> for Explanation {
+    fn from(cause: &'static str) -> Self {
+        Self { cause: cause.into(), ..Self::default() }
+    }
+}
+
+impl From<String> for Explanation {
+    fn from(cause: String) -> Self {
+        Self { cause: cause.into(), ..Self::default() }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&joined(&self.cause, &self.remedy))
+    }
+}
+
+fn joined(first: &str, second: &str) -> String {
+    let separator = if first.is_empty() || second.is_empty() { "" } else { "; " };
+    format!("{first}{separator}{second}")
+}
+
+/// The sizes because of which an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sizes {
+    /// The requested bytes. For [`ErrorKind::NoSpace`], these are all that the store would reserve: also the space of the inodes of a new
+    /// volume, and for an expansion only what it adds.
+    pub requested: Bytes,
+    /// The limit. For [`ErrorKind::NoSpace`], these are the available bytes, and for [`ErrorKind::WouldShrink`] the current size.
+    pub limit: Bytes,
+}
+
+/// A failed operation, printed as `operation object: cause; remedy: errno`, without the parts that are unknown.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
     operation: &'static str,
     object: String,
-    detail: String,
+    explanation: Explanation,
     errno: Option<Errno>,
+    sizes: Option<Sizes>,
 }
 
 impl Error {
@@ -89,9 +150,10 @@ impl Error {
         kind: ErrorKind,
         operation: &'static str,
         object: impl fmt::Display,
-        detail: impl fmt::Display,
+        explanation: impl Into<Explanation>,
     ) -> Self {
-        Self { kind, operation, object: object.to_string(), detail: detail.to_string(), errno: None }
+        let (object, explanation) = (object.to_string(), explanation.into());
+        Self { kind, operation, object, explanation, errno: None, sizes: None }
     }
 
     pub(crate) fn sys(operation: &'static str, object: impl fmt::Display, errno: Errno) -> Self {
@@ -99,28 +161,48 @@ impl Error {
             kind: ErrorKind::of(errno),
             operation,
             object: object.to_string(),
-            detail: String::new(),
+            explanation: Explanation::default(),
             errno: Some(errno),
+            sizes: None,
         }
     }
 
-    /// Adds a detail to the errno, above all the remedy.
-    pub(crate) fn explain(mut self, detail: impl fmt::Display) -> Self {
-        self.detail = detail.to_string();
+    /// Explains the errno, instead of an earlier explanation.
+    pub(crate) fn explain(self, explanation: impl Into<Explanation>) -> Self {
+        Self { explanation: explanation.into(), ..self }
+    }
+
+    /// Adds what the caller or the administrator can do. An empty text is none.
+    pub(crate) fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        self.explanation.remedy = remedy.into();
         self
     }
 
-    /// Adds a further sentence to the detail.
+    /// Adds a further cause and its remedy. After an earlier remedy, both are part of the remedy.
     #[cfg(feature = "volume-store")]
-    pub(crate) fn add(mut self, detail: impl fmt::Display) -> Self {
-        let separator = if self.detail.is_empty() { "" } else { "; " };
-        self.detail = format!("{}{separator}{detail}", self.detail);
+    pub(crate) fn add(mut self, further: &Explanation) -> Self {
+        let Explanation { cause, remedy } = &mut self.explanation;
+        if remedy.is_empty() {
+            *cause = joined(cause, &further.cause).into();
+            *remedy = further.remedy.clone();
+        } else {
+            *remedy = joined(remedy, &further.to_string()).into();
+        }
         self
     }
 
-    pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
-        self.kind = kind;
-        self
+    /// Removes the remedy and returns it, for an error that contains the text of this one.
+    #[cfg(feature = "node-identity")]
+    pub(crate) fn take_remedy(&mut self) -> Cow<'static, str> {
+        std::mem::take(&mut self.explanation.remedy)
+    }
+
+    pub(crate) fn with_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    pub(crate) fn with_sizes(self, requested: Bytes, limit: Bytes) -> Self {
+        Self { sizes: Some(Sizes { requested, limit }), ..self }
     }
 
     /// Returns the kind of the error.
@@ -146,13 +228,27 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         self.errno.map(|errno| errno as i32)
     }
+
+    /// Returns what the caller or the administrator can do, if the library knows more than [`ErrorKind`] says. It is a part of the
+    /// message, and its text is for people.
+    #[must_use]
+    pub fn remedy(&self) -> Option<&str> {
+        Some(&*self.explanation.remedy).filter(|remedy| !remedy.is_empty())
+    }
+
+    /// Returns the sizes because of which the operation failed. Only errors of the kinds [`ErrorKind::NoSpace`] and
+    /// [`ErrorKind::WouldShrink`] have them, and not all: the kernel returns none, and inodes can be used up too.
+    #[must_use]
+    pub fn sizes(&self) -> Option<Sizes> {
+        self.sizes
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.operation, self.object)?;
-        if !self.detail.is_empty() {
-            write!(f, ": {}", self.detail)?;
+        if self.explanation != Explanation::default() {
+            write!(f, ": {}", self.explanation)?;
         }
         if let Some(errno) = self.errno {
             write!(f, ": {} ({errno:?})", errno.desc())?;
@@ -208,24 +304,79 @@ impl<T> Context<T> for std::io::Result<T> {
     fn context(self, operation: &'static str, object: impl fmt::Display) -> Result<T> {
         self.map_err(|error| match error.raw_os_error() {
             Some(raw) => Error::sys(operation, object, Errno::from_raw(raw)),
-            None => Error::new(ErrorKind::Other, operation, object, error),
+            None => Error::new(ErrorKind::Other, operation, object, error.to_string()),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
     #[test]
     fn an_error_prints_operation_object_remedy_and_errno_once() {
-        let error = Error::sys("open", "/dev/loop-control", Errno::ENOENT).explain("load the loop module");
+        let error =
+            Error::sys("open", "/dev/loop-control", Errno::ENOENT).with_remedy("load the loop module");
         assert_eq!(
             error.to_string(),
             "open /dev/loop-control: load the loop module: No such file or directory (ENOENT)"
         );
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert_eq!(error.errno(), Some(2));
+    }
+
+    #[rstest]
+    #[case::neither(Explanation::default(), "", None)]
+    #[case::cause("it is published".into(), ": it is published", None)]
+    #[case::remedy(Explanation::default().with_remedy("unpublish it"), ": unpublish it", Some("unpublish it"))]
+    #[case::both(
+        Explanation::of("it is published", "unpublish it"),
+        ": it is published; unpublish it",
+        Some("unpublish it")
+    )]
+    fn the_remedy_follows_the_cause(
+        #[case] explanation: Explanation,
+        #[case] printed: &str,
+        #[case] remedy: Option<&str>,
+    ) {
+        let error = Error::new(ErrorKind::Busy, "delete", "pvc-1", explanation.clone());
+        assert_eq!((error.to_string(), error.remedy()), (format!("delete pvc-1{printed}"), remedy));
+        // Instead of an earlier one.
+        let earlier =
+            Error::sys("delete", "pvc-1", Errno::EBUSY).explain("it is open").with_remedy("close it");
+        let error = earlier.explain(explanation);
+        let errno = ": Device or resource busy (EBUSY)";
+        assert_eq!((error.to_string(), error.remedy()), (format!("delete pvc-1{printed}{errno}"), remedy));
+    }
+
+    #[cfg(feature = "volume-store")]
+    #[rstest]
+    #[case("2 requested".into(), "2 requested; the trash holds 1", "empty it")]
+    #[case(
+        Explanation::of("2 requested", "request less"),
+        "2 requested",
+        "request less; the trash holds 1; empty it"
+    )]
+    fn a_further_cause_is_added_with_its_remedy(
+        #[case] explanation: Explanation,
+        #[case] cause: &str,
+        #[case] remedy: &str,
+    ) {
+        let error = Error::new(ErrorKind::NoSpace, "create", "pvc-1", explanation)
+            .add(&Explanation::of("the trash holds 1", "empty it"));
+        assert_eq!(error.remedy(), Some(remedy));
+        assert_eq!(error.to_string(), format!("create pvc-1: {cause}; {remedy}"));
+    }
+
+    #[test]
+    fn sizes_are_returned_and_not_printed() {
+        let error = Error::new(ErrorKind::WouldShrink, "clone", "pvc-1", "it has 2");
+        assert_eq!(error.sizes(), None);
+        let with_sizes = error.clone().with_sizes(Bytes(1), Bytes(2));
+        assert_eq!(with_sizes.sizes(), Some(Sizes { requested: Bytes(1), limit: Bytes(2) }));
+        assert_eq!(with_sizes.to_string(), error.to_string());
     }
 
     #[test]

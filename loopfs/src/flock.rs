@@ -98,11 +98,10 @@ pub(crate) fn retry<F, T>(
 
 /// Returns the error of a call that waited for the lock of `file` for `timeout`.
 pub(crate) fn still_locked(file: BorrowedFd<'_>, timeout: Duration, operation: &'static str) -> Error {
-    let detail = format!(
-        "another process or thread held the lock on this file for {timeout:?}; `lslocks` on the node lists the \
-         processes that hold it: end one that hangs, otherwise try again"
-    );
-    Error::new(ErrorKind::Busy, operation, path_of(file), detail)
+    let cause = format!("another process or thread held the lock on this file for {timeout:?}");
+    Error::new(ErrorKind::Busy, operation, path_of(file), cause).with_remedy(
+        "`lslocks` on the node lists the processes that hold it: end one that hangs, otherwise try again",
+    )
 }
 
 /// Returns the path of an open file, for messages.

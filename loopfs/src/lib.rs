@@ -88,7 +88,7 @@ mod units;
 #[cfg(feature = "volume-store")]
 pub mod volume_store;
 
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, Sizes};
 #[cfg(any(feature = "data-disk", feature = "volume-store"))]
 pub use filesystem_uuid::FilesystemUuid;
 pub use units::{Bytes, DeviceNumber, Inodes, ParseBytesError};

@@ -57,18 +57,19 @@ impl FromStr for MachineId {
     /// before their first boot.
     fn from_str(text: &str) -> Result<Self> {
         let digits = text.strip_suffix('\n').unwrap_or(text);
-        let wrong = |detail: &str| {
-            Error::new(ErrorKind::InvalidInput, "read the machine id", format!("{digits:.40?}"), detail)
+        const SET_UP: &str = "run `systemd-machine-id-setup`";
+        let wrong = |cause: &'static str| {
+            Error::new(ErrorKind::InvalidInput, "read the machine id", format!("{digits:.40?}"), cause)
         };
         if digits.is_empty() || digits == "uninitialized" {
-            return Err(wrong("the machine has no id yet; run `systemd-machine-id-setup`"));
+            return Err(wrong("the machine has no id yet").with_remedy(SET_UP));
         }
         if digits.len() != 32 || !digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(wrong("it must be 32 lowercase hexadecimal digits (machine-id(5))"));
         }
         match u128::from_str_radix(digits, 16) {
             Ok(id) if id != 0 => Ok(Self(id)),
-            _ => Err(wrong("an id of zeros identifies no machine; run `systemd-machine-id-setup`")),
+            _ => Err(wrong("an id of zeros identifies no machine").with_remedy(SET_UP)),
         }
     }
 }
@@ -193,17 +194,17 @@ fn is_own_root(root: &Path) -> Result<bool> {
 /// without a name have.
 pub fn name_from_host(host: &str) -> Result<String> {
     let name = host.trim().to_lowercase();
-    let wrong = |detail: &str| {
-        Error::new(ErrorKind::InvalidInput, "use the host name", format!("{:.80?}", host.trim()), detail)
+    let wrong = |cause: &'static str| {
+        Error::new(ErrorKind::InvalidInput, "use the host name", format!("{:.80?}", host.trim()), cause)
     };
     if UNNAMED_HOSTS.contains(&name.as_str()) {
-        return Err(wrong("the machine has no name of its own; set one with `hostnamectl hostname`"));
+        return Err(
+            wrong("the machine has no name of its own").with_remedy("set one with `hostnamectl hostname`")
+        );
     }
     if name.len() > LONGEST_NODE_NAME {
-        return Err(wrong(
-            "the label `kubernetes.io/hostname` of a node has at most 63 characters; set a shorter name with \
-             `hostnamectl hostname`",
-        ));
+        return Err(wrong("the label `kubernetes.io/hostname` of a node has at most 63 characters")
+            .with_remedy("set a shorter name with `hostnamectl hostname`"));
     }
     if !is_dns_subdomain(&name) {
         return Err(wrong(
@@ -254,8 +255,9 @@ fn read(root: &Path, name: &str) -> Result<String> {
 }
 
 /// Adds the path of the file to an error about its content.
-fn named(error: Error, path: &Path) -> Error {
-    Error::new(error.kind(), "use", path.display(), error)
+fn named(mut error: Error, path: &Path) -> Error {
+    let remedy = error.take_remedy();
+    Error::new(error.kind(), "use", path.display(), error.to_string()).with_remedy(remedy)
 }
 
 #[cfg(test)]

@@ -5,7 +5,14 @@ use std::os::fd::BorrowedFd;
 use nix::errno::Errno;
 use nix::sys::stat::fstat;
 
+use crate::error::Explanation;
 use crate::sys::reflink;
+
+/// Explains EOPNOTSUPP of [`share_content`].
+pub(crate) const NO_REFLINK: Explanation = Explanation::of(
+    "the file system cannot share blocks between files",
+    "clones need XFS formatted with mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
+);
 
 /// The smallest block size of any file system, in bytes.
 const SECTOR: u64 = 512;

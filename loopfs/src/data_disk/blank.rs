@@ -13,7 +13,7 @@ use super::check::erase_command;
 use super::loop_backing::{LoopOnDevice, loops_on_devices};
 use super::signature::{EDGE, Edges, Signature};
 use super::superblock::Superblock;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::flock;
 use crate::sys::block::flush_buffers;
 use crate::units::{Bytes, DeviceNumber};
@@ -58,32 +58,25 @@ impl BlankDisk {
         let (path, lock) = FormatLock::acquire(path)?;
         let device = open_exclusively(&path)?;
         let shown = device.path.display().to_string();
-        let refuse = |kind, detail: String| Err(Error::new(kind, OPERATION, &shown, detail));
+        let refused = |kind, cause: String| Error::new(kind, OPERATION, &shown, cause);
         if device.number != lock.number {
-            let detail = format!(
-                "it was device {} when it was locked, and is {} now; try again",
-                lock.number, device.number
-            );
-            return refuse(ErrorKind::Busy, detail);
+            let cause =
+                format!("it was device {} when it was locked, and is {} now", lock.number, device.number);
+            return Err(refused(ErrorKind::Busy, cause).with_remedy("try again"));
         }
         if device.read_only {
-            return refuse(
-                ErrorKind::ReadOnly,
-                "it is read-only; make it writable with `blockdev --setrw`".to_owned(),
-            );
+            return Err(refused(ErrorKind::ReadOnly, "it is read-only".to_owned())
+                .with_remedy("make it writable with `blockdev --setrw`"));
         }
         if device.size < MIN_SIZE {
-            let detail =
-                format!("it has {}, and XFS needs at least {MIN_SIZE}; give a larger disk", device.size);
-            return refuse(ErrorKind::InvalidInput, detail);
+            let cause = format!("it has {}, and XFS needs at least {MIN_SIZE}", device.size);
+            return Err(refused(ErrorKind::InvalidInput, cause).with_remedy("give a larger disk"));
         }
         let users = loop_users(&device);
         if !users.is_empty() {
-            let detail = format!(
-                "the disk, or a partition of it, is behind {}; detach that (`losetup --detach`), or give another disk",
-                users.join(", ")
-            );
-            return refuse(ErrorKind::Busy, detail);
+            let cause = format!("the disk, or a partition of it, is behind {}", users.join(", "));
+            return Err(refused(ErrorKind::Busy, cause)
+                .with_remedy("detach that (`losetup --detach`), or give another disk"));
         }
         // A program that kept the device open can have left pages that differ from the disk.
         flush_buffers(&device.file).context(OPERATION, &shown)?;
@@ -91,16 +84,16 @@ impl BlankDisk {
         let superblock = device.superblock().context(OPERATION, &shown)?;
         let content = content(&device.path, device.size, &edges, superblock.as_ref());
         if let Some(content) = content {
-            return refuse(ErrorKind::AlreadyExists, content);
+            return Err(Error::new(ErrorKind::AlreadyExists, OPERATION, &shown, content));
         }
         let partitions: Vec<String> = partitions(device.number).into_iter().map(|(_, name)| name).collect();
         if !partitions.is_empty() {
-            let detail = format!(
-                "the kernel still has its partitions {}, although there is no partition table; remove them with \
-                 `partx --delete {shown}`",
+            let cause = format!(
+                "the kernel still has its partitions {}, although there is no partition table",
                 partitions.join(", ")
             );
-            return refuse(ErrorKind::Busy, detail);
+            return Err(refused(ErrorKind::Busy, cause)
+                .with_remedy(format!("remove them with `partx --delete {shown}`")));
         }
         Ok(Self { device, lock })
     }
@@ -151,7 +144,7 @@ fn open_exclusively(path: &Path) -> Result<BlockDevice> {
         }
         let users = BlockDevice::open(path, OPERATION).ok().and_then(|device| device.users());
         let users = users.unwrap_or("in use by another program".to_owned());
-        error.explain(format!("the disk, or a partition of it, is {users}; give another disk"))
+        error.explain(format!("the disk, or a partition of it, is {users}")).with_remedy("give another disk")
     })
 }
 
@@ -175,29 +168,36 @@ fn bound_to(numbers: &[DeviceNumber], loops: impl IntoIterator<Item = LoopOnDevi
 }
 
 /// Returns what is on a disk, and how to go on, or `None` if the disk is empty.
-fn content(device: &Path, size: Bytes, edges: &Edges, superblock: Option<&Superblock>) -> Option<String> {
+fn content(
+    device: &Path,
+    size: Bytes,
+    edges: &Edges,
+    superblock: Option<&Superblock>,
+) -> Option<Explanation> {
     let first = edges.first_data()?;
     let begin = if first < EDGE { 0 } else { size.0 - EDGE };
     let erase = erase_command(device, begin);
     let found: Vec<String> = edges.signatures().iter().map(Signature::to_string).collect();
-    if superblock.is_some_and(|superblock| superblock.in_progress) {
-        return Some(format!(
-            "mkfs.xfs was started on it and has not completed, so it has no file system; if mkfs.xfs no longer runs, erase \
-             what it wrote with `{erase}`, and try again"
-        ));
-    }
-    Some(match found.is_empty() {
-        true => format!(
-            "it is not empty: byte {first} is not zero; if the disk has nothing that is needed, erase that with `{erase}`, \
-             and try again"
-        ),
-        false => format!(
-            "it has {}; if nothing on the disk is needed, erase the signatures with `wipefs --all {}` and `{erase}`, and \
-             try again",
-            found.join(", "),
-            device.display()
-        ),
-    })
+    let (cause, remedy) = if superblock.is_some_and(|superblock| superblock.in_progress) {
+        (
+            "mkfs.xfs was started on it and has not completed, so it has no file system".to_owned(),
+            format!("if mkfs.xfs no longer runs, erase what it wrote with `{erase}`, and try again"),
+        )
+    } else if found.is_empty() {
+        (
+            format!("it is not empty: byte {first} is not zero"),
+            format!("if the disk has nothing that is needed, erase that with `{erase}`, and try again"),
+        )
+    } else {
+        (
+            format!("it has {}", found.join(", ")),
+            format!(
+                "if nothing on the disk is needed, erase the signatures with `wipefs --all {}` and `{erase}`, and try again",
+                device.display()
+            ),
+        )
+    };
+    Some(Explanation::from(cause).with_remedy(remedy))
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::data_disk::superblock::tests::SECTOR;
 
-    fn content_of(start: &[u8]) -> Option<String> {
+    fn content_of(start: &[u8]) -> Option<Explanation> {
         let directory = tempfile::tempdir().unwrap();
         let image = directory.path().join("image");
         std::fs::write(&image, start).unwrap();
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_signature_is_named_with_its_offset_and_the_commands_that_erase_it() {
-        let content = content_of(SECTOR).unwrap();
+        let content = content_of(SECTOR).unwrap().to_string();
         assert!(
             content.contains("it has XFS (at byte 0)") && content.contains("wipefs --all /dev/vdb"),
             "{content}"
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_byte_without_a_signature_is_content_too() {
-        let content = content_of(&[&[0; 700][..], b"x"].concat()).unwrap();
+        let content = content_of(&[&[0; 700][..], b"x"].concat()).unwrap().to_string();
         assert!(content.contains("byte 700 is not zero"), "{content}");
     }
 
@@ -256,7 +256,7 @@ mod tests {
     fn an_incomplete_mkfs_is_named_with_the_command_that_erases_it() {
         let mut sector = *SECTOR;
         sector[126] = 1;
-        let content = content_of(&sector).unwrap();
+        let content = content_of(&sector).unwrap().to_string();
         assert!(content.contains("has not completed") && content.contains("blkdiscard"), "{content}");
     }
 }

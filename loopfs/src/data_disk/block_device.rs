@@ -40,16 +40,16 @@ impl BlockDevice {
         // The type is checked before the device is opened: opening a tape or a FIFO has effects.
         let expected = fs::metadata(&path).context(operation, &shown)?;
         if !expected.file_type().is_block_device() {
-            let detail = "it is no block device; give a disk, a partition or a logical volume";
-            return Err(Error::new(ErrorKind::InvalidInput, operation, shown, detail));
+            return Err(Error::new(ErrorKind::InvalidInput, operation, shown, "it is no block device")
+                .with_remedy("give a disk, a partition or a logical volume"));
         }
         let mut file = options
             .custom_flags(flags | libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open(&path)
             .context(operation, &shown)?;
         if file.metadata().context(operation, &shown)?.rdev() != expected.rdev() {
-            let detail = "another device has this path now; try again";
-            return Err(Error::new(ErrorKind::Busy, operation, shown, detail));
+            return Err(Error::new(ErrorKind::Busy, operation, shown, "another device has this path now")
+                .with_remedy("try again"));
         }
         let number = DeviceNumber::from_raw(expected.rdev());
         let size = file.seek(SeekFrom::End(0)).context(operation, &shown)?;
@@ -63,8 +63,9 @@ impl BlockDevice {
             uevent.lines().find_map(|line| line.strip_prefix("DEVNAME=").map(str::to_owned))
         });
         let Some(name) = name else {
-            let detail = "sysfs has no block device of this number; mount sysfs at /sys";
-            return Err(Error::new(ErrorKind::NotFound, operation, format!("device {number}"), detail));
+            let cause = "sysfs has no block device of this number";
+            return Err(Error::new(ErrorKind::NotFound, operation, format!("device {number}"), cause)
+                .with_remedy("mount sysfs at /sys"));
         };
         let device = Self::open(&Path::new("/dev").join(name), operation)?;
         if device.number != number {
@@ -142,10 +143,9 @@ fn attribute(number: DeviceNumber, name: &str) -> io::Result<String> {
 /// Returns the size of a device that need not have a node in `/dev`.
 pub(crate) fn size_of(number: DeviceNumber) -> Result<Bytes> {
     let sectors = attribute(number, "size").context("read the size of device", number)?;
-    let sectors = sectors
-        .trim()
-        .parse::<u64>()
-        .map_err(|error| Error::new(ErrorKind::Other, "read the size of device", number, error))?;
+    let sectors = sectors.trim().parse::<u64>().map_err(|error| {
+        Error::new(ErrorKind::Other, "read the size of device", number, error.to_string())
+    })?;
     Ok(Bytes(sectors.saturating_mul(512)))
 }
 

@@ -10,7 +10,7 @@ use super::log::LogState;
 use super::signature::{Edges, Signature};
 use super::source::DiskSource;
 use super::superblock::{Features, Superblock};
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::mount::table::{self as mountinfo, Mount};
 use crate::project_quota::{Enforcement, ProjectQuota};
@@ -93,6 +93,12 @@ pub struct Problem {
     pub remedy: String,
 }
 
+impl From<Problem> for Explanation {
+    fn from(problem: Problem) -> Self {
+        Self::from(problem.problem).with_remedy(problem.remedy)
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.problem, self.remedy)
@@ -121,16 +127,14 @@ impl DataDisk {
         let mounts = mountinfo::read()?;
         let mount = mounts.iter().find(|mount| Some(mount.id) == id);
         let mount = mount.filter(|_| statx::is_mount_root(&root).unwrap_or_default()).ok_or_else(|| {
-            let detail =
-                "nothing is mounted there; mount the disk with `loopfs data-dir mount`, or give its device";
-            Error::new(ErrorKind::NotMounted, OPERATION, &shown, detail)
+            Error::new(ErrorKind::NotMounted, OPERATION, &shown, "nothing is mounted there")
+                .with_remedy("mount the disk with `loopfs data-dir mount`, or give its device")
         })?;
         if mount.device.major == 0 {
-            let detail = format!(
-                "the file system there is {} without a block device of its own; volumes need XFS on a disk",
-                mount.fs_type
-            );
-            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+            let cause =
+                format!("the file system there is {} without a block device of its own", mount.fs_type);
+            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, cause)
+                .with_remedy("volumes need XFS on a disk"));
         }
         Self::of_device(&BlockDevice::of_number(mount.device, OPERATION)?)
     }
@@ -358,9 +362,9 @@ impl DataMount {
         let directory = self.directory.display();
         match self.quota.map(Enforcement::problem) {
             Some(None) => None,
-            Some(Some((_, remedy))) => Some(Problem {
+            Some(Some((_, reason))) => Some(Problem {
                 problem: format!("project limits are not enforced at {directory}"),
-                remedy: format!("{remedy}; {}", self.mount_again(device)),
+                remedy: format!("{reason}; {}", self.mount_again(device)),
             }),
             None => Some(Problem {
                 problem: format!("the quotas of {directory} cannot be read"),

@@ -12,10 +12,10 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::block_device::BlockDevice;
-use super::check::{DataDisk, DataFilesystemInfo, device_blocks};
+use super::check::{DataDisk, DataFilesystemInfo, DataMount, Problem, device_blocks};
 use super::log::LogState;
 use super::source::DiskSource;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::flock;
 use crate::mount::table as mountinfo;
@@ -75,7 +75,7 @@ pub fn mount(source: &DiskSource, directory: &Path) -> Result<Mounted> {
     let directory = fs::canonicalize(directory).map_err(|error| {
         let error = Err::<(), _>(error).context(OPERATION, directory.display()).unwrap_err();
         match error.kind() {
-            ErrorKind::NotFound => error.explain("create the directory with `mkdir`"),
+            ErrorKind::NotFound => error.with_remedy("create the directory with `mkdir`"),
             _ => error,
         }
     })?;
@@ -117,7 +117,7 @@ fn require_usable(disk: &DataDisk) -> Result<&DataFilesystemInfo> {
     match (problem, &disk.filesystem) {
         (None, Some(filesystem)) => Ok(filesystem),
         (problem, _) => {
-            let problem = problem.map(|problem| problem.to_string()).unwrap_or_default();
+            let problem = problem.map(Explanation::from).unwrap_or_default();
             Err(Error::new(kind, OPERATION, disk.device.display(), problem))
         }
     }
@@ -129,20 +129,21 @@ fn is_mounted(disk: &DataDisk, directory: &Path) -> Result<bool> {
     let Some(found) = mountinfo::at(&mounts, directory) else { return Ok(false) };
     let shown = directory.display();
     if found.device != disk.number || found.root != Path::new("/") {
-        let detail = format!(
-            "{} ({}) is mounted there, and not {}; unmount it (`umount {shown}`) or give another directory",
+        let cause = format!(
+            "{} ({}) is mounted there, and not {}",
             found.source.display(),
             found.fs_type,
             disk.device.display()
         );
-        return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+        return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, &shown, cause)
+            .with_remedy(format!("unmount it (`umount {shown}`) or give another directory")));
     }
     let problems = disk.mounts.iter().filter(|mount| mount.directory == directory);
     match problems.flat_map(|mount| mount.problems(&disk.device)).next() {
         None => Ok(true),
-        Some(problem) => {
-            let detail = format!("the disk is already mounted, but {problem}");
-            Err(Error::new(ErrorKind::AlreadyExists, OPERATION, shown, detail))
+        Some(Problem { problem, remedy }) => {
+            let cause = format!("the disk is already mounted, but {problem}");
+            Err(Error::new(ErrorKind::AlreadyExists, OPERATION, shown, cause).with_remedy(remedy))
         }
     }
 }
@@ -158,17 +159,17 @@ fn attach(disk: &DataDisk, filesystem: &DataFilesystemInfo, directory: &Path) ->
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let root = openat(&tree, ".", flags, Mode::empty()).context(OPERATION, &shown)?;
     require_same(&root, filesystem, disk)?;
-    if let Some((kind, remedy)) = ProjectQuota::of(root.as_fd()).enforcement()?.problem() {
-        let elsewhere = disk.mounts.first().map(|mount| {
-            format!(
-                "the disk is mounted at {} without enforced project limits; unmount it there first; ",
-                mount.directory.display()
-            )
-        });
-        let detail = format!("{}{remedy}", elsewhere.unwrap_or_default());
-        return Err(Error::new(kind, OPERATION, shown, detail));
+    if let Some((kind, problem)) = ProjectQuota::of(root.as_fd()).enforcement()?.problem() {
+        return Err(Error::new(kind, OPERATION, shown, not_enforced(problem, disk.mounts.first())));
     }
     sys::attach_tree(&tree, rustix::fs::CWD, &target).context(OPERATION, directory.display())
+}
+
+/// Returns why a new mount has no project limits: if the disk is mounted elsewhere without them, the kernel uses that file system.
+fn not_enforced(problem: Explanation, elsewhere: Option<&DataMount>) -> Explanation {
+    let Some(DataMount { directory, .. }) = elsewhere else { return problem };
+    let cause = format!("the disk is mounted at {} without enforced project limits", directory.display());
+    Explanation::from(cause).with_remedy(format!("unmount it there first; {problem}"))
 }
 
 /// Checks that the mount has the file system that was checked: another disk can have got the path in the meantime.
@@ -178,13 +179,14 @@ fn require_same(root: &OwnedFd, filesystem: &DataFilesystemInfo, disk: &DataDisk
     if found == filesystem.uuid {
         return Ok(());
     }
-    let detail = format!("the file system {found} was mounted instead of {}; try again", filesystem.uuid);
-    Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, disk.device.display(), detail))
+    let cause = format!("the file system {found} was mounted instead of {}", filesystem.uuid);
+    Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, disk.device.display(), cause)
+        .with_remedy("try again"))
 }
 
 fn c_string(path: &Path) -> Result<CString> {
     CString::new(path.as_os_str().as_bytes())
-        .map_err(|nul| Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), nul))
+        .map_err(|nul| Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), nul.to_string()))
 }
 
 fn explain_context(errno: Errno, disk: &DataDisk) -> Error {
@@ -192,44 +194,45 @@ fn explain_context(errno: Errno, disk: &DataDisk) -> Error {
     match errno {
         Errno::ENODEV => error
             .with_kind(ErrorKind::Unsupported)
-            .explain("the kernel has no XFS; load its module (`modprobe xfs`)"),
+            .explain("the kernel has no XFS")
+            .with_remedy("load its module (`modprobe xfs`)"),
         Errno::EINVAL => error
             .with_kind(ErrorKind::Unsupported)
-            .explain("the kernel's XFS has no option prjquota; it needs CONFIG_XFS_QUOTA"),
-        Errno::EPERM => error.explain("run this as root (CAP_SYS_ADMIN)"),
+            .explain("the kernel's XFS has no option prjquota")
+            .with_remedy("it needs CONFIG_XFS_QUOTA"),
+        Errno::EPERM => error.with_remedy("run this as root (CAP_SYS_ADMIN)"),
         _ => error,
     }
 }
 
 fn explain_creation(errno: Errno, disk: &DataDisk, messages: &str) -> Error {
+    const SEE_LOG: &str = "the kernel log has the details";
     let device = disk.device.display();
     let error = Error::sys(OPERATION, &device, errno);
-    let (kind, remedy) = match errno {
+    let (kind, explanation) = match errno {
         // XFS returns EFSCORRUPTED and EFSBADCRC under these names.
-        Errno::EUCLEAN | Errno::EBADMSG => (
-            ErrorKind::Damaged,
-            format!(
-                "the kernel refuses the file system as damaged, and the kernel log has the details; run \
-                 `xfs_repair {device}` (with -L only if the log cannot be replayed: that loses the last changes)"
-            ),
-        ),
-        Errno::EINVAL => (
-            ErrorKind::Unsupported,
-            "the kernel does not support a feature of this XFS, or was built without CONFIG_XFS_QUOTA; the kernel log \
-             has the details"
-                .to_owned(),
-        ),
+        Errno::EUCLEAN | Errno::EBADMSG => {
+            let cause = format!("the kernel refuses the file system as damaged, and {SEE_LOG}");
+            let remedy = format!(
+                "run `xfs_repair {device}` (with -L only if the log cannot be replayed: that loses the last changes)"
+            );
+            (ErrorKind::Damaged, Explanation::from(cause).with_remedy(remedy))
+        }
+        Errno::EINVAL => {
+            let cause =
+                "the kernel does not support a feature of this XFS, or was built without CONFIG_XFS_QUOTA";
+            (ErrorKind::Unsupported, Explanation::of(cause, SEE_LOG))
+        }
         Errno::EBUSY => {
             let users = BlockDevice::open(&disk.device, OPERATION).ok().and_then(|device| device.users());
             let users = users.unwrap_or("in use by another program".to_owned());
-            (ErrorKind::Busy, format!("the device is {users}; end that first"))
+            let cause = format!("the device is {users}");
+            (ErrorKind::Busy, Explanation::from(cause).with_remedy("end that first"))
         }
-        Errno::EIO => (error.kind(), "the disk cannot be read or written; the kernel log has the details".to_owned()),
-        _ => (error.kind(), String::new()),
+        Errno::EIO => (error.kind(), Explanation::of("the disk cannot be read or written", SEE_LOG)),
+        _ => (error.kind(), Explanation::default()),
     };
-    let detail =
-        [messages, &remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
-    error.with_kind(kind).explain(detail)
+    error.with_kind(kind).explain(explanation.after(messages))
 }
 
 /// Returns the messages that the kernel left in a context of the mount API, without the letter that is their level.
@@ -258,7 +261,8 @@ fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Res
     }
     xfs::grow_data(&root, blocks, geometry.imaxpct).map_err(|errno| {
         Error::sys(GROW, &shown, errno)
-            .explain("it stays mounted with its former size; look into the kernel log, and try again")
+            .explain("it stays mounted with its former size")
+            .with_remedy("look into the kernel log, and try again")
     })?;
     let size = |blocks: u64| Bytes(blocks.saturating_mul(geometry.blocksize.into()));
     let after = xfs::geometry(&root).context(GROW, &shown)?.datablocks;
@@ -270,7 +274,9 @@ fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Res
 fn no_longer_mounted(directory: impl Display, errno: Errno) -> Error {
     let error = Error::sys(GROW, directory, errno);
     match errno {
-        Errno::ENOTTY => error.explain("another process has unmounted the disk; mount it again"),
+        Errno::ENOTTY => {
+            error.explain("another process has unmounted the disk").with_remedy("mount it again")
+        }
         _ => error,
     }
 }

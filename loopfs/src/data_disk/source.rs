@@ -78,12 +78,14 @@ impl DiskSource {
         match (found.pop(), paths.len()) {
             (Some(device), 1) => Ok(device),
             (None, _) => {
-                let detail = "no block device of this machine has such an XFS; see `blkid`, or give the path of the device";
-                Err(Error::new(ErrorKind::NotFound, OPERATION, self, detail))
+                let cause = "no block device of this machine has such an XFS";
+                Err(Error::new(ErrorKind::NotFound, OPERATION, self, cause)
+                    .with_remedy("see `blkid`, or give the path of the device"))
             }
             _ => {
-                let detail = format!("{} have it; give the path of the right one", paths.join(" and "));
-                Err(Error::new(ErrorKind::AlreadyExists, OPERATION, self, detail))
+                let cause = format!("{} have it", paths.join(" and "));
+                Err(Error::new(ErrorKind::AlreadyExists, OPERATION, self, cause)
+                    .with_remedy("give the path of the right one"))
             }
         }
     }

@@ -311,19 +311,20 @@ fn check(
             } else {
                 String::new()
             };
-            Err(Error::new(ErrorKind::NotHonoured, "attach", node_name(index), problem + &remedy))
+            let error = Error::new(ErrorKind::NotHonoured, "attach", node_name(index), problem);
+            Err(error.with_remedy(remedy))
         }
         None => Ok(status.binding),
     }
 }
 
-/// Returns why direct I/O was not granted, if the file is the reason: a file that shares blocks with another is written in whole
+/// Returns what to do if direct I/O was not granted because of the file: a file that shares blocks with another is written in whole
 /// blocks of its file system, and the kernel reports that from Linux 6.15 on.
 fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
     let unit = statx::direct_io_alignment(backing).ok()?;
     (block_size < unit).then(|| {
         format!(
-            "; direct I/O on this file works in units of {unit} bytes: request blocks of that size, or only prefer direct I/O"
+            "direct I/O on this file works in units of {unit} bytes: request blocks of that size, or only prefer direct I/O"
         )
     })
 }

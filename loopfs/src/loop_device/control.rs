@@ -474,7 +474,7 @@ pub(crate) const REMEDY: &str =
 
 fn open_control() -> Result<OwnedFd> {
     loop_dev::open_control().map_err(|errno| match errno {
-        Errno::ENOENT | Errno::ENODEV => Error::sys("open", CONTROL, errno).explain(REMEDY),
+        Errno::ENOENT | Errno::ENODEV => Error::sys("open", CONTROL, errno).with_remedy(REMEDY),
         Errno::EPERM => Error::sys("open", CONTROL, errno).explain(NOT_ALLOWED),
         _ => Error::sys("open", CONTROL, errno),
     })
@@ -485,7 +485,7 @@ fn open_control() -> Result<OwnedFd> {
 pub(crate) fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
     match loop_dev::remove(control, BEYOND_ALL_INDICES) {
         Ok(()) | Err(Errno::ENODEV) => Ok(()),
-        Err(errno) => Err(Error::sys("query", CONTROL, errno).explain(REMEDY)),
+        Err(errno) => Err(Error::sys("query", CONTROL, errno).with_remedy(REMEDY)),
     }
 }
 

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::binding::Binding;
 use super::device::{LoopDevice, node_name, open_device, read_binding};
 use crate::deadline::Deadline;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 
 /// The result of a detach.
@@ -133,7 +133,7 @@ pub(super) fn request_detach(fd: impl AsFd, index: u32, flags: u32, name: &str) 
     let second = loop_dev::open_again(&fd, index).map_err(|errno| {
         let error = Error::sys("detach", name, errno);
         if errno == Errno::ENOENT {
-            error.explain("mount /proc, through which the device is opened again")
+            error.with_remedy("mount /proc, through which the device is opened again")
         } else {
             error
         }
@@ -143,15 +143,17 @@ pub(super) fn request_detach(fd: impl AsFd, index: u32, flags: u32, name: &str) 
 
 fn write_back(fd: impl AsFd, flags: u32, name: &str) -> Result<()> {
     loop_dev::write_back(fd).map_err(|errno| {
-        // The kernel returns EIO also if the file system is full.
-        let failed = "a write of cached data to the file has failed; check the free space and the disk of its file system, and that \
-                      programs have written their data again, and repeat the call";
         let consequence = if flags & abi::AUTOCLEAR == 0 {
             "the device stays attached"
         } else {
             "the kernel detaches the device at its last close, as was requested before"
         };
-        Error::sys("write the page cache of", name, errno).explain(format!("{failed}; {consequence}"))
+        let cause = format!("a write of cached data to the file has failed; {consequence}");
+        // The kernel returns EIO also if the file system is full.
+        let remedy = "check the free space and the disk of its file system, and that programs have written their data again, and \
+                      repeat the call";
+        let explanation = Explanation::from(cause).with_remedy(remedy);
+        Error::sys("write the page cache of", name, errno).explain(explanation)
     })
 }
 

@@ -9,22 +9,31 @@ use nix::sys::stat::{Mode, SFlag, fstat, mknodat, stat};
 
 use super::binding::{Access, BackingFile, BackingRange, Binding};
 use super::label;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
 use crate::units::{Bytes, DeviceNumber};
 
-/// Why a device without a node cannot be opened, and the remedy. The library has tried to create the node.
-pub(super) const NO_NODE: &str = "the kernel has the device, /dev has no node for it, and this process could not create one; let it \
-                                  see the host's /dev (devtmpfs), or create nodes there (CAP_MKNOD, device cgroup `b 7:* rwm`)";
+/// Why a device without a node cannot be opened. The library has tried to create the node.
+pub(super) const NO_NODE: Explanation = Explanation::of(
+    "the kernel has the device, /dev has no node for it, and this process could not create one",
+    "let it see the host's /dev (devtmpfs), or create nodes there (CAP_MKNOD, device cgroup `b 7:* rwm`)",
+);
 
-/// What to do if the device cgroup of a container denies the loop driver.
-pub(super) const NOT_ALLOWED: &str = "the device cgroup of this container denies it: allow the devices `b 7:* rwm` and \
-                                      `c 10:237 rwm`, or make the container privileged";
+/// The device cgroup of a container denies the loop driver.
+pub(super) const NOT_ALLOWED: Explanation = Explanation::of(
+    "the device cgroup of this container denies it",
+    "allow the devices `b 7:* rwm` and `c 10:237 rwm`, or make the container privileged",
+);
 
-/// Why a device cannot be queried, and the remedy.
-pub(super) const DOES_NOT_RESPOND: &str = "it does not respond: a process is changing it, or the file system of its file does not \
-                                           respond; end that process, or restore or detach that file system";
+/// Why a device cannot be queried.
+pub(super) const DOES_NOT_RESPOND: Explanation = Explanation::of(
+    "it does not respond: a process is changing it, or the file system of its file does not respond",
+    "end that process, or restore or detach that file system",
+);
+
+/// If the node of a device in `/dev` is that of another one.
+const NODE_REMEDY: &str = "create it again, or let this process see the host's /dev (devtmpfs)";
 
 /// The node that adds and removes devices.
 pub(super) const CONTROL: &str = "/dev/loop-control";
@@ -192,8 +201,9 @@ impl LoopDevice {
             match loop_dev::open_partition(index, name) {
                 Ok(_is_that_of_the_partition) => Ok(path),
                 Err(errno) => {
-                    let remedy = "the node is missing, or that of another device; use the /dev of the host";
-                    Err(Error::sys("open the partition", path.display(), errno).explain(remedy))
+                    let cause = "the node is missing, or that of another device";
+                    let error = Error::sys("open the partition", path.display(), errno).explain(cause);
+                    Err(error.with_remedy("use the /dev of the host"))
                 }
             }
         };
@@ -277,8 +287,10 @@ impl LoopDevice {
         let shown = file_size.saturating_sub(binding.range.offset);
         // The kernel would silently shrink a device in use.
         if shown < before.0 {
-            let detail = format!("its file has only {shown} of {} bytes left; restore the file", before.0);
-            return Err(Error::new(ErrorKind::WouldShrink, "refresh the capacity of", name, detail));
+            let cause = format!("its file has only {shown} of {} bytes left", before.0);
+            return Err(Error::new(ErrorKind::WouldShrink, "refresh the capacity of", name, cause)
+                .with_remedy("restore the file")
+                .with_sizes(Bytes(shown), before));
         }
         loop_dev::set_capacity(&self.fd).context("refresh the capacity of", &name)?;
         loop_dev::size(&self.fd).map(Bytes).context("read the size of", &name)
@@ -321,11 +333,9 @@ pub(super) fn check_node(fd: impl AsFd, index: u32) -> Result<()> {
     match (loop_dev::device_number(fd), loop_dev::number(index)) {
         (Ok(found), Ok(expected)) if found != expected => {
             let [found, expected] = [found, expected].map(DeviceNumber::from_raw);
-            let detail = format!(
-                "the node has the number {found}, and the device {expected}; remove the node and create it again, or let this \
-                 process see the host's /dev (devtmpfs)"
-            );
-            Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
+            let cause = format!("the node has the number {found}, and the device {expected}");
+            Err(Error::new(ErrorKind::Other, "open", node_name(index), cause)
+                .with_remedy(format!("remove the node and {NODE_REMEDY}")))
         }
         // Without sysfs, the number of the device is unknown.
         _ => Ok(()),
@@ -345,11 +355,8 @@ pub(super) fn read_info(fd: impl AsFd, index: u32) -> Result<loop_info64> {
     if info.lo_number == index {
         return Ok(info);
     }
-    let detail = format!(
-        "the node belongs to loop{}; create it again, or let this process see the host's /dev (devtmpfs)",
-        info.lo_number
-    );
-    Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
+    let cause = format!("the node belongs to loop{}", info.lo_number);
+    Err(Error::new(ErrorKind::Other, "open", node_name(index), cause).with_remedy(NODE_REMEDY))
 }
 
 pub(super) fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {

@@ -67,8 +67,9 @@ impl LoopDevice {
         match set(self, self.index(), discard)? {
             Outcome::Done => Ok(()),
             Outcome::StaysDisabled => {
-                let detail = "this kernel keeps discards disabled until the device is removed; detach the file and attach it again";
-                Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), detail))
+                let cause = "this kernel keeps discards disabled until the device is removed";
+                Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), cause)
+                    .with_remedy("detach the file and attach it again"))
             }
         }
     }
@@ -151,7 +152,7 @@ fn explained(operation: &'static str, index: u32, errno: Errno) -> Error {
     let error = Error::sys(operation, node_name(index), errno);
     match errno {
         Errno::EROFS | Errno::EACCES | Errno::ENOENT => {
-            error.explain("let this process see /sys of the host, and write to it")
+            error.with_remedy("let this process see /sys of the host, and write to it")
         }
         _ => error,
     }

@@ -17,7 +17,7 @@ use nix::sys::stat::{FileStat, fstat};
 use super::binding::BackingFile;
 use crate::deadline::Deadline;
 use crate::descriptor::reopen;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::flock;
 use crate::sys::file_lock;
 use crate::units::DeviceNumber;
@@ -52,8 +52,9 @@ impl Exclusion {
             Err(Errno::EAGAIN) => match caller_lock(image) {
                 CallerLock::Exclusive => Ok(()),
                 CallerLock::Shared => {
-                    let detail = "the given descriptor has a shared lock of it (flock(2)); take an exclusive one, or none";
-                    return Err(Error::new(ErrorKind::Busy, OPERATION, "the backing file", detail));
+                    let cause = "the given descriptor has a shared lock of it (flock(2))";
+                    return Err(Error::new(ErrorKind::Busy, OPERATION, "the backing file", cause)
+                        .with_remedy("take an exclusive one, or none"));
                 }
                 CallerLock::None => lock_until(deadline, own.as_fd()),
             },
@@ -63,9 +64,11 @@ impl Exclusion {
             Ok(()) => Ok(Self { own, entry, status, deadline }),
             Err(Errno::EAGAIN) => Err(match lock_of_this_process(backing) {
                 None => still_locked(),
-                Some(descriptor) => still_locked().explain(format!(
-                    "this process has it locked through its descriptor {descriptor}; pass that descriptor, or unlock it"
-                )),
+                Some(descriptor) => {
+                    let cause = format!("this process has it locked through its descriptor {descriptor}");
+                    still_locked()
+                        .explain(Explanation::from(cause).with_remedy("pass that descriptor, or unlock it"))
+                }
             }),
             Err(errno) => Err(errno).context("lock", "the backing file"),
         }

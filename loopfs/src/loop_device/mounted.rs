@@ -51,7 +51,7 @@ pub(super) fn mounted_numbers(
 ) -> Result<HashSet<DeviceNumber>> {
     // A panic leaves a cache that has too few mounts, and the next read adds them.
     let mounts = cache.lock().unwrap_or_else(PoisonError::into_inner).read().map_err(|error| {
-        error.explain("mount /proc; it shows which devices other programs have published")
+        error.with_remedy("mount /proc; it shows which devices other programs have published")
     })?;
     Ok(nodes_among(&mounts)?.filter_map(|mount| number_or_name(mount, &number_of)).collect())
 }

@@ -10,7 +10,7 @@ use super::binding::{Access, BackingRange};
 use super::device::Status;
 use super::discard::Discard;
 use super::label;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::sys::statx;
 
 /// Whether I/O of the device bypasses the page cache of its file.
@@ -216,22 +216,23 @@ impl AttachOptions {
 
     /// Returns how the device of a file differs from all that these options request, or `None` if it does not. A kernel that keeps
     /// discards disabled may not grant them, so these are set instead.
-    pub(super) fn conflict(&self, status: &Status, image: impl AsFd) -> Result<Option<String>> {
+    pub(super) fn conflict(&self, status: &Status, image: impl AsFd) -> Result<Option<Explanation>> {
         if let Some(mismatch) = self.mismatch(status) {
-            return Ok(Some(mismatch));
+            return Ok(Some(mismatch.into()));
         }
         let Status { label, auto_clear, block_size, .. } = status;
         if !self.label.is_empty() && !status.is_labelled(&self.label) {
-            return Ok(Some(format!("label {:?} requested, {label:?} found", self.label)));
+            return Ok(Some(format!("label {:?} requested, {label:?} found", self.label).into()));
         }
         match (self.lifetime, auto_clear) {
             (Lifetime::Persistent, true) => {
-                let detail = "the kernel detaches it at its last close, as another user or an earlier detach requested; wait for that, \
-                              or cancel it (LoopDevice::cancel_detach)";
-                return Ok(Some(detail.to_owned()));
+                return Ok(Some(Explanation::of(
+                    "the kernel detaches it at its last close, as another user or an earlier detach requested",
+                    "wait for that, or cancel it (LoopDevice::cancel_detach)",
+                )));
             }
             (Lifetime::AutoClear, false) => {
-                return Ok(Some("AutoClear requested, and the device is persistent".to_owned()));
+                return Ok(Some("AutoClear requested, and the device is persistent".into()));
             }
             _ => {}
         }
@@ -239,7 +240,7 @@ impl AttachOptions {
             // The file may have been cloned since, which raises the unit of its direct I/O (Linux 6.15).
             let unit = direct_io_unit(image)?;
             if *block_size > unit {
-                return Ok(Some(format!("logical block size {unit} requested, {block_size} found")));
+                return Ok(Some(format!("logical block size {unit} requested, {block_size} found").into()));
             }
         }
         Ok(None)
@@ -248,35 +249,36 @@ impl AttachOptions {
     /// Checks that a file with this status can be attached as requested, a writable one without losing its end. `block_size` is that of the device, as far as it is
     /// known.
     pub(super) fn check_file(&self, status: &FileStat, block_size: u32) -> Result<()> {
-        let invalid = |detail: String| Err(Error::new(ErrorKind::InvalidInput, "attach", "the file", detail));
+        let invalid = |cause: String| Error::new(ErrorKind::InvalidInput, "attach", "the file", cause);
         match status.st_mode & libc::S_IFMT {
             libc::S_IFREG => {}
             libc::S_IFBLK => {
-                return invalid("it is a block device, which can be used without a loop device".to_owned());
+                let cause = "it is a block device, which can be used without a loop device";
+                return Err(invalid(cause.to_owned()));
             }
-            _ => return invalid("it is no regular file".to_owned()),
+            _ => return Err(invalid("it is no regular file".to_owned())),
         }
         let (size, offset, unit) = (status.st_size as u64, self.range.offset, u64::from(block_size.max(512)));
         let rest = size.saturating_sub(offset);
         if rest < unit {
-            return invalid(format!(
+            return Err(invalid(format!(
                 "it has {size} bytes, and the device would begin at {offset}: less than one block of {unit} bytes is left"
-            ));
+            )));
         }
         if self.access == Access::ReadOnly {
             // So what is left of a truncated image can be saved.
             return Ok(());
         }
         match self.range.size_limit {
-            Some(limit) if limit.get() > rest => invalid(format!(
+            Some(limit) if limit.get() > rest => Err(invalid(format!(
                 "the size limit is {limit}, and the file has only {rest} bytes from {offset} on"
-            )),
+            ))),
             Some(_) => Ok(()),
-            None if !rest.is_multiple_of(unit) => invalid(format!(
-                "the device would lack the last {} bytes, because blocks have {unit} bytes; make the file larger (truncate(1)), or \
-                 set a size limit",
+            None if !rest.is_multiple_of(unit) => Err(invalid(format!(
+                "the device would lack the last {} bytes, because blocks have {unit} bytes",
                 rest % unit
-            )),
+            ))
+            .with_remedy("make the file larger (truncate(1)), or set a size limit")),
             None => Ok(()),
         }
     }

@@ -111,12 +111,10 @@ impl Pool {
     pub(super) fn new(options: PoolOptions) -> Result<Self> {
         let limit = loop_dev::index_limit();
         if options.range.end > limit {
-            let detail = format!(
-                "the loop module's parameter max_part leaves indices 0 to {}; choose a range among them",
-                limit - 1
-            );
+            let cause = format!("the loop module's parameter max_part leaves indices 0 to {}", limit - 1);
             let range = format!("indices {} to {}", options.range.start, options.range.end - 1);
-            return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
+            return Err(Error::new(ErrorKind::InvalidInput, "use", range, cause)
+                .with_remedy("choose a range among them"));
         }
         if options.range.is_empty() {
             let range = format!("indices {} to {}", options.range.start, options.range.end);

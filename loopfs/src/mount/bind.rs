@@ -68,7 +68,7 @@ pub fn bind_mount_at(
 ) -> Result<()> {
     let object = target.display();
     let path = CString::new(target.as_os_str().as_bytes())
-        .map_err(|nul| Error::new(ErrorKind::InvalidInput, "mount", &object, nul))?;
+        .map_err(|nul| Error::new(ErrorKind::InvalidInput, "mount", &object, nul.to_string()))?;
     let tree = sys::clone_tree(source).context("clone the mount for", &object)?;
     sys::set_attributes(&tree, &flags.attributes()).context("set the mount flags of", &object)?;
     sys::attach_tree(&tree, directory, &path).context("mount", &object)
@@ -100,7 +100,7 @@ pub fn unmount(target: &Path) -> Result<bool> {
 pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> Result<bool> {
     let object = name.display();
     let entry = CString::new(name.as_bytes())
-        .map_err(|nul| Error::new(ErrorKind::InvalidInput, "statx", &object, nul))?;
+        .map_err(|nul| Error::new(ErrorKind::InvalidInput, "statx", &object, nul.to_string()))?;
     match statx::is_mount_root_at(directory, &entry) {
         Err(Errno::ENOENT) => Ok(false),
         result => result.context("statx", &object),

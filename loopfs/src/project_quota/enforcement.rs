@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use nix::errno::Errno;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::sys::quotactl;
 
 /// How a file system treats project quotas.
@@ -44,22 +44,26 @@ impl Enforcement {
     }
 
     /// Returns the problem and its remedy, or `None` if limits are enforced.
-    pub(crate) fn problem(self) -> Option<(ErrorKind, &'static str)> {
-        match self {
-            Self::Enforcing => None,
-            Self::NoSyscall => Some((
+    pub(crate) fn problem(self) -> Option<(ErrorKind, Explanation)> {
+        let (kind, cause, remedy) = match self {
+            Self::Enforcing => return None,
+            Self::NoSyscall => (
                 ErrorKind::Unsupported,
-                "the kernel has no quotactl_fd, or a seccomp filter blocks it; Linux 5.14 or later is needed",
-            )),
-            Self::NoQuota => Some((
+                "the kernel has no quotactl_fd, or a seccomp filter blocks it",
+                "Linux 5.14 or later is needed",
+            ),
+            Self::NoQuota => (
                 ErrorKind::NotEnforced,
-                "project quotas are off: the file system must be XFS, mounted with option prjquota \
+                "project quotas are off",
+                "the file system must be XFS, mounted with option prjquota \
                  (a remount does not switch them on; the kernel needs CONFIG_XFS_QUOTA)",
-            )),
-            Self::AccountingOnly => Some((
+            ),
+            Self::AccountingOnly => (
                 ErrorKind::NotEnforced,
-                "usage is counted but limits are not enforced: mount with option prjquota instead of pqnoenforce",
-            )),
-        }
+                "usage is counted but limits are not enforced",
+                "mount with option prjquota instead of pqnoenforce",
+            ),
+        };
+        Some((kind, Explanation::of(cause, remedy)))
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use nix::errno::Errno;
 
 use super::enforcement::Enforcement;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::sys;
 
 /// The inode of the initial user namespace in nsfs, the same on every kernel (`USER_NS_INIT_INO` of
@@ -45,7 +45,7 @@ pub(crate) fn explain<T>(
         };
         let error = Error::sys(operation, object, errno);
         match meaning {
-            Some((kind, remedy)) => error.with_kind(kind).explain(remedy),
+            Some((kind, explanation)) => error.with_kind(kind).explain(explanation),
             None => error,
         }
     })
@@ -56,26 +56,39 @@ fn in_user_namespace() -> bool {
     std::fs::metadata("/proc/self/ns/user").is_ok_and(|namespace| namespace.ino() != INITIAL_USER_NAMESPACE)
 }
 
-type Meaning = Option<(ErrorKind, &'static str)>;
+type Meaning = Option<(ErrorKind, Explanation)>;
 
-const READ_ONLY: (ErrorKind, &str) = (
+const READ_ONLY: (ErrorKind, Explanation) = (
     ErrorKind::ReadOnly,
-    "the mount or its file system is read-only; use a writable mount, and look for I/O errors in the kernel log",
+    Explanation::of(
+        "the mount or its file system is read-only",
+        "use a writable mount, and look for I/O errors in the kernel log",
+    ),
 );
 
-const USER_NAMESPACE: (ErrorKind, &str) = (
+const USER_NAMESPACE: (ErrorKind, Explanation) = (
     ErrorKind::InUserNamespace,
-    "the process is in a user namespace, from which no project quota can be read or changed, with any \
-     capability; run it in the initial one",
+    Explanation::of(
+        "the process is in a user namespace, from which no project quota can be read or changed, with any capability",
+        "run it in the initial one",
+    ),
 );
+
+/// The errno is the cause.
+fn denied(remedy: &'static str) -> Meaning {
+    Some((ErrorKind::PermissionDenied, Explanation::default().with_remedy(remedy)))
+}
+
+fn not_open(remedy: &'static str) -> Meaning {
+    Some((ErrorKind::InvalidInput, Explanation::of("the descriptor is O_PATH or not open", remedy)))
+}
 
 fn quota(errno: Errno, enforcement: Enforcement, in_user_namespace: bool) -> Meaning {
     match errno {
         Errno::EPERM | Errno::EACCES | Errno::EINVAL if in_user_namespace => Some(USER_NAMESPACE),
-        Errno::EPERM | Errno::EACCES => Some((
-            ErrorKind::PermissionDenied,
-            "CAP_SYS_ADMIN is needed to change the quota of a project, and to read it",
-        )),
+        Errno::EPERM | Errno::EACCES => {
+            denied("CAP_SYS_ADMIN is needed to change the quota of a project, and to read it")
+        }
         // ENOSYS is said by a kernel without the call, by XFS without a quota option, and by a file system
         // that knows no quotas; ESRCH and EINVAL by others whose quotas are off.
         Errno::ENOSYS | Errno::ESRCH | Errno::EINVAL | Errno::EOPNOTSUPP => enforcement.problem(),
@@ -87,17 +100,14 @@ fn quota(errno: Errno, enforcement: Enforcement, in_user_namespace: bool) -> Mea
 fn attributes(errno: Errno, in_user_namespace: bool) -> Meaning {
     match errno {
         Errno::EPERM | Errno::EACCES | Errno::EINVAL if in_user_namespace => Some(USER_NAMESPACE),
-        Errno::EPERM | Errno::EACCES => Some((
-            ErrorKind::PermissionDenied,
-            "only the owner may change the project id, and who has CAP_FOWNER",
-        )),
-        Errno::EBADF => Some((
-            ErrorKind::InvalidInput,
-            "the descriptor is O_PATH or not open; open the file or directory for reading",
-        )),
-        Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::ENOSYS => {
-            Some((ErrorKind::Unsupported, "the file system or the kernel has no project ids; use XFS"))
+        Errno::EPERM | Errno::EACCES => {
+            denied("only the owner may change the project id, and who has CAP_FOWNER")
         }
+        Errno::EBADF => not_open("open the file or directory for reading"),
+        Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::ENOSYS => Some((
+            ErrorKind::Unsupported,
+            Explanation::of("the file system or the kernel has no project ids", "use XFS"),
+        )),
         Errno::EROFS => Some(READ_ONLY),
         _ => None,
     }
@@ -106,12 +116,11 @@ fn attributes(errno: Errno, in_user_namespace: bool) -> Meaning {
 fn xfs(errno: Errno, in_user_namespace: bool) -> Meaning {
     match errno {
         Errno::EPERM | Errno::EACCES if in_user_namespace => Some(USER_NAMESPACE),
-        Errno::EPERM | Errno::EACCES => Some((ErrorKind::PermissionDenied, "CAP_SYS_ADMIN is needed")),
-        Errno::EBADF => Some((
-            ErrorKind::InvalidInput,
-            "the descriptor is O_PATH or not open; open a file or directory of the file system for reading",
-        )),
-        Errno::ENOTTY | Errno::EOPNOTSUPP => Some((ErrorKind::Unsupported, "the file system is not XFS")),
+        Errno::EPERM | Errno::EACCES => denied("CAP_SYS_ADMIN is needed"),
+        Errno::EBADF => not_open("open a file or directory of the file system for reading"),
+        Errno::ENOTTY | Errno::EOPNOTSUPP => {
+            Some((ErrorKind::Unsupported, "the file system is not XFS".into()))
+        }
         Errno::EROFS => Some(READ_ONLY),
         _ => None,
     }
@@ -146,9 +155,10 @@ mod tests {
         #[case] kind: ErrorKind,
         #[case] remedy: &str,
     ) {
-        let (found, text) = quota(errno, enforcement, in_user_namespace).unwrap();
+        let (found, explanation) = quota(errno, enforcement, in_user_namespace).unwrap();
         assert_eq!(found, kind);
-        assert!(text.contains(remedy), "{text}");
+        let error = Error::sys("limit project", 7, errno).explain(explanation);
+        assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{error}");
     }
 
     #[test]

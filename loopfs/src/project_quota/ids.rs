@@ -157,8 +157,10 @@ impl ProjectIds {
         let lock = self.lock()?;
         let before = explain(fsxattr::get(directory), Interface::Attributes, OPERATION, OBJECT)?;
         if before.fsx_projid != 0 {
-            let detail = format!("it is in project {}; limit that one", before.fsx_projid);
-            return Err(Error::new(ErrorKind::AlreadyExists, OPERATION, OBJECT, detail));
+            let cause = format!("it is in project {}", before.fsx_projid);
+            return Err(
+                Error::new(ErrorKind::AlreadyExists, OPERATION, OBJECT, cause).with_remedy("limit that one")
+            );
         }
         let id = self.reserve_locked(limits)?;
         let made = assign(directory, id).and_then(|()| self.verify(id, limits));

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::project_id::ProjectId;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::sys::quotactl::{self, DiskQuota};
 use crate::units::{Bytes, Inodes};
 
@@ -159,7 +159,7 @@ pub(super) fn request(id: ProjectId, limits: Limits) -> Result<DiskQuota> {
         id: id.get(),
         ..DiskQuota::default()
     };
-    let refuse = |detail: String| Error::new(ErrorKind::InvalidInput, "limit project", id, detail);
+    let refuse = |problem: Explanation| Error::new(ErrorKind::InvalidInput, "limit project", id, problem);
     if let Some((soft, hard)) = numbers(limits.bytes, blocks).map_err(refuse)? {
         quota.fieldmask |= quotactl::FS_DQ_BSOFT | quotactl::FS_DQ_BHARD;
         (quota.blk_softlimit, quota.blk_hardlimit) = (soft, hard);
@@ -179,18 +179,20 @@ fn blocks(bytes: Bytes) -> Option<u64> {
 fn numbers<T: Copy + Ord + std::fmt::Display>(
     limit: Limit<T>,
     unit: impl Fn(T) -> Option<u64>,
-) -> Result<Option<(u64, u64)>, String> {
+) -> Result<Option<(u64, u64)>, Explanation> {
     let number = |value: T| match unit(value) {
-        Some(0) => Err("a limit of 0 means unlimited to the kernel; say Unlimited for that".to_owned()),
+        Some(0) => {
+            Err(Explanation::of("a limit of 0 means unlimited to the kernel", "say Unlimited for that"))
+        }
         Some(number) => Ok(number),
-        None => Err(format!("{value} are more than any file system can count")),
+        None => Err(format!("{value} are more than any file system can count").into()),
     };
     match limit {
         Limit::Keep => Ok(None),
         Limit::Unlimited => Ok(Some((0, 0))),
         Limit::Hard(hard) => Ok(Some((0, number(hard)?))),
         Limit::SoftHard { soft, hard } if soft > hard => {
-            Err(format!("the soft limit of {soft} is above the hard limit of {hard}"))
+            Err(format!("the soft limit of {soft} is above the hard limit of {hard}").into())
         }
         Limit::SoftHard { soft, hard } => Ok(Some((number(soft)?, number(hard)?))),
     }

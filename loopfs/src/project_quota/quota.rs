@@ -12,7 +12,7 @@ use super::enforcement::Enforcement;
 use super::errors::{Interface, explain};
 use super::limits::{self, Limits, StoredLimits, Usage};
 use super::project_id::ProjectId;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::sys::fsxattr;
 use crate::sys::getdents;
 use crate::sys::quotactl;
@@ -63,7 +63,7 @@ impl<'fs> ProjectQuota<'fs> {
     pub fn require_enforcing(&self) -> Result<()> {
         match self.enforcement()?.problem() {
             None => Ok(()),
-            Some((kind, remedy)) => Err(Error::new(kind, "use the quotas of", "the file system", remedy)),
+            Some((kind, problem)) => Err(Error::new(kind, "use the quotas of", "the file system", problem)),
         }
     }
 
@@ -236,19 +236,21 @@ pub fn assign_project(directory: impl AsFd, id: ProjectId) -> Result<()> {
 
 fn require_empty_directory(directory: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
     const OPERATION: &str = "put a directory into project";
-    let refuse = |detail| Err(Error::new(ErrorKind::InvalidInput, OPERATION, id, detail));
+    let refuse = |cause, remedy| {
+        Err(Error::new(ErrorKind::InvalidInput, OPERATION, id, Explanation::of(cause, remedy)))
+    };
     // Through another descriptor, because the position in the list of entries belongs to the caller's.
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let entries = match openat(directory, c".", flags, Mode::empty()) {
         Err(Errno::ENOTDIR) => {
-            return refuse("the descriptor is a file; only a directory can limit its content");
+            return refuse("the descriptor is a file", "only a directory can limit its content");
         }
         opened => opened.and_then(getdents::read).context(OPERATION, id)?,
     };
     if entries.iter().any(|entry| !matches!(entry.name.as_bytes(), b"." | b"..")) {
         return refuse(
-            "the directory has entries, which would stay outside the project; put it there with tag_tree or \
-             limit_directory, or `loopfs quota tag`",
+            "the directory has entries, which would stay outside the project",
+            "put it there with tag_tree or limit_directory, or `loopfs quota tag`",
         );
     }
     Ok(())

@@ -11,7 +11,8 @@ use super::inode::{Inode, Kind};
 use super::skipped::{Skipped, SpecialFiles};
 use super::target::{OpContext, OpError, RECORD_LINKS, SHARE, Target};
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Explanation, Result};
+use crate::reflink::NO_REFLINK;
 use crate::sys::file_handle;
 
 /// The content of a clone of a tree.
@@ -271,19 +272,17 @@ fn flags_of(source: &Inode<'_>) -> Result<Flags, OpError> {
 fn failure(refusal: OpError, at: &EntryPath<'_>) -> Error {
     let error = Error::sys(refusal.operation, format!("{:?} of a directory tree", at.path()), refusal.errno);
     match refusal.errno {
-        Errno::ENOSPC | Errno::EDQUOT => error.explain(
-            "the limit of the clone's project or the free space of the file system is too small; shared blocks count in \
-             full against the limit: raise the limit to the usage of the source, or free space, and clone again",
-        ),
-        Errno::EOPNOTSUPP if refusal.operation == SHARE => error.explain(
-            "the file system cannot share blocks between files; clones need XFS formatted with \
-             mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
-        ),
-        Errno::EXDEV => error.explain(
+        Errno::ENOSPC | Errno::EDQUOT => error.explain(Explanation::of(
+            "the limit of the clone's project or the free space of the file system is too small",
+            "shared blocks count in full against the limit: raise the limit to the usage of the source, or free space, and \
+             clone again",
+        )),
+        Errno::EOPNOTSUPP if refusal.operation == SHARE => error.explain(NO_REFLINK),
+        Errno::EXDEV => error.with_remedy(
             "the clone must be on the file system of its source, and before Linux 5.18 reached through the same mount",
         ),
         Errno::EPERM | Errno::EACCES => {
-            error.explain("the caller needs the capabilities that the documentation of clone_tree lists")
+            error.with_remedy("the caller needs the capabilities that the documentation of clone_tree lists")
         }
         _ => error,
     }

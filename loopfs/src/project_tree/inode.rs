@@ -109,7 +109,7 @@ impl Attributes {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let links = open(LINKS, flags, Mode::empty())
             .context("open", LINKS)
-            .map_err(|error| error.explain("proc(5) must be mounted on /proc"))?;
+            .map_err(|error| error.with_remedy("proc(5) must be mounted on /proc"))?;
         Ok(Self { links, by_path: file_attr::exists() })
     }
 

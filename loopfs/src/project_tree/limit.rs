@@ -98,11 +98,9 @@ fn own_project(
         id => match ProjectId::new(id).filter(|id| ids.range().contains(id)) {
             Some(id) => Ok(Some(id)),
             None => {
-                let detail = format!(
-                    "it is in project {id}, which another program has chosen; use that program, or ProjectQuota::set_limits and \
-                     `loopfs quota set`"
-                );
-                Err(Error::new(ErrorKind::AlreadyExists, operation, OBJECT, detail))
+                let cause = format!("it is in project {id}, which another program has chosen");
+                Err(Error::new(ErrorKind::AlreadyExists, operation, OBJECT, cause)
+                    .with_remedy("use that program, or ProjectQuota::set_limits and `loopfs quota set`"))
             }
         },
     }

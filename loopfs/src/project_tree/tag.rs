@@ -133,8 +133,9 @@ struct Tagging<'a, P> {
 impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
     fn run(mut self, root: BorrowedFd<'_>) -> Result<TreeReport> {
         if self.options.most_passes == 0 {
-            let detail = "TagOptions::most_passes is 0; allow at least 2 passes";
-            return Err(Error::new(ErrorKind::InvalidInput, "tag", "a directory tree", detail));
+            let cause = "TagOptions::most_passes is 0";
+            return Err(Error::new(ErrorKind::InvalidInput, "tag", "a directory tree", cause)
+                .with_remedy("allow at least 2 passes"));
         }
         if self.options.hard_links == HardLinks::Refuse {
             walk(root, &mut Survey { id: self.id })?;
@@ -148,11 +149,9 @@ impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
                 return Ok(self.report);
             }
         }
-        let detail = format!(
-            "there was still something to change after {} passes; tag it again, with more TagOptions::most_passes",
-            self.report.passes
-        );
-        Err(Error::new(ErrorKind::Busy, "tag", "a directory tree", detail))
+        let cause = format!("there was still something to change after {} passes", self.report.passes);
+        Err(Error::new(ErrorKind::Busy, "tag", "a directory tree", cause)
+            .with_remedy("tag it again, with more TagOptions::most_passes"))
     }
 }
 

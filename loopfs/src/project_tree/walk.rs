@@ -155,8 +155,8 @@ pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Wa
     let failed = |errno| {
         let error = Error::sys("walk", "the root of a directory tree", errno);
         match errno {
-            Errno::EACCES => error.explain("it must be readable, or the caller have CAP_DAC_READ_SEARCH"),
-            Errno::ENOTDIR => error.explain("it must be a directory"),
+            Errno::EACCES => error.with_remedy("it must be readable, or the caller have CAP_DAC_READ_SEARCH"),
+            Errno::ENOTDIR => error.with_remedy("it must be a directory"),
             _ => error,
         }
     };

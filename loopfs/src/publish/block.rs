@@ -171,16 +171,14 @@ impl<'a> BlockVolume<'a> {
             let name = device.path();
             let Detach::Deferred(pending) = self.devices.loops().detach(device)? else { continue };
             if let Detach::Deferred(_) = pending.wait(CLOSE_TIMEOUT)? {
-                return Err(Error::new(
-                    ErrorKind::Busy,
-                    "publish",
-                    self.volume.id(),
-                    format!(
-                        "a process of an earlier workload still has {} open, and its page cache differs from that of the device to be \
-                         published; retry",
-                        name.display()
-                    ),
-                ));
+                let cause = format!(
+                    "a process of an earlier workload still has {} open, and its page cache differs from that of the device to be \
+                     published",
+                    name.display()
+                );
+                return Err(
+                    Error::new(ErrorKind::Busy, "publish", self.volume.id(), cause).with_remedy("retry")
+                );
             }
         }
         Ok(())
@@ -191,16 +189,13 @@ impl<'a> BlockVolume<'a> {
             Access::ReadOnly => ("read-only", "for writing"),
             Access::ReadWrite => ("for writing", "read-only"),
         };
-        Error::new(
-            ErrorKind::Conflict,
-            "publish",
-            self.volume.id(),
-            format!(
-                "it is requested {requested}, but published {present} at {}, and a read-only loop device beside a writable one would \
-                 return old data; unpublish it there first, or publish it {present} here too",
-                mount_point.display()
-            ),
-        )
+        let cause = format!(
+            "it is requested {requested}, but published {present} at {}, and a read-only loop device beside a writable one would \
+             return old data",
+            mount_point.display()
+        );
+        Error::new(ErrorKind::Conflict, "publish", self.volume.id(), cause)
+            .with_remedy(format!("unpublish it there first, or publish it {present} here too"))
     }
 
     /// Returns `true` if the volume is published at `target` with this access. Returns an error if it is published with
@@ -210,21 +205,24 @@ impl<'a> BlockVolume<'a> {
             return Ok(false);
         }
         let Some(status) = target.status()?.filter(is_loop_device) else {
-            return Err(target.conflict("it is a mount point of something else; unmount it"));
+            return Err(target.conflict("it is a mount point of something else").with_remedy("unmount it"));
         };
         let Some(device) = self.device_of(&status)? else {
             let shown = self.devices.volume_of(number_of(&status)).flatten();
             if let Some(other) = shown.filter(|other| other != self.volume.id()) {
-                return Err(target.conflict(format!("volume {other} is published there; unpublish it first")));
+                let cause = format!("volume {other} is published there");
+                return Err(target.conflict(cause).with_remedy("unpublish it first"));
             }
             // Containers keep the node with which they were started. If it were unmounted here, the index would be used for another
             // volume while they run.
-            return Err(target.conflict(format!(
-                "it shows loop device {}, which a process has detached from the image of volume {} since; end the workloads that use the \
-                 volume, after which it is unpublished",
+            let cause = format!(
+                "it shows loop device {}, which a process has detached from the image of volume {} since",
                 number_of(&status),
                 self.volume.id()
-            )));
+            );
+            return Err(target
+                .conflict(cause)
+                .with_remedy("end the workloads that use the volume, after which it is unpublished"));
         };
         let present = device.binding().access;
         if present == access {
@@ -354,8 +352,9 @@ fn open_node(device: &LoopDevice) -> Result<OwnedFd> {
             ErrorKind::Conflict,
             "mount",
             path.display(),
-            "it is not the node of the loop device with that name; let this process see the host's /dev (devtmpfs)",
-        ));
+            "it is not the node of the loop device with that name",
+        )
+        .with_remedy("let this process see the host's /dev (devtmpfs)"));
     }
     Ok(node)
 }

@@ -46,7 +46,7 @@ impl Directory {
     pub(super) fn is_published(&self, target: &Target, requested: MountFlags) -> Result<bool> {
         let Some(mount) = target.mount()? else { return Ok(false) };
         if !target.status()?.is_some_and(|status| self.matches(&status)) {
-            return Err(target.conflict("it is a mount point of something else; unmount it"));
+            return Err(target.conflict("it is a mount point of something else").with_remedy("unmount it"));
         }
         let present = flags_of(&mount);
         if present == requested {
@@ -81,14 +81,9 @@ pub(super) fn published_differently(
     present: impl fmt::Debug,
     requested: impl fmt::Debug,
 ) -> Error {
-    Error::new(
-        ErrorKind::AlreadyExists,
-        "publish the volume at",
-        target.path().display(),
-        format!(
-            "it is published there with {present:?}, but {requested:?} is requested; unpublish it there first"
-        ),
-    )
+    let cause = format!("it is published there with {present:?}, but {requested:?} is requested");
+    Error::new(ErrorKind::AlreadyExists, "publish the volume at", target.path().display(), cause)
+        .with_remedy("unpublish it there first")
 }
 
 /// Returns the flags of a mount.

@@ -165,8 +165,9 @@ impl Publisher {
                 ErrorKind::Conflict,
                 "publish at",
                 target.display(),
-                "the directory in which it would be does not exist; create it",
+                "the directory in which it would be does not exist",
             )
+            .with_remedy("create it")
         })?;
         match mode {
             PublishMode::Directory(flags) => {
@@ -222,10 +223,9 @@ impl Publisher {
         let _lock = self.root.locks.lock(Object::Target(target.path().to_owned()));
         match target.mount()? {
             None => mount(target),
-            Some(_) => {
-                Err(target
-                    .conflict("another call has published something there in the meantime; unpublish it"))
-            }
+            Some(_) => Err(target
+                .conflict("another call has published something there in the meantime")
+                .with_remedy("unpublish it")),
         }
     }
 
@@ -366,8 +366,8 @@ impl Publisher {
                 } else {
                     "unmount it"
                 };
-                let detail = format!("it is still published at {}; {remedy}", place.display());
-                Err(Error::new(ErrorKind::Conflict, operation, id, detail))
+                let cause = format!("it is still published at {}", place.display());
+                Err(Error::new(ErrorKind::Conflict, operation, id, cause).with_remedy(remedy))
             }
         }
     }
@@ -389,11 +389,9 @@ impl Publisher {
         };
         let kept = pending.cancel()?;
         let Some(device) = kept.first() else { return Ok(()) };
-        let detail = format!(
-            "a program has {} open, which this one has not published; end it",
-            device.path().display()
-        );
-        Err(Error::new(ErrorKind::Busy, "delete", id, detail))
+        let cause =
+            format!("a program has {} open, which this one has not published", device.path().display());
+        Err(Error::new(ErrorKind::Busy, "delete", id, cause).with_remedy("end it"))
     }
 
     /// Returns an error if the target is in a directory of the store, such as in a volume. The root itself may be on the same file system.
@@ -403,7 +401,7 @@ impl Publisher {
         }
         match target.place_on_its_filesystem()?.iter().nth(1).and_then(OsStr::to_str) {
             Some(name) if self.store.owns_name(name) => {
-                Err(target.conflict("it is in a directory of the store; choose another one"))
+                Err(target.conflict("it is in a directory of the store").with_remedy("choose another one"))
             }
             _ => Ok(()),
         }
@@ -489,8 +487,8 @@ impl Publisher {
         }
         // Returns the same error as later calls, if the volume was deleted.
         self.store.volume(volume.id()).map(drop)?;
-        let detail = "it was replaced while its device was attached; retry";
-        Err(Error::new(ErrorKind::Conflict, "attach", volume.id(), detail))
+        let cause = "it was replaced while its device was attached";
+        Err(Error::new(ErrorKind::Conflict, "attach", volume.id(), cause).with_remedy("retry"))
     }
 }
 
@@ -503,14 +501,10 @@ pub(super) fn is_refreshed(volume: &Volume) -> Result<bool> {
 fn refuse_second(id: &VolumeId, other: Option<PathBuf>) -> Result<()> {
     match other {
         None => Ok(()),
-        Some(other) => Err(Error::new(
-            ErrorKind::Conflict,
-            "publish",
-            id,
-            format!(
-                "it is published at {}, but may have only one target at a time; unpublish it there first",
-                other.display()
-            ),
-        )),
+        Some(other) => {
+            let cause =
+                format!("it is published at {}, but may have only one target at a time", other.display());
+            Err(Error::new(ErrorKind::Conflict, "publish", id, cause).with_remedy("unpublish it there first"))
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::locks::{Locks, Object};
 use super::mounted::MountedDevices;
 use super::node::{is_loop_device, kind_of, number_of};
 use crate::DeviceNumber;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::mount::table as mountinfo;
 use crate::mount::{Isolation, KnownMount, MountCache, MountFlags, bind_mount_at, is_mount_point, unmount};
 
@@ -63,15 +63,12 @@ impl PublishRoot {
             // A process in a changed root directory may not see the mount that holds its directories.
             let Some(mount) = mountinfo::holding(&mounts, &directory) else { continue };
             let Some(isolation) = Isolation::of(mount) else { continue };
-            return Err(Error::new(
-                ErrorKind::Conflict,
-                "publish volumes below",
-                mount.mount_point.display(),
-                format!(
-                    "they do not appear on the node, because this mount {isolation}; in a container, mount the directory with \
-                     mountPropagation: Bidirectional (Kubernetes) or bind-propagation=rshared (Docker); in a systemd service, remove the \
-                     settings that give the service a mount namespace, such as PrivateMounts= and PrivateTmp="
-                ),
+            let place = mount.mount_point.display();
+            let cause = format!("they do not appear on the node, because this mount {isolation}");
+            return Err(Error::new(ErrorKind::Conflict, "publish volumes below", place, cause).with_remedy(
+                "in a container, mount the directory with mountPropagation: Bidirectional (Kubernetes) or \
+                 bind-propagation=rshared (Docker); in a systemd service, remove the settings that give the service a mount \
+                 namespace, such as PrivateMounts= and PrivateTmp=",
             ));
         }
         Ok(())
@@ -91,8 +88,11 @@ impl PublishRoot {
                 ErrorKind::Conflict,
                 "open",
                 path.display(),
-                "it is a symbolic link, and none is followed there; replace it by a directory, and mount the target of the link there \
-                 (mount --bind), or move the whole directory above it",
+                "it is a symbolic link, and none is followed there",
+            )
+            .with_remedy(
+                "replace it by a directory, and mount the target of the link there (mount --bind), or move the whole directory \
+                 above it",
             ),
             errno => Error::sys("open", path.display(), errno),
         })
@@ -318,29 +318,28 @@ impl Target {
             SFlag::S_IFLNK => UnlinkatFlags::NoRemoveDir,
             SFlag::S_IFREG if status.st_size == 0 => UnlinkatFlags::NoRemoveDir,
             _ => {
-                return Err(
-                    self.conflict("it was not created to publish a volume, so it is not removed; remove it")
-                );
+                let cause = "it was not created to publish a volume, so it is not removed";
+                return Err(self.conflict(cause).with_remedy("remove it"));
             }
         };
         match unlinkat(&self.parent, self.name.as_os_str(), how) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(self.conflict(
-                "it is not a mount point, and contains files, which are not removed; move them away",
-            )),
-            Err(Errno::EBUSY) => {
-                Err(self.changed("another process has mounted something there in the meantime; retry"))
-            }
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(self
+                .conflict("it is not a mount point, and contains files, which are not removed")
+                .with_remedy("move them away")),
+            Err(Errno::EBUSY) => Err(self
+                .changed("another process has mounted something there in the meantime")
+                .with_remedy("retry")),
             Err(errno) => Err(self.failed("remove", errno)),
         }
     }
 
-    pub(super) fn conflict(&self, why: impl std::fmt::Display) -> Error {
+    pub(super) fn conflict(&self, why: impl Into<Explanation>) -> Error {
         Error::new(ErrorKind::Conflict, "use the target", self.path.display(), why)
     }
 
-    fn changed(&self, detail: &str) -> Error {
-        Error::new(ErrorKind::Busy, "change the target", self.path.display(), detail)
+    fn changed(&self, cause: &'static str) -> Error {
+        Error::new(ErrorKind::Busy, "change the target", self.path.display(), cause)
     }
 
     fn require(&self, required: SFlag, called: &str) -> Result<()> {
@@ -349,14 +348,14 @@ impl Target {
                 if self.is_empty(&status)? {
                     return Ok(());
                 }
-                Err(self.conflict(format!(
-                    "it is not {called}: the volume would cover its content; move that away"
-                )))
+                let cause = format!("it is not {called}: the volume would cover its content");
+                Err(self.conflict(cause).with_remedy("move that away"))
             }
             Some(_) => {
-                Err(self.conflict(format!("it is not {called}, which the volume requires; remove it")))
+                let cause = format!("it is not {called}, which the volume requires");
+                Err(self.conflict(cause).with_remedy("remove it"))
             }
-            None => Err(self.changed("another process has removed it in the meantime; retry")),
+            None => Err(self.changed("another process has removed it in the meantime").with_remedy("retry")),
         }
     }
 
@@ -380,9 +379,9 @@ impl Target {
     /// Names the path of the request in an error, not the one through the parent directory that is held open.
     fn of_mount<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| match (error.kind(), error.errno()) {
-            (ErrorKind::Busy, _) => self.changed(
-                "it is in use: a process has a file open there, or its working directory; end it, or retry",
-            ),
+            (ErrorKind::Busy, _) => self
+                .changed("it is in use: a process has a file open there, or its working directory")
+                .with_remedy("end it, or retry"),
             (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
             (_, None) => error,
         })

@@ -40,7 +40,7 @@ use super::on_disk::layout::{self, Layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
 use crate::DeviceNumber;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::flock;
 use crate::loop_device;
 use crate::mount::table::Mount;
@@ -72,17 +72,12 @@ impl VolumeStore {
             return Err(Error::new(ErrorKind::NotFound, "show", entry, "there is none of that id"));
         }
         records.write_below(id.as_str(), directory, &self.layout.boot, place)?.map_or(Ok(()), |elsewhere| {
-            Err(Error::new(
-                ErrorKind::Conflict,
-                "publish",
-                entry,
-                format!(
-                    "it is published at {0}, by a program that publishes outside {1}; unpublish it there first, or if nothing is mounted at \
-                     {0}, start that program again",
-                    elsewhere.display(),
-                    directory.display()
-                ),
-            ))
+            let (elsewhere, directory) = (elsewhere.display(), directory.display());
+            let cause =
+                format!("it is published at {elsewhere}, by a program that publishes outside {directory}");
+            Err(Error::new(ErrorKind::Conflict, "publish", entry, cause).with_remedy(format!(
+                "unpublish it there first, or if nothing is mounted at {elsewhere}, start that program again"
+            )))
         })
     }
 
@@ -157,10 +152,13 @@ impl VolumeStore {
     /// [`ErrorKind::Busy`] names the path or the device.
     pub(super) fn guard_deletion(&self, id: &VolumeId) -> Result<DeletionGuard> {
         let entry = ContentSource::Volume(id);
-        let busy = |detail: String| Err(Error::new(ErrorKind::Busy, "delete", entry, detail));
+        let busy = |cause: String, remedy: &'static str| {
+            Err(Error::new(ErrorKind::Busy, "delete", entry, cause).with_remedy(remedy))
+        };
         let records = self.records()?;
         if let Some(place) = records.read(id.as_str(), &self.layout.boot)? {
-            return busy(format!("it is in use: published at {}; unpublish it there first", place.display()));
+            let cause = format!("it is in use: published at {}", place.display());
+            return busy(cause, "unpublish it there first");
         }
         let image = match self.layout.stat(entry)?.map(|status| status.st_mode & libc::S_IFMT) {
             Some(libc::S_IFREG) => self.layout.open_entry(entry, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?,
@@ -169,7 +167,9 @@ impl VolumeStore {
                 // A panic leaves a cache that has too few mounts, and the next read adds them.
                 let mounts = self.mounts.lock().unwrap_or_else(PoisonError::into_inner).read()?;
                 return match self.published_at(id, Path::new("/"), &mounts)? {
-                    Some(place) => busy(format!("it is in use: mounted at {}; unmount it", place.display())),
+                    Some(place) => {
+                        busy(format!("it is in use: mounted at {}", place.display()), "unmount it")
+                    }
                     None => Ok(DeletionGuard { _records: records, _image: None }),
                 };
             }
@@ -179,13 +179,14 @@ impl VolumeStore {
         let image = match Flock::lock(image, FlockArg::LockExclusiveNonblock) {
             Ok(image) => image,
             Err((_, Errno::EAGAIN)) => {
-                return busy("its image is being attached, expanded or copied; try again".to_owned());
+                return busy("its image is being attached, expanded or copied".to_owned(), "try again");
             }
             Err((_, errno)) => return Err(Error::sys("lock the image of", entry, errno)),
         };
         match loop_device::attached_index(image.as_fd()) {
             Some(index) => {
-                busy(format!("it is in use: attached to /dev/loop{index}; unpublish and unstage it first"))
+                let cause = format!("it is in use: attached to /dev/loop{index}");
+                busy(cause, "unpublish and unstage it first")
             }
             None => Ok(DeletionGuard { _records: records, _image: Some(image) }),
         }
@@ -204,8 +205,9 @@ fn require_normal(path: &Path) -> Result<()> {
     if is_absolute && components.all(|component| matches!(component, Component::Normal(_))) {
         return Ok(());
     }
-    let detail = "it must be absolute and without ..; resolve it with realpath(3)";
-    Err(Error::new(ErrorKind::InvalidInput, "record the path", path.display(), detail))
+    let cause = "it must be absolute and without ..";
+    Err(Error::new(ErrorKind::InvalidInput, "record the path", path.display(), cause)
+        .with_remedy("resolve it with realpath(3)"))
 }
 
 fn is_below(mount: &Mount, device: DeviceNumber, directory: &Path) -> bool {
@@ -261,10 +263,11 @@ impl PublicationRecords {
             .map_err(|errno| {
                 let error = Error::sys("record the use of", id, errno);
                 match errno {
-                    Errno::ENOSPC | Errno::EDQUOT => error.explain(
+                    Errno::ENOSPC | Errno::EDQUOT => error.explain(Explanation::of(
                         "the record needs a block, and the file system is full although volumes do not use all that is reserved \
-                         for them; remove the files of other programs there",
-                    ),
+                         for them",
+                        "remove the files of other programs there",
+                    )),
                     _ => error,
                 }
             })

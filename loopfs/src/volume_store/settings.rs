@@ -103,18 +103,20 @@ impl Image {
     pub(super) fn resolve(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
         if direct_io == DirectIo::Off {
-            let detail = format!("its {DIRECT_IO} is off; it can be required or preferred");
-            return Err(Error::new(ErrorKind::InvalidInput, "create volume", id, detail));
+            let cause = format!("its {DIRECT_IO} is off");
+            return Err(Error::new(ErrorKind::InvalidInput, "create volume", id, cause)
+                .with_remedy("it can be required or preferred"));
         }
         let unit = statx::direct_io_alignment(image).context("statx the image of volume", id)?;
         let least = LogicalBlockSize::at_least(unit);
         let logical_block_size = logical_block_size.unwrap_or(least);
         if direct_io == DirectIo::Required && logical_block_size.bytes() < unit {
-            let detail = format!(
+            let cause = format!(
                 "{DIRECT_IO} is required and {LOGICAL_BLOCK_SIZE} is {logical_block_size}, and the file system takes direct \
-                 I/O in units of {unit} bytes; request {LOGICAL_BLOCK_SIZE} {least}, or {DIRECT_IO} preferred"
+                 I/O in units of {unit} bytes"
             );
-            return Err(Error::new(ErrorKind::Unsupported, "create volume", id, detail));
+            return Err(Error::new(ErrorKind::Unsupported, "create volume", id, cause)
+                .with_remedy(format!("request {LOGICAL_BLOCK_SIZE} {least}, or {DIRECT_IO} preferred")));
         }
         Ok(Self { direct_io, logical_block_size, provisioning })
     }
@@ -147,12 +149,13 @@ impl Image {
         if self.direct_io == DirectIo::Preferred || self.logical_block_size != LogicalBlockSize::B512 {
             return Ok(());
         }
-        let detail = format!(
+        let cause = format!(
             "its {DIRECT_IO} is required and its {LOGICAL_BLOCK_SIZE} 512, and from Linux 6.15 on an image that shares blocks \
-             takes direct I/O in units of 4096 bytes only; create volumes that are cloned or snapshotted with {DIRECT_IO} \
-             preferred, or with {LOGICAL_BLOCK_SIZE} 4096"
+             takes direct I/O in units of 4096 bytes only"
         );
-        Err(Error::new(ErrorKind::Unsupported, "share the blocks of", entry, detail))
+        Err(Error::new(ErrorKind::Unsupported, "share the blocks of", entry, cause).with_remedy(format!(
+            "create volumes that are cloned or snapshotted with {DIRECT_IO} preferred, or with {LOGICAL_BLOCK_SIZE} 4096"
+        )))
     }
 
     /// Returns how the settings differ from the requested ones, or `None` if they do not.

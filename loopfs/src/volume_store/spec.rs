@@ -82,7 +82,7 @@ impl VolumeSpec {
 }
 
 pub(super) fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
-    let refuse = |detail: &str| Err(Error::new(ErrorKind::InvalidInput, "size volume", id, detail));
+    let refuse = |cause: &'static str| Err(Error::new(ErrorKind::InvalidInput, "size volume", id, cause));
     match capacity.round_up() {
         Some(Bytes(0)) => refuse("a capacity of 0 bytes"),
         Some(rounded) => Ok(rounded),

@@ -15,7 +15,7 @@ use super::source::ContentSource;
 use super::space::{Space, SpaceBook};
 use super::spec::{StoreCounts, StoreOptions, VolumeKind};
 use super::volume::{Volume, VolumeStats};
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::flock;
 use crate::loop_device::{Access, BackingFile};
@@ -125,13 +125,14 @@ impl VolumeStore {
         let status = nix::sys::statvfs::fstatvfs(&self.filesystem.root)
             .context("statfs", self.filesystem.path.display())?;
         if status.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
-            let detail = "it is mounted read-only; look for an I/O error in the kernel log, and remount";
+            let shown = self.filesystem.path.display();
             return Err(Error::new(
                 ErrorKind::ReadOnly,
                 "use the data directory",
-                self.filesystem.path.display(),
-                detail,
-            ));
+                shown,
+                "it is mounted read-only",
+            )
+            .with_remedy("look for an I/O error in the kernel log, and remount"));
         }
         Ok(())
     }
@@ -276,10 +277,11 @@ impl VolumeStore {
         };
         result.map_err(|error| match trash(&error) {
             0 => error,
-            entries => error.add(format_args!(
-                "deleted volumes still hold space, with entries in the trash: {entries}; empty the trash, and end the programs that \
-                 have them open"
-            )),
+            entries => {
+                let cause = format!("deleted volumes still hold space, with entries in the trash: {entries}");
+                let remedy = "empty the trash, and end the programs that have them open";
+                error.add(&Explanation::from(cause).with_remedy(remedy))
+            }
         })
     }
 
@@ -317,7 +319,8 @@ impl VolumeStore {
 
 /// Returns the error for a file system whose store was initialised, but whose directories are missing.
 fn lost_store(data_dir: &Path) -> Error {
-    let detail = "the store that was initialised on this file system no longer exists; restore it, or, \
-                  to initialise a new one, remove the record of its UUID beside the mount point";
-    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
+    let cause = "the store that was initialised on this file system no longer exists";
+    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), cause).with_remedy(
+        "restore it, or, to initialise a new one, remove the record of its UUID beside the mount point",
+    )
 }

@@ -282,9 +282,10 @@ impl VolumeStore {
         match file_lease::is_open_elsewhere(&image) {
             Ok(open) => Ok(Some(image).filter(|_| !open)),
             Err(errno) => {
-                let detail = "the kernel grants no lease, so the store cannot check whether the image is still open; set the sysctl \
-                              fs.leases-enable to 1";
-                Err(Error::sys("take a lease of", name, errno).explain(detail))
+                let cause =
+                    "the kernel grants no lease, so the store cannot check whether the image is still open";
+                let error = Error::sys("take a lease of", name, errno).explain(cause);
+                Err(error.with_remedy("set the sysctl fs.leases-enable to 1"))
             }
         }
     }
@@ -377,10 +378,10 @@ enum Child {
 fn refused(shown: impl Display, errno: Errno) -> Error {
     let error = Error::sys("remove from the trash", shown, errno);
     match errno {
-        Errno::EPERM => {
-            error.explain("it or its directory is immutable or append-only; run `chattr -ia` on both")
-        }
-        Errno::EBUSY => error.explain("a file system is mounted there; unmount it"),
+        Errno::EPERM => error
+            .explain("it or its directory is immutable or append-only")
+            .with_remedy("run `chattr -ia` on both"),
+        Errno::EBUSY => error.explain("a file system is mounted there").with_remedy("unmount it"),
         _ => error,
     }
 }

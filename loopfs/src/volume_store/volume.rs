@@ -18,7 +18,7 @@ use super::settings;
 use super::source::OwnedContentSource;
 use super::space::Reservation;
 use super::spec::{VolumeKind, VolumeSpec};
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::loop_device::{Access, AttachOptions, BlockSize};
 use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
 use crate::units::{Bytes, Inodes};
@@ -335,7 +335,7 @@ impl Volume {
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
         let condition = match truncation(recorded, size) {
             None => Condition::Healthy,
-            Some(message) => Condition::abnormal(AbnormalReason::ImageTruncated, message),
+            Some(loss) => Condition::abnormal(AbnormalReason::ImageTruncated, loss.to_string()),
         };
         let mut stats = VolumeStats::new(capacity, used, condition);
         self.limit_to_free(&mut stats)?;
@@ -363,7 +363,7 @@ impl Volume {
         let (recorded, size) = self.recorded_and_size()?;
         match truncation(recorded, size) {
             None => Ok(()),
-            Some(message) => Err(Error::new(ErrorKind::Damaged, "use volume", &self.id, message)),
+            Some(loss) => Err(Error::new(ErrorKind::Damaged, "use volume", &self.id, loss)),
         }
     }
 
@@ -390,8 +390,8 @@ impl Volume {
     }
 
     fn unlimited(&self) -> Error {
-        let detail = "its project has no limits; set them to its capacity again before it is used";
-        Error::new(ErrorKind::NotEnforced, "open volume", &self.id, detail)
+        Error::new(ErrorKind::NotEnforced, "open volume", &self.id, "its project has no limits")
+            .with_remedy("set them to its capacity again before it is used")
     }
 
     fn require(&self, kind: VolumeKind) -> Result<()> {
@@ -403,12 +403,11 @@ impl Volume {
     }
 }
 
-/// Returns the error text for an image that is shorter than its recorded capacity.
-fn truncation(recorded: Bytes, size: Bytes) -> Option<String> {
+/// Returns what to say of an image that is shorter than its recorded capacity.
+fn truncation(recorded: Bytes, size: Bytes) -> Option<Explanation> {
     (size < recorded).then(|| {
-        format!(
-            "the image was cut off: {size} of {recorded} are left, and what was past them is lost; restore the volume \
-             from a backup, or delete it"
-        )
+        let cause =
+            format!("the image was cut off: {size} of {recorded} are left, and what was past them is lost");
+        Explanation::from(cause).with_remedy("restore the volume from a backup, or delete it")
     })
 }

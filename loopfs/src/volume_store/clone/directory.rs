@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::fcntl::Flock;
 
 use super::target::{Original, Target};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::project_quota::Usage;
 use crate::project_tree::{SkipReason, try_clone_tree};
 use crate::units::{Bytes, Inodes};
@@ -79,12 +79,12 @@ fn limits_while_copied(original: &Original<'_>, usage: &Usage, target: Target<'_
             target.require_capacity_for(original.entry, original.capacity)?;
             let Reservation { bytes, inodes } = reservation_of_directory(capacity, spec.bytes_per_inode);
             if inodes < usage.inodes {
-                let detail = format!(
-                    "{} has {} inodes, and {capacity} with one for each {} bytes have {}; request more, or a smaller \
-                     bytesPerInode",
+                let cause = format!(
+                    "{} has {} inodes, and {capacity} with one for each {} bytes have {}",
                     original.entry, usage.inodes.0, spec.bytes_per_inode, inodes.0
                 );
-                return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, detail));
+                return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, cause)
+                    .with_remedy("request more, or a smaller bytesPerInode"));
             }
             Ok(Reservation { bytes: bytes.saturating_add(margin), inodes: inodes.max(copied) })
         }
@@ -125,9 +125,12 @@ fn copy_tree(
         return Ok(());
     }
     let skipped = &report.skipped;
-    let (kind, detail) = if skipped.is_empty() {
-        let detail = "directories in its source were moved while it was copied; try again, or stop the program that moves them";
-        (ErrorKind::Busy, detail.to_owned())
+    let (kind, explanation) = if skipped.is_empty() {
+        let moved = Explanation::of(
+            "directories in its source were moved while it was copied",
+            "try again, or stop the program that moves them",
+        );
+        (ErrorKind::Busy, moved)
     } else {
         let first = skipped.examples.first().map(|example| match example.reason {
             SkipReason::Refused(errno) => {
@@ -141,7 +144,7 @@ fn copy_tree(
             skipped.mounts,
             first.unwrap_or_default()
         );
-        (ErrorKind::Other, detail)
+        (ErrorKind::Other, detail.into())
     };
-    Err(Error::new(kind, target.operation(), target.entry(), detail))
+    Err(Error::new(kind, target.operation(), target.entry(), explanation))
 }

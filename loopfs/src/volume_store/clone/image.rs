@@ -84,10 +84,7 @@ fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> 
     reflink::share_content(original.as_fd(), image.as_fd()).map_err(|errno| {
         let error = Error::sys(target.operation(), target.entry(), errno);
         match errno {
-            Errno::EOPNOTSUPP => error.explain(
-                "the file system cannot share blocks between files; clones need XFS formatted with \
-                 mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
-            ),
+            Errno::EOPNOTSUPP => error.explain(reflink::NO_REFLINK),
             _ => error,
         }
     })

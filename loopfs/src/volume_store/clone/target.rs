@@ -56,7 +56,8 @@ impl<'a> Target<'a> {
         match self {
             Self::Volume { capacity, .. } if capacity < size => {
                 let detail = format!("{capacity} requested, but {source} has {size}");
-                Err(Error::new(ErrorKind::WouldShrink, self.operation(), self.entry(), detail))
+                Err(Error::new(ErrorKind::WouldShrink, self.operation(), self.entry(), detail)
+                    .with_sizes(capacity, size))
             }
             _ => Ok(()),
         }

@@ -39,11 +39,10 @@ pub(crate) fn require<T>(
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<T> {
     read(file, name, operation, &object, parse)?.ok_or_else(|| {
-        let detail = format!(
-            "it lacks the extended attribute {name:?}; restore it with its attributes (rsync -X, cp --preserve=xattr), or \
-             delete the volume"
-        );
-        Error::new(ErrorKind::Damaged, operation, object, detail)
+        let cause = format!("it lacks the extended attribute {name:?}");
+        Error::new(ErrorKind::Damaged, operation, object, cause).with_remedy(
+            "restore it with its attributes (rsync -X, cp --preserve=xattr), or delete the volume",
+        )
     })
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::filesystem_uuid::FilesystemUuid;
 use crate::mount::table as mountinfo;
 use crate::project_quota::ProjectQuota;
@@ -39,39 +39,40 @@ impl DataFilesystem {
         let root = open_root(path)?;
         let (device, kind, root_path) = mount_of(&root, path)?;
         if !statx::is_mount_root(&root).context("statx", &shown)? {
-            let detail = format!(
+            let cause = format!(
                 "nothing is mounted there: it is a plain directory of the {kind} file system on device {device}, \
-                 which is left untouched; mount the data file system (XFS, option prjquota)"
+                 which is left untouched"
             );
-            return Err(Error::new(ErrorKind::NotMounted, OPERATION, shown, detail));
+            return Err(Error::new(ErrorKind::NotMounted, OPERATION, shown, cause)
+                .with_remedy("mount the data file system (XFS, option prjquota)"));
         }
+        let unusable = |explanation| Error::new(ErrorKind::WrongFilesystem, OPERATION, &shown, explanation);
         let geometry = match (kind.as_str(), xfs::geometry(&root)) {
             ("xfs", Ok(geometry)) => geometry,
             ("xfs", Err(errno)) => return Err(Error::sys("read the XFS geometry of", shown, errno)),
             _ => {
-                let detail =
-                    format!("the file system there is {kind}; volumes need XFS mounted with option prjquota");
-                return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+                let cause = format!("the file system there is {kind}");
+                return Err(
+                    unusable(cause.into()).with_remedy("volumes need XFS mounted with option prjquota")
+                );
             }
         };
         if root_path != Path::new("/") {
-            let detail = format!(
-                "{} of its file system is mounted there and not the root; give volumes a file system of their own",
-                root_path.display()
-            );
-            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+            let cause =
+                format!("{} of its file system is mounted there and not the root", root_path.display());
+            return Err(unusable(cause.into()).with_remedy("give volumes a file system of their own"));
         }
         if let Some(problem) = geometry_problem(&geometry) {
-            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, problem));
+            return Err(unusable(problem));
         }
         let data = Self { path: path.to_owned(), root, uuid: FilesystemUuid(geometry.uuid) };
         data.require_enforcement()?;
         if data.quota().has_default_limits()? {
-            let detail = format!(
-                "its project quotas have default limits, which every project without limits gets, so no project id would become \
-                 free; remove them with `xfs_quota -x -c 'limit -p -d bsoft=0 bhard=0 isoft=0 ihard=0' {shown}`"
-            );
-            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+            let cause = "its project quotas have default limits, which every project without limits gets, so no project id would \
+                         become free";
+            return Err(unusable(cause.into()).with_remedy(format!(
+                "remove them with `xfs_quota -x -c 'limit -p -d bsoft=0 bhard=0 isoft=0 ihard=0' {shown}`"
+            )));
         }
         Ok(data)
     }
@@ -84,9 +85,9 @@ impl DataFilesystem {
     pub(crate) fn require_enforcement(&self) -> Result<()> {
         match self.quota().enforcement()?.problem() {
             None => Ok(()),
-            Some((_, remedy)) => {
+            Some((_, problem)) => {
                 let shown = self.path.display();
-                Err(Error::new(ErrorKind::NotEnforced, "use the data directory", shown, remedy))
+                Err(Error::new(ErrorKind::NotEnforced, "use the data directory", shown, problem))
             }
         }
     }
@@ -113,8 +114,9 @@ impl DataFilesystem {
         }
         // The descriptors lead to the earlier mount. If that was unmounted lazily, none of its directories can be
         // bind-mounted any more (EINVAL).
-        let detail = "the file system was mounted again since the store was opened; open the store again";
-        Err(Error::new(ErrorKind::NotMounted, "use the data directory", self.path.display(), detail))
+        let cause = "the file system was mounted again since the store was opened";
+        Err(Error::new(ErrorKind::NotMounted, "use the data directory", self.path.display(), cause)
+            .with_remedy("open the store again"))
     }
 
     /// Returns `true` if `root` is in the mount that was opened. That check is sufficient: the root of a mount never changes, and no
@@ -157,18 +159,18 @@ impl DataFilesystem {
 }
 
 /// Returns why a store cannot limit volumes on an XFS, and the remedy. Returns `None` if it can.
-fn geometry_problem(geometry: &xfs::Geometry) -> Option<&'static str> {
+fn geometry_problem(geometry: &xfs::Geometry) -> Option<Explanation> {
     if geometry.rtblocks > 0 {
-        return Some(
-            "the file system has a realtime section, whose blocks no limit of bytes counts; use a disk formatted without one, \
-             by `loopfs data-dir format`",
-        );
+        return Some(Explanation::of(
+            "the file system has a realtime section, whose blocks no limit of bytes counts",
+            "use a disk formatted without one, by `loopfs data-dir format`",
+        ));
     }
     if geometry.flags & xfs::PROJID32 == 0 {
-        return Some(
-            "the file system stores project ids of 16 bits only; use a disk formatted with them in 32 bits, by `loopfs data-dir \
-             format`",
-        );
+        return Some(Explanation::of(
+            "the file system stores project ids of 16 bits only",
+            "use a disk formatted with them in 32 bits, by `loopfs data-dir format`",
+        ));
     }
     None
 }
@@ -183,8 +185,9 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     };
     let resolved = resolved.context(OPERATION, path.display())?;
     if resolved.file_name().is_none() {
-        let detail = "the root directory cannot be a data directory; mount the data file system below it";
-        return Err(Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), detail));
+        let cause = "the root directory cannot be a data directory";
+        return Err(Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), cause)
+            .with_remedy("mount the data file system below it"));
     }
     Ok(resolved)
 }
@@ -195,7 +198,7 @@ fn open_root(path: &Path) -> Result<OwnedFd> {
         match error.kind() {
             ErrorKind::NotFound => error
                 .with_kind(ErrorKind::NotMounted)
-                .explain("make it the mount point of an XFS file system"),
+                .with_remedy("make it the mount point of an XFS file system"),
             _ => explain_failure(error, path),
         }
     })
@@ -205,9 +208,9 @@ fn explain_failure(error: Error, path: &Path) -> Error {
     if error.errno() != Some(libc::EIO) {
         return error;
     }
-    error.with_kind(ErrorKind::ShutDown).explain(format_args!(
-        "the disk does not take what is written, or the file system was shut down over that; look for I/O errors in the \
-         kernel log, repair the disk, unmount {0} and mount it again (xfs_repair if that is refused)",
+    let cause = "the disk does not take what is written, or the file system was shut down over that";
+    error.with_kind(ErrorKind::ShutDown).explain(cause).with_remedy(format!(
+        "look for I/O errors in the kernel log, repair the disk, unmount {} and mount it again (xfs_repair if that is refused)",
         path.display()
     ))
 }
@@ -232,12 +235,11 @@ pub(crate) fn classify_missing(error: Error, path: &Path) -> Error {
 }
 
 fn foreign(path: &Path, expected: FilesystemUuid, found: FilesystemUuid) -> Error {
-    let detail = format!(
-        "the store was initialised on file system {expected}, and {found} is mounted there; mount the right one, \
-         or, to initialise a store on this one, remove {}",
+    let cause = format!("the store was initialised on file system {expected}, and {found} is mounted there");
+    Error::new(ErrorKind::WrongFilesystem, OPERATION, path.display(), cause).with_remedy(format!(
+        "mount the right one, or, to initialise a store on this one, remove {}",
         record_path(path).display()
-    );
-    Error::new(ErrorKind::WrongFilesystem, OPERATION, path.display(), detail)
+    ))
 }
 
 /// Device number, type and root of the mount a directory was reached through.
@@ -259,7 +261,7 @@ mod tests {
     fn unsuitable_geometries_are_refused() {
         let suitable = xfs::Geometry { flags: xfs::PROJID32, ..xfs::Geometry::default() };
         assert_eq!(geometry_problem(&suitable), None);
-        let problem = |geometry| geometry_problem(&geometry).unwrap();
+        let problem = |geometry| geometry_problem(&geometry).unwrap().to_string();
         assert!(problem(xfs::Geometry { rtblocks: 1, ..suitable }).contains("realtime"));
         assert!(problem(xfs::Geometry { flags: !xfs::PROJID32, ..suitable }).contains("16 bits"));
     }

@@ -65,12 +65,12 @@ impl Layout {
         match &text[..length] {
             found if found == FORMAT.as_bytes() => Ok(true),
             found => {
-                let detail = format!(
-                    "{:?} is not a format this version knows; nothing was changed, so install the version of loopfs that \
-                     used this store last, or a later one",
-                    String::from_utf8_lossy(found)
-                );
-                Err(Error::new(ErrorKind::Unsupported, "open the store", ".loopfs/format", detail))
+                let cause =
+                    format!("{:?} is not a format this version knows", String::from_utf8_lossy(found));
+                let error = Error::new(ErrorKind::Unsupported, "open the store", ".loopfs/format", cause);
+                Err(error.with_remedy(
+                    "nothing was changed, so install the version of loopfs that used this store last, or a later one",
+                ))
             }
         }
     }
@@ -146,17 +146,14 @@ impl Layout {
             return Ok(());
         }
         if !recorded.is_empty() && self.has_entries()? {
-            let detail = format!(
-                "the volumes of the store use the ids {}, and {} were requested; request the former \
-                 (StoreOptions::project_ids), or delete the volumes and snapshots and empty the trash first",
+            let cause = format!(
+                "the volumes of the store use the ids {}, and {} were requested",
                 recorded.trim_end().replacen(' ', " to ", 1),
                 text.trim_end().replacen(' ', " to ", 1)
             );
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "open the store with other project ids",
-                OBJECT,
-                detail,
+            let operation = "open the store with other project ids";
+            return Err(Error::new(ErrorKind::InvalidInput, operation, OBJECT, cause).with_remedy(
+                "request the former (StoreOptions::project_ids), or delete the volumes and snapshots and empty the trash first",
             ));
         }
         if access == Access::ReadOnly {

@@ -6,7 +6,7 @@ use super::inodes::FilesystemInodes;
 use super::pending::PendingLock;
 use super::record::{ReservationRecord, ReservationTotals, Reserved};
 use super::reservation::{Reservation, Space};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::project_quota::{ProjectId, ProjectIds};
 use crate::units::Bytes;
 use crate::volume_store::on_disk::{DataFilesystem, Layout};
@@ -152,7 +152,7 @@ impl<'s> SpaceBook<'s> {
                 return Ok(Raised { record, pending: totals.pending, total });
             }
             if frees_finished {
-                return Err(Error::new(ErrorKind::NoSpace, operation, entry, space.lack_of(more)));
+                return Err(space.lack_of(more, operation, entry));
             }
             // The total may be too high, and XFS frees the blocks of deleted files in the background. This call waits for that
             // without the lock, so other calls do not have to wait.

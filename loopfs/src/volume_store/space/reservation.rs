@@ -4,9 +4,10 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 
 use super::inodes::FurtherInodes;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::shares;
+use crate::volume_store::source::ContentSource;
 use crate::volume_store::spec::{Provisioning, VolumeKind, VolumeSpec, inodes_for};
 
 /// Space that the file system must have free beside a new volume: it allocates the blocks of an image piece by piece,
@@ -128,24 +129,29 @@ impl Space {
         self.taken_by(reservation) <= self.available && reservation.inodes <= self.inodes.available
     }
 
-    /// Returns why a reservation does not fit.
-    pub(super) fn lack_of(&self, reservation: Reservation) -> String {
+    /// Returns the error for a reservation that does not fit.
+    pub(super) fn lack_of(
+        &self,
+        reservation: Reservation,
+        operation: &'static str,
+        entry: ContentSource<'_>,
+    ) -> Error {
         let Reservation { bytes, inodes } = reservation;
-        if self.taken_by(reservation) <= self.available {
-            return format!(
-                "{inodes} requested, {} available within the share of the file system that they may take; choose a larger \
-                 bytesPerInode or a smaller size, or raise the share with `xfs_growfs -m PERCENT`",
-                self.inodes.available
+        let error = |cause| Error::new(ErrorKind::NoSpace, operation, entry, cause);
+        let taken = self.taken_by(reservation);
+        if taken <= self.available {
+            let available = self.inodes.available;
+            let share = "within the share of the file system that they may take";
+            return error(format!("{inodes} requested, {available} available {share}")).with_remedy(
+                "choose a larger bytesPerInode or a smaller size, or raise the share with `xfs_growfs -m PERCENT`",
             );
         }
         let beside = match self.inodes.reservation(inodes) {
             Bytes(0) => String::new(),
             space => format!(" and {space} for its {inodes}"),
         };
-        format!(
-            "{bytes} requested{beside}, {} available of {} that the file system has",
-            self.available, self.total
-        )
+        let available = format!("{} available of {} that the file system has", self.available, self.total);
+        error(format!("{bytes} requested{beside}, {available}")).with_sizes(taken, self.available)
     }
 
     /// Returns the largest capacity whose reservation fits.
@@ -187,6 +193,7 @@ mod tests {
 
     use super::super::inodes::tests::further_inodes;
     use super::*;
+    use crate::volume_store::id::VolumeId;
 
     fn spec() -> impl Strategy<Value = VolumeSpec> {
         let kind = prop_oneof![Just(VolumeKind::Filesystem), Just(VolumeKind::Block)];
@@ -218,6 +225,18 @@ mod tests {
             prop_assert!(largest == Bytes(0) || space.has(reservation_of(largest, &spec)));
             if let Some(next) = largest.0.checked_add(UNIT) {
                 prop_assert!(!space.has(reservation_of(Bytes(next), &spec)));
+            }
+        }
+
+        #[test]
+        fn a_lack_of_bytes_has_sizes_and_one_of_inodes_has_a_remedy(spec in spec(), space in space()) {
+            let next = space.largest_within(&spec).saturating_add(Bytes(UNIT));
+            let id = VolumeId::parse("pvc-1").unwrap();
+            let error = space.lack_of(reservation_of(next, &spec), "create", ContentSource::Volume(&id));
+            prop_assert_eq!(error.kind(), ErrorKind::NoSpace);
+            prop_assert_eq!(error.sizes().is_none(), error.remedy().is_some(), "{}", error);
+            if let Some(sizes) = error.sizes() {
+                prop_assert!(sizes.requested > sizes.limit && sizes.limit == space.available, "{}", error);
             }
         }
 
