@@ -167,7 +167,8 @@ fn clean_up(directory: &Path) -> Result<Vec<u32>> {
     let control = LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?;
     for status in control.list()?.devices {
         if status.label.contains(LABEL) {
-            LoopDevice::open_binding(&status.binding).and_then(LoopDevice::detach).map(drop).or_else(gone)?;
+            let device = LoopDevice::open_binding(&status.binding);
+            device.and_then(|device| Ok(device.detach()?)).map(drop).or_else(gone)?;
             detached.push(status.binding.index);
         }
     }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 use super::binding::{Access, BackingFile, Binding};
-use super::detach::{Detach, PendingDetach, is_unbound};
+use super::detach::{Detach, DetachError, PendingDetach, is_unbound};
 use super::device::{
     BEYOND_ALL_INDICES, CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, node_name, open_device,
     read_status,
@@ -226,9 +226,9 @@ impl LoopControl {
     /// Detaches a device as [`LoopDevice::detach`] does. The idle device is then reused, or removed in the background.
     ///
     /// # Errors
-    /// Those of [`LoopDevice::detach`].
+    /// Those of [`LoopDevice::detach`], with the device.
     #[doc(alias = "LOOP_CLR_FD")]
-    pub fn detach(&self, device: LoopDevice) -> Result<Detach> {
+    pub fn detach(&self, device: LoopDevice) -> Result<Detach, DetachError> {
         let index = device.index();
         let detached = device.detach_and_examine();
         match &detached {
@@ -250,7 +250,7 @@ impl LoopControl {
         let locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
         let (mut deferred, mut failed) = (Vec::new(), None);
         for device in self.search_both(image, Some(&locked), locked.backing())? {
-            match self.detach(device) {
+            match self.detach(device).map_err(Error::from) {
                 Ok(Detach::Deferred(pending)) => deferred.extend_from_slice(pending.bindings()),
                 Ok(Detach::Detached) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

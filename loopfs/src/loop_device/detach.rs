@@ -1,5 +1,6 @@
 //! Detaching a device, immediately or at its last close.
 
+use std::fmt;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -17,8 +18,50 @@ use crate::sys::{loop_abi as abi, loop_dev};
 pub enum Detach {
     /// The device is detached.
     Detached,
-    /// A process has the device open; the kernel detaches it at the last close.
+    /// A process has the device open; the kernel detaches it at the last close. Also if this process could not open the device again to
+    /// look, for example because it has too many open files: [`PendingDetach::wait`] then returns the error (EMFILE).
     Deferred(PendingDetach),
+}
+
+/// A detach that the kernel has not accepted. It has the device, which the call has not closed, so that the caller can repeat the call.
+#[derive(Debug)]
+pub struct DetachError {
+    /// In a box, because the result of each detach would have the size of both.
+    device_and_error: Box<(LoopDevice, Error)>,
+}
+
+impl DetachError {
+    fn new(device: LoopDevice, error: Error) -> Self {
+        Self { device_and_error: Box::new((device, error)) }
+    }
+
+    /// Returns the error.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.device_and_error.1
+    }
+
+    /// Returns the device and the error. The device is open, and as far as the error does not say otherwise, it is still attached.
+    #[must_use]
+    pub fn into_parts(self) -> (LoopDevice, Error) {
+        *self.device_and_error
+    }
+}
+
+impl fmt::Display for DetachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(f)
+    }
+}
+
+/// It prints as its [`error`](Self::error), so there is no [`source`](std::error::Error::source) that would repeat that.
+impl std::error::Error for DetachError {}
+
+/// Closes the device.
+impl From<DetachError> for Error {
+    fn from(failed: DetachError) -> Self {
+        failed.into_parts().1
+    }
 }
 
 /// Attachments whose detach is deferred to the last close of the device.
@@ -157,6 +200,23 @@ fn write_back(fd: impl AsFd, flags: u32, name: &str) -> Result<()> {
     })
 }
 
+/// Looks whether the kernel has detached a device, after it accepted the request and the caller closed the device. There is no error:
+/// the caller has no device any more, and what cannot be seen here is left to [`PendingDetach::wait`]. Also returns the sequence number
+/// as [`LoopDevice::detach_and_examine`] does.
+fn examine(binding: Binding) -> (Detach, Option<NonZeroU64>) {
+    let read = open_device(binding.index, false).map(|fd| (read_binding(&fd, binding.index), fd));
+    match read {
+        // A process has it open and has unbound it, or it was removed.
+        Err(error) if is_unbound(&error) => (Detach::Detached, None),
+        Ok((Err(error), fd)) if is_unbound(&error) => {
+            let idle = loop_dev::unbinds_at_last_close().then(|| loop_dev::disk_sequence(&fd).ok());
+            (Detach::Detached, idle.flatten().and_then(NonZeroU64::new))
+        }
+        Ok((Ok(now), _)) if !now.is_same(&binding) => (Detach::Detached, None),
+        _ => (Detach::Deferred(PendingDetach::new(vec![binding])), None),
+    }
+}
+
 impl LoopDevice {
     /// Detaches the device if it is still the attachment that this was opened as. Takes the descriptor, because the kernel detaches
     /// the device at its last close.
@@ -166,53 +226,41 @@ impl LoopDevice {
     /// its disk: sync the file if the data must survive a loss of power.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: the attachment no longer exists. EIO: the kernel could not write the page cache to the file, for
-    /// example because the file system of a thin image is full. The device stays attached, unless it is to be detached at its last
-    /// close anyway ([`Lifetime::AutoClear`](super::Lifetime::AutoClear), or an earlier call). The kernel reports this once and does
-    /// not repeat the write: a repeated call, with the device that [`open_binding`](Self::open_binding) opens again, succeeds without
-    /// the data. If a later write fails, only the fsync(2) of the process that wrote reports that. A file system that ends a write
-    /// early, which tmpfs does if it is full, causes no error at all.
+    /// The error has the device, as it was before. [`ErrorKind::NotFound`]: the attachment no longer exists. EIO: the kernel could not
+    /// write the page cache to the file, for example because the file system of a thin image is full. The device stays attached,
+    /// unless it is to be detached at its last close anyway ([`Lifetime::AutoClear`](super::Lifetime::AutoClear), or an earlier call),
+    /// which happens when the caller drops the error. The kernel reports this once and does not repeat the write: a repeated call
+    /// succeeds without the data. If a later write fails, only the fsync(2) of the process that wrote reports that. A file system that
+    /// ends a write early, which tmpfs does if it is full, causes no error at all.
     #[doc(alias = "LOOP_CLR_FD")]
     #[doc(alias = "sync_file_range")]
-    pub fn detach(self) -> Result<Detach> {
+    pub fn detach(self) -> Result<Detach, DetachError> {
         self.detach_and_examine().map(|(detach, _)| detach)
     }
 
     /// As [`detach`](Self::detach). Also returns the sequence number of the idle device, if no process had it open when the kernel unbound
     /// it.
-    pub(super) fn detach_and_examine(self) -> Result<(Detach, Option<NonZeroU64>)> {
+    pub(super) fn detach_and_examine(self) -> Result<(Detach, Option<NonZeroU64>), DetachError> {
+        if let Err(error) = self.request_detach() {
+            return Err(DetachError::new(self, error));
+        }
+        let Self { fd, binding } = self;
+        drop(fd);
+        Ok(examine(binding))
+    }
+
+    fn request_detach(&self) -> Result<()> {
         let flags = match self.bound_info() {
             Ok(info) => info.lo_flags,
             // The file does not respond, so there is no status. It may have partitions.
             Err(error) if !is_unbound(&error) && has_sequence(&self.fd, &self.binding) => abi::PARTITION_SCAN,
             Err(error) => return Err(error),
         };
-        let Self { fd, binding } = self;
-        match request_detach(&fd, binding.index, flags, &node_name(binding.index)) {
+        let index = self.binding.index;
+        match request_detach(&self.fd, index, flags, &node_name(index)) {
             // Another process detached it after the check.
-            Err(error) if error.errno() == Some(Errno::ENXIO as i32) => {}
-            requested => requested?,
-        }
-        drop(fd);
-        let fd = match open_device(binding.index, false) {
-            Ok(fd) => fd,
-            // A process has it open and has unbound it, or it was removed.
-            Err(error) if is_unbound(&error) => return Ok((Detach::Detached, None)),
-            Err(error) => return Err(error),
-        };
-        match read_binding(&fd, binding.index) {
-            Ok(now) if now.is_same(&binding) => {
-                Ok((Detach::Deferred(PendingDetach::new(vec![binding])), None))
-            }
-            Ok(_) => Ok((Detach::Detached, None)),
-            Err(error) if is_unbound(&error) => {
-                let idle = loop_dev::unbinds_at_last_close().then(|| loop_dev::disk_sequence(&fd).ok());
-                Ok((Detach::Detached, idle.flatten().and_then(NonZeroU64::new)))
-            }
-            Err(_) if has_sequence(&fd, &binding) => {
-                Ok((Detach::Deferred(PendingDetach::new(vec![binding])), None))
-            }
-            Err(error) => Err(error),
+            Err(error) if error.errno() == Some(Errno::ENXIO as i32) => Ok(()),
+            requested => requested,
         }
     }
 

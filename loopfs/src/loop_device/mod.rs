@@ -29,7 +29,7 @@ pub use binding::{Access, BackingFile, BackingRange, Binding};
 pub use control::{DeviceCounts, DeviceList, LoopControl};
 #[cfg(feature = "preflight")]
 pub(crate) use control::{REMEDY as NO_DRIVER_REMEDY, require_driver};
-pub use detach::{Detach, PendingDetach};
+pub use detach::{Detach, DetachError, PendingDetach};
 pub use device::{LoopDevice, Status};
 pub use discard::Discard;
 pub use mounted::{MAJOR, mounted_nodes};

@@ -226,7 +226,10 @@ fn devices_of_dead_files_are_detached() {
     let (control, image) = (LoopControl::open().unwrap(), image());
     let device = control.attach(image.as_fd(), &options()).unwrap();
     with(|model| model.dead_files = [device.index()].into());
-    assert_eq!(control.detach(device).unwrap_err().errno(), Some(libc::EIO));
+    let failed = control.detach(device).unwrap_err();
+    assert_eq!(failed.error().errno(), Some(libc::EIO));
+    with(|model| model.dead_files.clear());
+    assert_eq!(control.detach(failed.into_parts().0).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -256,12 +259,18 @@ type Call = fn(&LoopControl, &File, LoopDevice) -> Result<()>;
 
 /// Each call that detaches a device.
 const DETACHES: [Call; 5] = [
-    |control, _, device| control.detach(device).map(drop),
+    |control, _, device| {
+        drop(control.detach(device)?);
+        Ok(())
+    },
     |control, image, device| {
         drop(device);
         control.detach_all(image.as_fd()).map(drop)
     },
-    |_, _, device| device.detach().map(drop),
+    |_, _, device| {
+        drop(device.detach()?);
+        Ok(())
+    },
     |_, _, device| unmanaged::Device::open_index(device.index(), Access::ReadOnly)?.detach(),
     // The image is attached again in between.
     |control, image, device| {
@@ -360,6 +369,56 @@ fn a_failed_detach_keeps_the_device(#[case] call: &'static str, #[case] errno: E
             },
         );
     }
+}
+
+/// The caller repeats the call with the device of the error.
+#[rstest]
+#[case::not_read("status", Errno::EIO)]
+#[case::not_written("write_back", Errno::EIO)]
+#[case::too_many_files("open_again", Errno::EMFILE)]
+#[case::not_cleared("clear", Errno::EIO)]
+fn a_failed_detach_returns_the_device(
+    #[case] call: &'static str,
+    #[case] errno: Errno,
+    #[values(true, false)] tells_pool: bool,
+) {
+    old_and_new(
+        |model| model.lacks_sequences = true,
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let binding = device.binding().clone();
+            with(|model| drop(model.failures.insert(call, [errno].into())));
+            let detach =
+                |device| if tells_pool { control.detach(device) } else { LoopDevice::detach(device) };
+            let failed = detach(device).unwrap_err();
+            let printed = failed.to_string();
+            let (device, error) = failed.into_parts();
+            assert_eq!((error.errno(), error.to_string()), (Some(errno as i32), printed));
+            assert_eq!(device.status().unwrap().binding, binding);
+            with(|model| model.write(binding.index));
+            assert_eq!(detach(device).unwrap(), Detach::Detached);
+            with(|model| assert!(model.bound().is_empty()));
+        },
+    );
+}
+
+/// The kernel has accepted the request, so there is nothing to repeat.
+#[test]
+fn a_detach_that_cannot_be_examined_is_deferred() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            with(|model| drop(model.failures.insert("open", [Errno::EMFILE; 2].into())));
+            let Detach::Deferred(pending) = control.detach(device).unwrap() else { panic!("it was opened") };
+            let error = pending.clone().wait(Duration::MAX).unwrap_err();
+            assert_eq!(error.errno(), Some(libc::EMFILE), "{error}");
+            assert_eq!(pending.wait(Duration::ZERO).unwrap(), Detach::Detached);
+            with(|model| assert!(model.bound().is_empty()));
+        },
+    );
 }
 
 #[test]

@@ -216,14 +216,7 @@ impl PublishedDevices {
                 if Some(backing) == image || volume.is_none() && !in_store(&backing) {
                     return Ok(());
                 }
-                let detached = self.loops.detach(device);
-                if detached.is_err()
-                    && let Ok(device) = query_device(number, LoopDevice::open_device_number)
-                {
-                    // The next cleanup finds it again.
-                    self.lock().push(Held { volume: taken.volume, number, device });
-                }
-                detached.map(drop)
+                self.detach_taken(Held { device, ..taken })
             }
             // A process has unbound it.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -232,15 +225,16 @@ impl PublishedDevices {
                 Err(error)
             }
             // The server of its file has ended, for example, so that the device cannot be opened again with its status.
-            Err(_) => {
-                let copy = taken.device.try_clone()?;
-                let detached = self.loops.detach(taken.device);
-                if detached.is_err() {
-                    self.lock().push(Held { device: copy, ..taken });
-                }
-                detached.map(drop)
-            }
+            Err(_) => self.detach_taken(taken),
         }
+    }
+
+    /// Detaches a device that was taken out of the list. If that fails, it is in the list again, so that the next cleanup finds it.
+    fn detach_taken(&self, Held { volume, number, device }: Held) -> Result<()> {
+        let Err(failed) = self.loops.detach(device) else { return Ok(()) };
+        let (device, error) = failed.into_parts();
+        self.lock().push(Held { volume, number, device });
+        Err(error)
     }
 
     /// Takes a device out of the list. The caller closes it without the lock, because that can wait for another process.

@@ -102,7 +102,8 @@ impl StaleDevice {
             "detaching a loop device whose file is not the volume's image: {}",
             self.status.binding
         ));
-        devices.loops().detach(device).map(drop)
+        drop(devices.loops().detach(device)?);
+        Ok(())
     }
 
     /// Returns the use and capacity of the volume, as far as the device reports them.

@@ -363,7 +363,7 @@ fn assert_not_written(error: &loopfs::Error, node: &Path) {
     assert!(text.contains(node.to_str().unwrap()) && text.contains("stays attached"), "{text}");
 }
 
-/// The error names the device, which stays attached, so the data can be written again.
+/// The error names the device and has it. It stays attached, so the data can be written again, and the call repeated.
 #[test]
 fn a_failed_write_fails_the_detach() {
     let control = LoopControl::open().unwrap();
@@ -371,12 +371,16 @@ fn a_failed_write_fails_the_detach() {
     fill(&disk.filler);
     let options = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(FAILING));
     for call in [
-        |control: &LoopControl, _: &File, device: LoopDevice| control.detach(device).map(drop),
+        |control: &LoopControl, _: &File, device: LoopDevice| {
+            control.detach(device).map(drop).map_err(loopfs::Error::from)
+        },
         |control: &LoopControl, thin: &File, device: LoopDevice| {
             drop(device);
             control.detach_all(thin).map(drop)
         },
-        |_: &LoopControl, _: &File, device: LoopDevice| device.detach().map(drop),
+        |_: &LoopControl, _: &File, device: LoopDevice| {
+            device.detach().map(drop).map_err(loopfs::Error::from)
+        },
     ] {
         let device = control.ensure_attached(&disk.thin, &options).unwrap();
         let (path, binding) = (device.path(), device.binding().clone());
@@ -385,9 +389,14 @@ fn a_failed_write_fails_the_detach() {
         let status = LoopDevice::open_binding(&binding).unwrap().status().unwrap();
         assert!(!status.auto_clear, "the detach is pending");
     }
-    disk.filler.set_len(0).unwrap();
     let device = control.ensure_attached(&disk.thin, &options).unwrap();
-    write_blocks(&open_to_write(&device.path()).unwrap(), 2, 0..2048).unwrap();
+    let (path, binding) = (device.path(), device.binding().clone());
+    write_blocks(&open_to_write(&path).unwrap(), 1, 0..2048).unwrap();
+    let (device, error) = control.detach(device).unwrap_err().into_parts();
+    assert_not_written(&error, &path);
+    assert_eq!(device.status().unwrap().binding, binding);
+    disk.filler.set_len(0).unwrap();
+    write_blocks(&open_to_write(&path).unwrap(), 2, 0..2048).unwrap();
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     assert_blocks(&disk.thin, 2, 0..2048);
 }

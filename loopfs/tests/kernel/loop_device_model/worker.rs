@@ -155,7 +155,7 @@ impl Process {
             Call::Detach { handle, tells_pool } => {
                 let device = self.take(handle);
                 let detached = if tells_pool { self.control.detach(device) } else { device.detach() };
-                detached.map(of_detach)
+                Ok(of_detach(detached?))
             }
             Call::CancelDetach { handle } => self.with(handle, |device| device.cancel_detach()),
             Call::RefreshCapacity { handle, file } => {
