@@ -8,7 +8,7 @@ use nix::unistd::{fsync, ftruncate, linkat};
 
 use super::expand::allocate;
 use super::id::VolumeId;
-use super::on_disk::{Attributes, Image, sizes};
+use super::on_disk::{Annotations, Attributes, Image, is_pending, remove_pending, sizes};
 use super::source::{ContentSource, OwnedContentSource};
 use super::space::{PendingReservation, reservation_of_directory, reservation_of_image};
 use super::spec::{VolumeKind, VolumeSpec};
@@ -53,6 +53,32 @@ impl VolumeStore {
         self.make(id, capacity, spec)?;
         self.pending.created(id, spec);
         self.volume(id)
+    }
+
+    /// Confirms a volume that was created as [pending](VolumeSpec::pending), durably. The call can be repeated.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]. Those of fremovexattr(2) and fsync(2).
+    pub fn confirm(&self, id: &VolumeId) -> Result<()> {
+        let (_, content) = self.open_entry(ContentSource::Volume(id))?;
+        remove_pending(content).context("confirm volume", id)?;
+        self.layout.make_durable()
+    }
+
+    /// Returns the pending volumes and their annotations, in the order of their ids. The first call reads all volumes, and later calls
+    /// only those that were pending then, or that were created through this `VolumeStore` since. A volume that cannot be read is left
+    /// out, because it may have been confirmed.
+    ///
+    /// # Errors
+    /// Those of getdents(2).
+    pub fn pending(&self) -> Result<Vec<(VolumeId, Annotations)>> {
+        self.pending.read(
+            || self.list(),
+            |id| {
+                let (_, content) = self.open_entry(ContentSource::Volume(id))?;
+                if is_pending(&content)? { Annotations::read(&content).map(Some) } else { Ok(None) }
+            },
+        )
     }
 
     fn make(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {

@@ -49,9 +49,7 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the path or the device. Those of rename(2), such as EROFS.
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
-        let existed = self.discard(ContentSource::Volume(id))?;
-        self.pending.ended(id);
-        Ok(existed)
+        self.discard(ContentSource::Volume(id))
     }
 
     /// Deletes a snapshot, as [`delete`](Self::delete) deletes a volume. Volumes that were cloned from it stay.

@@ -199,7 +199,7 @@ pub(crate) async fn apply(
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
     let record = ClaimRecord::of(claim);
-    let annotations = record.annotations().map_err(StorageError::from)?;
+    let annotations = record.annotations().map_err(|error| StorageError::Volume(error.into()))?;
     let (kind, new_id) = (spec.kind, id.clone());
     let spec = VolumeSpec { annotations, pending: true, ..spec };
     // A copy takes minutes, and a claim that is deleted or rescheduled in the meantime leaves its slot to others.

@@ -10,8 +10,6 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use loopfs::volume_store::Annotations;
 
-use crate::store::volumes::VolumeError;
-
 const UID: &str = "uid";
 const CLASS: &str = "class";
 
@@ -42,9 +40,9 @@ impl ClaimRecord {
 
     /// # Errors
     /// When a name is none that the API server accepts.
-    pub(crate) fn annotations(&self) -> Result<Annotations, VolumeError> {
+    pub(crate) fn annotations(&self) -> loopfs::Result<Annotations> {
         let claim = format!("{}/{}", self.namespace, self.name);
-        Ok(Annotations::new([(CLAIM, &claim), (UID, &self.uid), (CLASS, &self.class)])?)
+        Annotations::new([(CLAIM, &claim), (UID, &self.uid), (CLASS, &self.class)])
     }
 
     /// Returns `None` if another program created the volume.
@@ -78,7 +76,7 @@ mod tests {
 
     #[test]
     fn names_that_do_not_fit_are_an_error() {
-        assert_eq!(record(1000).annotations().unwrap_err().kind, ErrorKind::InvalidInput);
+        assert_eq!(record(1000).annotations().unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
