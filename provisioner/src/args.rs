@@ -23,6 +23,12 @@ pub enum Role {
     /// Performs the duties that concern the whole cluster: selects nodes for claims of classes with volumeBindingMode Immediate,
     /// reconciles volumes of deleted nodes, reports those of nodes that are not ready, and keeps the driver's objects as declared. Of its replicas, one is active
     Controller(ControllerArgs),
+    /// Prints PersistentVolumes and claims for the volumes of a node whose cluster was lost
+    ///
+    /// Reads the output of `loopfs --json store list DIR` from the standard input, and writes a list for `kubectl create -f -`. The
+    /// PersistentVolumes have the reclaim policy Retain. Notes on volumes that need a decision go to the standard error.
+    #[command(verbatim_doc_comment)]
+    RestoreObjects(RestoreArgs),
 }
 
 /// The options that both roles have.
@@ -95,6 +101,17 @@ pub struct ControllerArgs {
     /// of their volumes is deleted, because it is more likely that Node objects were deleted by mistake
     #[arg(long, env = "NODE_LOSS_AT_MOST", value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub node_loss_at_most: u8,
+}
+
+/// The options of `restore-objects`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RestoreArgs {
+    /// Name of the CSI driver
+    #[arg(long, env = "DRIVER_NAME")]
+    pub driver_name: String,
+    /// Name of the Node object of the machine that has the disk now, or its host name
+    #[arg(long, env = "NODE_NAME", value_parser = lower_case)]
+    pub node_name: String,
 }
 
 /// The pod of this process, from its pod template (fieldRef).

@@ -17,6 +17,7 @@ mod loss;
 mod metrics;
 mod node;
 mod objects;
+mod restore;
 mod store;
 mod tasks;
 #[cfg(test)]
@@ -35,7 +36,7 @@ use kube::Client;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use monitoring::Listeners;
 use tokio::{
-    runtime,
+    runtime::{self, Runtime},
     signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
@@ -52,7 +53,7 @@ use crate::{
     tasks::ended_early,
 };
 pub use crate::{
-    args::{Args, AuditArgs, CommonArgs, ControllerArgs, LogFormat, NodeArgs, PodArgs, Role},
+    args::{Args, AuditArgs, CommonArgs, ControllerArgs, LogFormat, NodeArgs, PodArgs, RestoreArgs, Role},
     loss::NodeLoss,
 };
 
@@ -68,9 +69,25 @@ const WORKERS: usize = 2;
 /// # Errors
 /// When the arguments are invalid, the client of the API server cannot be set up, or a task ended unexpectedly.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let common = match &args.role {
-        Role::Node(NodeArgs { common, .. }) | Role::Controller(ControllerArgs { common, .. }) => common,
-    };
+    match args.role {
+        Role::RestoreObjects(args) => restore_objects(&args),
+        Role::Node(NodeArgs { common, data_dir, audit, .. }) if audit.audit => {
+            let (identity, runtime) = start(&common)?;
+            runtime.block_on(list_findings(&identity, &data_dir, common.kubeconfig))
+        }
+        Role::Node(args) => {
+            let (identity, runtime) = start(&args.common)?;
+            run_until_ended(runtime, serve_node(identity, args))
+        }
+        Role::Controller(args) => {
+            let (identity, runtime) = start(&args.common)?;
+            run_until_ended(runtime, serve_cluster(identity, args))
+        }
+    }
+}
+
+/// Starts the log and the runtime.
+fn start(common: &CommonArgs) -> anyhow::Result<(Identity, Runtime)> {
     logging::init(&common.log_level, common.log_format)?;
     // Before the runtime starts its threads, which inherit the filter.
     confinement::confine_thread().context("give up the system calls that mount (seccomp)")?;
@@ -80,16 +97,26 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?;
-    let ended = match args.role {
-        Role::Node(NodeArgs { common, data_dir, audit, .. }) if audit.audit => {
-            return runtime.block_on(list_findings(&identity, &data_dir, common.kubeconfig));
-        }
-        Role::Node(args) => runtime.block_on(serve_node(identity, args)),
-        Role::Controller(args) => runtime.block_on(serve_cluster(identity, args)),
-    };
+    Ok((identity, runtime))
+}
+
+fn run_until_ended(
+    runtime: Runtime,
+    serving: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let ended = runtime.block_on(serving);
     // A blocking call may still be emptying the trash. It is safe to interrupt, so the process does not wait for it.
     runtime.shutdown_background();
     ended
+}
+
+fn restore_objects(args: &RestoreArgs) -> anyhow::Result<()> {
+    let identity = Identity::new(&args.driver_name, &args.node_name)?;
+    let (list, notes) = restore::restore(std::io::stdin().lock(), &identity)?;
+    for note in notes {
+        eprintln!("loopfs-provisioner: {note}");
+    }
+    writeln!(std::io::stdout(), "{list:#}").context("write the objects")
 }
 
 fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {

@@ -28,15 +28,32 @@ pub struct ExecOutput {
 
 /// Runs a program in a pod with one container, and waits for its end.
 pub async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecOutput> {
-    exec_with(pods, pod, &AttachParams::default(), argv).await
+    exec_with(pods, pod, &AttachParams::default(), "", argv).await
 }
 
 /// Runs a program in one of a pod's containers, and waits for its end.
 pub async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<ExecOutput> {
-    exec_with(pods, pod, &AttachParams::default().container(container), argv).await
+    exec_with(pods, pod, &AttachParams::default().container(container), "", argv).await
 }
 
-async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&str]) -> Result<ExecOutput> {
+/// Runs a program in one of a pod's containers with an input, and waits for its end.
+pub async fn exec_with_input(
+    pods: &Api<Pod>,
+    pod: &str,
+    container: &str,
+    input: &str,
+    argv: &[&str],
+) -> Result<ExecOutput> {
+    exec_with(pods, pod, &AttachParams::default().container(container).stdin(true), input, argv).await
+}
+
+async fn exec_with(
+    pods: &Api<Pod>,
+    pod: &str,
+    params: &AttachParams,
+    input: &str,
+    argv: &[&str],
+) -> Result<ExecOutput> {
     let what = || format!("exec {} in pod {pod}", argv.join(" "));
     let run = async {
         let mut process = pods.exec(pod, argv.iter().copied(), params).await?;
@@ -44,6 +61,10 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&s
         let mut out = process.stdout().context("no standard output")?;
         let mut err = process.stderr().context("no standard error")?;
         let status = process.take_status().context("no status")?;
+        if let Some(mut stdin) = process.stdin() {
+            stdin.write_all(input.as_bytes()).await?;
+            stdin.shutdown().await?;
+        }
         tokio::try_join!(out.read_to_string(&mut stdout), err.read_to_string(&mut stderr))?;
         let status = status.await.context("the connection ended before the program did")?;
         anyhow::Ok(ExecOutput { succeeded: status.status.as_deref() == Some("Success"), stdout, stderr })

@@ -4,6 +4,7 @@ use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::*;
 use crate::node::audit::{Collection, Settings};
+use crate::restore;
 
 pub(super) fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
@@ -87,6 +88,38 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     cluster.found(&provisioner, 0, 0).await;
     cluster.remove_objects(&[&theirs, &adopted, moved.as_str()]).await;
     cluster.finish([provisioner]).await;
+}
+
+/// The cluster is new: it has the claims' namespace, and none of the objects.
+#[tokio::test]
+async fn restored_objects_bind_and_keep_their_data() {
+    let cluster = Cluster::connect().await;
+    let ids = [cluster.create_orphan("a"), cluster.create_orphan("b")];
+    let listed = [("a", &ids[0]), ("b", &ids[1])]
+        .map(|(name, id)| restore::tests::listed(id.as_str(), &cluster.namespace, name, &cluster.class));
+    let (list, notes) = restore::tests::restored(&listed);
+    assert_eq!(notes, Vec::<String>::new());
+    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
+    for item in list["items"].as_array().unwrap() {
+        match item["kind"].as_str().unwrap() {
+            "PersistentVolume" => drop(create(&cluster.objects(), item.clone()).await),
+            _ => drop(create(&cluster.claims(), item.clone()).await),
+        }
+    }
+    for (name, id) in [("a", &ids[0]), ("b", &ids[1])] {
+        assert_eq!(cluster.bound(name).await.name_any(), id.as_str());
+    }
+    cluster.delete_claim("a").await;
+    let released = |object: &PersistentVolume| crate::objects::pv::phase(object) == Some("Released");
+    until(&cluster.objects(), ids[0].as_str(), released).await;
+    cluster.found(&provisioner, 0, 0).await;
+    for id in &ids {
+        assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{id}");
+    }
+    cluster.delete_claim("b").await;
+    provisioner.stop().await;
+    cluster.remove_objects(&[ids[0].as_str(), ids[1].as_str()]).await;
+    cluster.finish([]).await;
 }
 
 /// Their PersistentVolumes may have been deleted while the node was deleted, or while the disk was elsewhere.

@@ -2,11 +2,11 @@
 //! makes it usable again.
 
 use anyhow::Result;
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use serde_json::json;
+use serde_json::{Value, from_value, json};
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::exec::{exec_in, exec_ok};
+use testvm_cluster::exec::{exec_in, exec_ok, exec_with_input};
 use testvm_cluster::objects;
 
 use crate::test_env::claims;
@@ -25,19 +25,30 @@ pub(super) const TEXT: &str = "without an object";
 /// The names that the manifests give to the container and to its data directory, and that
 /// `provisioner/README.md` tells users.
 const PROVISIONER: &str = "provisioner";
+const DRIVER: &str = "csi";
+const LIST: [&str; 5] = ["/loopfs", "--json", "store", "list", "/var/lib/loopfs/data"];
+const RESTORE: [&str; 2] = ["/loopfs-provisioner", "restore-objects"];
 const AUDIT: [&str; 4] = ["/loopfs-provisioner", "node", "--data-dir=/var/lib/loopfs/data", "--audit"];
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let volume = steps.step("a pod writes to a claim", write(env)).await?;
     steps.step("the audit finds nothing", listed(env, "")).await?;
-    steps.step("the volume's object is deleted, and its data kept", orphan(env, &volume)).await?;
+    steps.step("the volume's object is deleted, and its data kept", orphan(env, FIRST, &volume)).await?;
     let finding = format!("volume-without-pv\t{}\n", volume.name_any());
     steps.step("the audit finds the volume", listed(env, &finding)).await?;
     steps.step("a new object brings its data back", adopt(env, &volume)).await?;
     steps.step("the audit finds nothing again", listed(env, "")).await?;
     steps
-        .step("the volume goes with its claim", async {
-            claims::delete(env, SECOND).await?;
+        .step("the claim and the object are deleted, and the data kept", orphan(env, SECOND, &volume))
+        .await?;
+    steps
+        .step("the volume's record brings back the claim that it was created for", restore(env, &volume))
+        .await?;
+    steps
+        .step("the volume goes with its claim, once that is its policy", async {
+            let delete = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+            claims::patch_volume(env, &volume.name_any(), &delete).await?;
+            claims::delete(env, FIRST).await?;
             claims::gone(env, &volume.name_any()).await
         })
         .await
@@ -64,11 +75,11 @@ async fn listed(env: &TestEnv<'_>, expected: &str) -> Result<()> {
     Ok(())
 }
 
-async fn orphan(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
+async fn orphan(env: &TestEnv<'_>, claim: &str, volume: &PersistentVolume) -> Result<()> {
     let name = volume.name_any();
     let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
     claims::patch_volume(env, &name, &retain).await?;
-    claims::delete(env, FIRST).await?;
+    claims::delete(env, claim).await?;
     claims::released(env, &name).await?;
     objects::delete(&claims::volumes(env), &name).await?;
     claims::gone(env, &name).await
@@ -87,8 +98,42 @@ pub(super) async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Resul
     let mut second = claim(SECOND, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
     second.spec.get_or_insert_default().volume_name = object.metadata.name;
     claims::create(env, &second).await?;
-    start(env, SECOND, SECOND, VolumeMode::Filesystem).await?;
-    let read = exec_ok(&env.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
+    read(env, SECOND).await
+}
+
+/// Reads the volume of a claim in a pod.
+async fn read(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    start(env, claim, claim, VolumeMode::Filesystem).await?;
+    let read = exec_ok(&env.pods(), claim, &["/volume-check", "read", FILE]).await?;
     anyhow::ensure!(read == TEXT, "the volume contains {read:?} instead of {TEXT:?}");
-    end(env, SECOND).await
+    end(env, claim).await
+}
+
+/// Creates the objects of the volume from what its disk records, as `docs/src/failures.md` tells administrators who have lost a cluster.
+async fn restore(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
+    let name = volume.name_any();
+    let (mut volumes, mut restored) = (0, 0);
+    for pod in env.live_driver_pods().await? {
+        let pod = pod.name_any();
+        let list = exec_in(&env.driver_pods(), &pod, DRIVER, &LIST).await?;
+        anyhow::ensure!(list.succeeded, "the list of volumes failed: {}", list.stderr);
+        let objects = exec_with_input(&env.driver_pods(), &pod, PROVISIONER, &list.stdout, &RESTORE).await?;
+        anyhow::ensure!(objects.succeeded, "restore-objects failed: {}", objects.stderr);
+        let objects: Value = serde_json::from_str(&objects.stdout)?;
+        for object in objects["items"].as_array().into_iter().flatten() {
+            if object["metadata"]["name"] == *name {
+                objects::create(&claims::volumes(env), &from_value::<PersistentVolume>(object.clone())?)
+                    .await?;
+                volumes += 1;
+            } else if object["spec"]["volumeName"] == *name {
+                claims::create(env, &from_value::<PersistentVolumeClaim>(object.clone())?).await?;
+                restored += 1;
+            }
+        }
+    }
+    anyhow::ensure!(
+        (volumes, restored) == (1, 1),
+        "{volumes} volumes and {restored} claims of {name} were printed"
+    );
+    read(env, FIRST).await
 }
