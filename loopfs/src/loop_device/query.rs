@@ -27,25 +27,29 @@ const NEEDED_TIMEOUT: Duration = Duration::from_secs(10);
 const RESULTS_AHEAD: usize = 64;
 
 /// The devices that a thread calls, each with the start of the call. So a device that does not respond has one thread at most.
-static CALLED: LazyLock<Mutex<HashMap<DeviceNumber, Instant>>> = LazyLock::new(Mutex::default);
+static CALLED: LazyLock<Mutex<HashMap<Device, Instant>>> = LazyLock::new(Mutex::default);
 static ENDED: Condvar = Condvar::new();
 
 /// The right to call a device, until this is dropped.
-pub(super) struct Call(DeviceNumber);
+pub(super) struct Call(Device);
+
+/// A device, and the kernel that it is of.
+type Device = (usize, DeviceNumber);
 
 impl Call {
     /// Waits until no other thread calls the device. Returns `None` if its call takes longer than `limit`.
     pub(super) fn begin(number: DeviceNumber, limit: Duration) -> Option<Self> {
+        let device = (loop_dev::kernel(), number);
         let mut called = called();
-        while let Some(began) = called.get(&number) {
+        while let Some(began) = called.get(&device) {
             let left = limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return None;
             }
             (called, _) = ENDED.wait_timeout(called, left).unwrap_or_else(PoisonError::into_inner);
         }
-        called.insert(number, Instant::now());
-        Some(Self(number))
+        called.insert(device, Instant::now());
+        Some(Self(device))
     }
 }
 
@@ -56,7 +60,7 @@ impl Drop for Call {
     }
 }
 
-fn called() -> MutexGuard<'static, HashMap<DeviceNumber, Instant>> {
+fn called() -> MutexGuard<'static, HashMap<Device, Instant>> {
     // A panic leaves the map consistent.
     CALLED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -233,6 +233,9 @@ impl PublishedDevices {
     fn detach_taken(&self, Held { volume, number, device }: Held) -> Result<()> {
         let Err(failed) = self.loops.detach(device) else { return Ok(()) };
         let (device, error) = failed.into_parts();
+        if error.kind() == ErrorKind::NotFound {
+            return Ok(());
+        }
         self.lock().push(Held { volume, number, device });
         Err(error)
     }

@@ -160,6 +160,10 @@ impl Publisher {
     fn publish_at(&self, id: &VolumeId, target: &Path, mode: PublishMode, targets: Targets) -> Result<()> {
         let _lock = self.root.locks.lock(Object::Volume(id.clone()));
         let volume = self.volume("publish", id, mode.kind())?;
+        if volume.is_pending()? {
+            // Workloads write to it from now on, so it must not look like an incomplete one.
+            self.store.confirm(id)?;
+        }
         let target = self.root.locate(target)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::Conflict,

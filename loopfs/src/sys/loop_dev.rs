@@ -166,6 +166,11 @@ pub(crate) fn indices() -> Result<Vec<u32>> {
     Ok(indices)
 }
 
+/// Identifies the kernel that the calls of this thread reach. There is one, but each test of the model has its own.
+pub(crate) fn kernel() -> usize {
+    0
+}
+
 /// Starts a thread that makes calls of this module.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work)

@@ -431,6 +431,10 @@ pub(crate) fn number(index: u32) -> Result<u64> {
     })
 }
 
+pub(crate) fn kernel() -> usize {
+    MODEL.with_borrow(|model| Arc::as_ptr(model).addr())
+}
+
 /// The thread has the model of this one.
 pub(crate) fn spawn(
     name: &str,

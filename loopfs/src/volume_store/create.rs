@@ -29,14 +29,16 @@ impl VolumeStore {
     /// supports.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        let _lock = self.layout.lock_shared()?;
-        let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
-        if !self.exists_durably(is_there)? {
-            self.make(id, capacity, spec)
-                .or_else(|error| self.unless_created_concurrently(error, is_there))?;
-            self.pending.created(id, spec);
-        }
-        self.volume(id)
+        let create = || {
+            let _lock = self.layout.lock_shared()?;
+            let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
+            if self.exists_durably(is_there)? {
+                return Ok(());
+            }
+            self.make(id, capacity, spec).or_else(|error| self.unless_created_concurrently(error, is_there))
+        };
+        let created = create();
+        self.open_created(id, spec, created)
     }
 
     /// Creates a volume, which must not exist: of concurrent calls, one succeeds. A call that is repeated after a crash may find the volume
@@ -46,13 +48,38 @@ impl VolumeStore {
     /// [`ErrorKind::AlreadyExists`]: there is a volume of that id. Otherwise as [`create`](Self::create).
     pub fn create_new(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        let _lock = self.layout.lock_shared()?;
-        if self.layout.stat(ContentSource::Volume(id))?.is_some() {
-            return Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, "there is one of that id"));
+        let create = || {
+            let _lock = self.layout.lock_shared()?;
+            match self.layout.stat(ContentSource::Volume(id))? {
+                None => self.make(id, capacity, spec),
+                Some(_) => {
+                    let cause = "there is one of that id";
+                    Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, cause))
+                }
+            }
+        };
+        let created = create();
+        self.open_created(id, spec, created)
+    }
+
+    /// Opens a volume after a call has created it, or found the requested one. The caller holds no lock.
+    pub(super) fn open_created(
+        &self,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+        created: Result<()>,
+    ) -> Result<Volume> {
+        if spec.pending {
+            // Also after an error, because the volume may have its name.
+            self.pending.add(id);
         }
-        self.make(id, capacity, spec)?;
-        self.pending.created(id, spec);
-        self.volume(id)
+        created?;
+        let volume = self.volume(id)?;
+        if !spec.pending && volume.is_pending()? {
+            // The caller uses it, and does not expect that a program deletes it as incomplete.
+            self.confirm(id)?;
+        }
+        Ok(volume)
     }
 
     /// Confirms a volume that was created as [pending](VolumeSpec::pending), durably. The call can be repeated.
@@ -65,9 +92,9 @@ impl VolumeStore {
         self.layout.make_durable()
     }
 
-    /// Returns the pending volumes and their annotations, in the order of their ids. The first call reads all volumes, and later calls
-    /// only those that were pending then, or that were created through this `VolumeStore` since. A volume that cannot be read is left
-    /// out, because it may have been confirmed.
+    /// Returns the pending volumes and their annotations, in the order of their ids. A call reads all volumes if the last call that did so
+    /// was more than five minutes ago, and otherwise only those that were pending then, or that were created through this `VolumeStore`
+    /// since. A volume that cannot be read is left out, because it may have been confirmed.
     ///
     /// # Errors
     /// Those of getdents(2).

@@ -53,7 +53,8 @@ pub struct VolumeSpec {
     pub image: ImageSpec,
     /// What the caller notes about the volume. An existing volume keeps its own.
     pub annotations: Annotations,
-    /// Creates the volume as pending, until [`VolumeStore::confirm`](super::VolumeStore::confirm). An existing volume stays as it is.
+    /// Creates the volume as pending, until [`VolumeStore::confirm`](super::VolumeStore::confirm). An existing volume does not become
+    /// pending, and a call without this confirms it.
     pub pending: bool,
 }
 

@@ -67,6 +67,33 @@ fn a_volume_is_pending_until_confirmed(
     leaks.check();
 }
 
+/// Two processes: the one that asks has read all volumes before the other creates one.
+#[test]
+fn a_creation_that_is_repeated_by_another_process_is_pending_there() {
+    let leaks = Leaks::watch();
+    let (creator, other) = (store(), store());
+    assert_eq!(other.pending().unwrap(), []);
+    let spec = pending(VolumeKind::Filesystem, "shop/data");
+    creator.create(&id("a"), &spec).unwrap();
+    other.create(&id("a"), &spec).unwrap();
+    assert_eq!(pending_ids(&other), [id("a")]);
+    remove(&creator, &["a"]);
+    leaks.check();
+}
+
+#[rstest]
+fn a_creation_that_does_not_request_pending_confirms(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let leaks = Leaks::watch();
+    let store = store();
+    store.create(&id("a"), &pending(kind, "shop/data")).unwrap();
+    store.create(&id("a"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
+    assert_eq!(store.pending().unwrap(), []);
+    remove(&store, &["a"]);
+    leaks.check();
+}
+
 #[rstest]
 fn an_existing_volume_keeps_its_annotations(
     #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
@@ -168,7 +195,7 @@ fn invalid_annotations_of_one_volume_do_not_hide_others() {
         row.unwrap_or_else(|| panic!("no row of {name} in {listed}")).to_owned()
     };
     assert!(row("a").contains("is invalid"), "{listed}");
-    assert!(row("b").contains("shop/data") && row("b").contains("healthy"), "{listed}");
+    assert!(row("b").contains("shop/data") && row("b").contains("pending"), "{listed}");
     remove(&store, &["a", "b"]);
     leaks.check();
 }

@@ -84,6 +84,24 @@ fn each_call_can_be_repeated(#[case] kind: VolumeKind) {
     leaks.check();
 }
 
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn a_published_volume_is_not_pending(#[case] kind: VolumeKind) {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let (id, target) = (id("pending"), Path::new("a"));
+    let spec = VolumeSpec { pending: true, ..VolumeSpec::new(kind, Bytes::MIB) };
+    publisher.store().create(&id, &spec).unwrap();
+    assert_eq!(publisher.store().pending().unwrap().len(), 1);
+    publisher.publish(&id, target, mode(kind)).unwrap();
+    assert!(publisher.store().pending().unwrap().is_empty());
+    assert_eq!(publisher.unpublish(&id, target).unwrap(), Cleanup::Complete);
+    delete(&publisher, &id);
+    leaks.check();
+}
+
 #[test]
 fn other_uses_are_refused_and_named() {
     let leaks = Leaks::watch();

@@ -186,6 +186,7 @@ mod tests {
             let of = |id: &str, intact: &[u64]| (id.to_owned(), there(100, intact).expect("a volume"));
             BTreeMap::from([of("v", &[3]), of("w", intact)])
         };
+        assert!(Expected::of(&lines).0.values().all(Volume::is_confirmed));
         assert_eq!(Expected::of(&lines).differences(&found(&[3])), Vec::<String>::new());
         assert_eq!(Expected::of(&lines).differences(&found(&[])), ["w lost what was written to block 3"]);
     }

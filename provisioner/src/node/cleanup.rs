@@ -104,9 +104,13 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
         Some(ours) => Some(ours),
         None => ctx.read_volume(id.as_str()).await?.map(Arc::new),
     };
+    let identity = &ctx.cluster.identity;
     let rule = match object {
-        // The claim was rescheduled and got its volume on another node.
-        Some(object) if ownership::is_elsewhere(&object, &ctx.cluster.identity) => Some(Rule::OnAnotherNode),
+        // The claim was rescheduled and got its volume on another node, or this disk was moved here from there.
+        Some(object) if ownership::is_elsewhere(&object, identity) => {
+            let filesystem = ctx.storage.run(|volumes| Ok(volumes.filesystem_uuid())).await?;
+            (!ownership::is_on_filesystem(&object, &filesystem, identity)).then_some(Rule::OnAnotherNode)
+        }
         // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
         // no longer exists.
         Some(object) if bound.is_none() && object.metadata.deletion_timestamp.is_some() => return Ok(false),
@@ -127,6 +131,7 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
             let owner = volume_deletion::owner_from(record);
             let filesystem_uuid = Some(custody.filesystem_uuid);
             volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await?;
+            return Ok(true);
         }
     }
     let kept = id.clone();
@@ -237,6 +242,15 @@ mod tests {
         assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
+    /// The disk was at the other node, which created the PersistentVolume, and came back before the volume was confirmed.
+    #[tokio::test]
+    async fn a_volume_whose_persistent_volume_names_this_disk_is_kept() {
+        let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+        let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
+        let (test_context, record) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
+    }
+
     #[tokio::test]
     async fn a_volume_is_deleted_once_its_marked_persistent_volume_no_longer_exists() {
         let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
@@ -324,7 +338,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_volume_whose_claim_was_provisioned_on_another_node_is_deleted() {
-        let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+        let object = fixtures::volume(fixtures::on_another_node());
         let requests = vec![
             expect(Method::GET, VOLUME, None).respond(object),
             unlabelled(&[]),

@@ -237,12 +237,13 @@ pub(crate) async fn apply(
         id: &id,
         kind,
         capacity,
-        filesystem_uuid,
+        filesystem_uuid: filesystem_uuid.clone(),
         reclaim_policy,
         mount_options,
         node_loss,
     };
-    match create_pv(claim, pv::build(description, &ctx.cluster.identity), ctx).await? {
+    let object = pv::build(description, &ctx.cluster.identity);
+    match create_pv(claim, object, &filesystem_uuid, ctx).await? {
         PvOutcome::Created if held_data => {
             let note = format!(
                 "volume {id} on node {} already contained data; the claim gets the volume with this data, to which its reclaim policy \
@@ -286,9 +287,10 @@ enum PvOutcome {
 async fn create_pv(
     claim: &PersistentVolumeClaim,
     object: PersistentVolume,
+    filesystem_uuid: &str,
     ctx: &Context,
 ) -> Result<PvOutcome, Error> {
-    let name = object.name_any();
+    let (name, identity) = (object.name_any(), &ctx.cluster.identity);
     match ctx.cluster.volume_api().create(&PostParams::default(), &object.into()).await {
         Ok(created) => {
             ctx.volumes.writes.remember(created.into_inner());
@@ -299,7 +301,11 @@ async fn create_pv(
             let existing = ctx.cluster.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
-                true if ownership::is_elsewhere(&existing, &ctx.cluster.identity) => Ok(PvOutcome::Elsewhere),
+                true if ownership::is_elsewhere(&existing, identity)
+                    && !ownership::is_on_filesystem(&existing, filesystem_uuid, identity) =>
+                {
+                    Ok(PvOutcome::Elsewhere)
+                }
                 // Its data may have been deleted before this attempt created the volume again. The volume stays pending, so that it does
                 // not outlive the claim.
                 true if existing.metadata.deletion_timestamp.is_some() => Err(Error::VolumeDeleting(name)),

@@ -120,6 +120,11 @@ pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bo
     other_node(volume, identity).is_some()
 }
 
+/// Returns `true` if the data of the PersistentVolume is on this file system, even if that was at another node before.
+pub(crate) fn is_on_filesystem(volume: &PersistentVolume, filesystem: &str, identity: &Identity) -> bool {
+    filesystem_uuid(volume, identity) == Some(filesystem)
+}
+
 /// Returns the node of a PersistentVolume of this driver that is on another node.
 pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
     node_of(volume, identity).filter(|node| *node != identity.node())
@@ -187,7 +192,11 @@ pub(crate) fn referenced_claim(volume: &PersistentVolume) -> Option<ObjectRefere
 /// # Errors
 /// When the claim has no UID, or one that an API server does not assign.
 pub(crate) fn volume_id_for(claim: &PersistentVolumeClaim) -> Result<VolumeId, Refusal> {
-    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    volume_id_of(claim.metadata.uid.as_deref().unwrap_or_default())
+}
+
+/// As [`volume_id_for`], for the UID of a claim.
+pub(crate) fn volume_id_of(uid: &str) -> Result<VolumeId, Refusal> {
     let refused = || Refusal::Uid(uid.to_owned());
     if uid.is_empty() {
         return Err(refused());

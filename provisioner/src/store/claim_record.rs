@@ -8,7 +8,9 @@
 use csi_wire::reserved::CLAIM_ANNOTATION as CLAIM;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
-use loopfs::volume_store::Annotations;
+use loopfs::volume_store::{Annotations, VolumeId};
+
+use crate::objects::ownership;
 
 const UID: &str = "uid";
 const CLASS: &str = "class";
@@ -45,7 +47,14 @@ impl ClaimRecord {
         Annotations::new([(CLAIM, &claim), (UID, &self.uid), (CLASS, &self.class)])
     }
 
-    /// Returns `None` if another program created the volume.
+    /// Returns the claim of a volume, unless another program created it: a copy of the directory of a volume has its annotations, and
+    /// another id.
+    pub(crate) fn of_volume(id: &VolumeId, annotations: &Annotations) -> Option<Self> {
+        let is_of = |record: &Self| ownership::volume_id_of(&record.uid).as_ref() == Ok(id);
+        Self::parse(annotations).filter(is_of)
+    }
+
+    /// Returns `None` if the provisioner did not write them.
     pub(crate) fn parse(annotations: &Annotations) -> Option<Self> {
         let (namespace, name) = annotations.get(CLAIM)?.split_once('/')?;
         let [uid, class] = [UID, CLASS].map(|key| annotations.get(key).map(str::to_owned));
@@ -77,6 +86,15 @@ mod tests {
     #[test]
     fn names_that_do_not_fit_are_an_error() {
         assert_eq!(record(1000).annotations().unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_copy_of_another_id_has_no_record() {
+        let annotations = record(1).annotations().unwrap();
+        let id = |text: &str| VolumeId::parse(text).unwrap();
+        let own = format!("pvc-{}", record(1).uid);
+        assert_eq!(ClaimRecord::of_volume(&id(&own), &annotations), Some(record(1)));
+        assert_eq!(ClaimRecord::of_volume(&id("pvc-copy"), &annotations), None);
     }
 
     #[test]

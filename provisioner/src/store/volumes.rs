@@ -159,9 +159,9 @@ impl Volumes for VolumeStore {
     fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, VolumeError> {
         let mut records = BTreeMap::new();
         for (id, annotations) in VolumeStore::pending(self)? {
-            match ClaimRecord::parse(&annotations) {
+            match ClaimRecord::of_volume(&id, &annotations) {
                 Some(record) => drop(records.insert(id, record)),
-                None => tracing::warn!(volume = %id, "a pending volume of another program stays"),
+                None => tracing::debug!(volume = %id, "a pending volume of another program stays"),
             }
         }
         Ok(records)

@@ -119,6 +119,14 @@ fn object<K: DeserializeOwned>(mut base: Value, change: Value) -> K {
     serde_json::from_value(base).unwrap()
 }
 
+/// Returns the change of [`volume`] to one on the disk of another node.
+pub(crate) fn on_another_node() -> Value {
+    json!({
+        "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}},
+        "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": "00000000-0000-4000-8000-000000000000"}}},
+    })
+}
+
 /// Applies a JSON merge patch (RFC 7386), in which null removes a member.
 pub(crate) fn merge(base: &mut Value, change: Value) {
     match (base, change) {

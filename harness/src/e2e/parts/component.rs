@@ -6,7 +6,7 @@ use anyhow::Result;
 use testvm_cluster::objects;
 
 use super::serving;
-use crate::test_env::disturbances::replace_pods;
+use crate::test_env::disturbances::{replace_pods, replace_pods_if_any};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::{self, Manifests};
 
@@ -21,7 +21,8 @@ pub(in crate::e2e) async fn add(
     name: &str,
 ) -> Result<Manifests> {
     let manifests = manifests::with_component(root, kubectl, name).await?;
-    replace_pods(env).await?;
+    // The component may be installed with the driver.
+    replace_pods_if_any(env).await?;
     manifests.apply(&env.client).await?;
     rolled_out(env).await?;
     Ok(manifests.without(&env.manifests))

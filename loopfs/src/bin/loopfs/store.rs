@@ -20,7 +20,7 @@ pub(crate) enum StoreCommand {
     /// Show the volumes and snapshots of a store
     ///
     /// For each volume, the command prints the claim and the StorageClass that it was created for, if they were noted, and
-    /// `healthy` or its problem. It is safe while a driver is running. It does not create a store if there is none.
+    /// `healthy`, `pending` (it has no PersistentVolume yet) or its problem. It is safe while a driver is running. It does not create a store if there is none.
     ///
     /// JSON: {filesystem_uuid, volumes: [{id, kind ("Filesystem" or "Block"), annotations: {claim ("NAMESPACE/NAME"), class,
     /// uid, and others}, pending (true until its PersistentVolume exists), capacity_bytes, used_bytes, available_bytes,
@@ -121,9 +121,12 @@ impl Volume {
     /// Returns `None` if the volume was deleted after it was listed.
     fn read(store: &VolumeStore, id: &VolumeId) -> Option<Self> {
         let read = store.volume(id).and_then(|volume| {
-            let annotations = volume.annotations()?;
             let of = Self::of(id, volume.kind().to_string(), volume.stats()?);
-            Ok(Self { pending: Some(volume.is_pending()?), ..of.annotated(&annotations) })
+            let of = Self { pending: Some(volume.is_pending()?), ..of };
+            Ok(match volume.annotations() {
+                Ok(annotations) => of.annotated(&annotations),
+                Err(error) => of.with_problem(error.to_string()),
+            })
         });
         match read {
             Ok(volume) => Some(volume),
@@ -160,6 +163,16 @@ impl Volume {
         self.annotations =
             Some(annotations.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect());
         self
+    }
+
+    fn with_problem(self, problem: String) -> Self {
+        let problem = self.problem.into_iter().chain([problem]).collect::<Vec<_>>().join("; ");
+        Self { annotations: None, healthy: false, problem: Some(problem), ..self }
+    }
+
+    fn condition(&self) -> String {
+        let healthy = if self.pending == Some(true) { "pending" } else { "healthy" };
+        self.problem.clone().unwrap_or_else(|| healthy.to_owned())
     }
 
     fn annotation(&self, key: &str) -> String {
@@ -262,7 +275,7 @@ impl Listing {
                 size_or_none(volume.available_bytes),
                 inodes(|inodes| inodes.total),
                 inodes(|inodes| inodes.used),
-                volume.problem.clone().unwrap_or_else(|| "healthy".to_owned()),
+                volume.condition(),
             ]);
         }
         table.print()

@@ -67,9 +67,8 @@ impl VolumeStore {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        self.copy(source, Target::Volume { id, spec, capacity }, &mut is_wanted)?;
-        self.pending.created(id, spec);
-        self.volume(id)
+        let created = self.copy(source, Target::Volume { id, spec, capacity }, &mut is_wanted);
+        self.open_created(id, spec, created)
     }
 
     /// Takes a snapshot of a volume: a copy as by [`clone_from`](Self::clone_from), to clone volumes from later. It is never written

@@ -153,7 +153,7 @@ async fn a_volume_with_a_persistent_volume_gets_no_event() {
 
 #[tokio::test]
 async fn a_duplicate_with_existing_data_is_kept() {
-    let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+    let elsewhere = fixtures::volume(fixtures::on_another_node());
     let test_context = context_with_data(vec![
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(elsewhere),
@@ -201,7 +201,7 @@ async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
 
 #[tokio::test]
 async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_node() {
-    let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+    let elsewhere = fixtures::volume(fixtures::on_another_node());
     let requests = vec![
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(elsewhere),
