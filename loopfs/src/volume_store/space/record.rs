@@ -3,18 +3,25 @@
 //! It is an extended attribute of a file, read and written under the lock of that file. It therefore takes no blocks, which
 //! would have to be part of the total. It is never made durable and is valid only in the boot that wrote it. Without a valid
 //! record the total is counted from the volumes, and so it is after a process died while it created a volume.
+//!
+//! **Pending reservations.** Until an image exists, its reservation is only a number in the record. If the process died at that
+//! point, the reservation would stay for good. Each process therefore holds a lock (`F_OFD_SETLK`, fcntl(2)) on a range of the
+//! record's file, far past its end, one byte long for each reserved 4096-byte unit. The kernel drops the lock when the process
+//! dies. The sum of all locks is the space that live processes have reserved.
 
 use std::ffi::CStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use nix::fcntl::{Flock, OFlag};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, Flock, OFlag, fcntl};
 
-use super::pending::{self, PendingLock};
 use super::reservation::Reservation;
-use crate::error::{Context, Result};
+use crate::descriptor::reopen;
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::project_quota::Usage;
-use crate::sys::xattr;
+use crate::sys::file_lock::lock_of;
+use crate::sys::{random, xattr};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::Boot;
 use crate::volume_store::on_disk::layout::{self, Layout};
@@ -26,6 +33,12 @@ const NAME: &CStr = c"trusted.loopfs.promised";
 const UNKNOWN: &str = "-";
 /// Written before a total that is an upper bound.
 const UPPER_BOUND: &str = "~";
+
+/// The unit of pending reservations: each takes one byte of a lock.
+const UNIT: u64 = 4096;
+/// Slots for locks. Each is as long as the largest reservation, and all of them together are as long as a file can be.
+const SLOTS: i64 = 1 << 12;
+const SLOT_SIZE: i64 = 1 << 50;
 
 /// What no further volume can reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +105,7 @@ impl ReservationTotals {
 /// The reservation record, locked until this is dropped. The holder waits for no other lock except that of the project ids.
 #[derive(Debug)]
 pub(super) struct ReservationRecord<'a> {
-    file: Flock<OwnedFd>,
+    pub(super) file: Flock<OwnedFd>,
     boot: &'a Boot,
 }
 
@@ -112,7 +125,7 @@ impl<'a> ReservationRecord<'a> {
         if totals.pending == Bytes(0) {
             return Ok(totals);
         }
-        let live = pending::live_total(&*self.file)?;
+        let live = live_total(&*self.file)?;
         if live == totals.pending {
             return Ok(totals);
         }
@@ -120,15 +133,66 @@ impl<'a> ReservationRecord<'a> {
         Ok(ReservationTotals { pending: live, total: None })
     }
 
-    /// Holds bytes for an image until the returned value is dropped or the process dies. The caller then writes the totals.
-    pub(super) fn hold(&self, bytes: Bytes) -> Result<PendingLock> {
-        PendingLock::new(&*self.file, bytes)
-    }
-
     /// Writes the totals.
     pub(super) fn write(&self, totals: ReservationTotals) -> Result<()> {
         xattr::set(&*self.file, NAME, print(totals, self.boot).as_bytes()).context("write", FILE)
     }
+}
+
+/// The lock of one pending reservation, held until this is dropped or the process dies.
+#[derive(Debug)]
+pub(super) struct PendingLock {
+    _lock: OwnedFd,
+    /// The reserved bytes, in whole units: the length of the lock.
+    pub(super) bytes: Bytes,
+}
+
+impl PendingLock {
+    /// Reserves `bytes`, rounded up to whole units, in a random free slot. The caller has locked the
+    /// record, and writes the totals afterwards.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: no free slot was found. Those of fcntl(2).
+    pub(super) fn new(record: impl AsFd, bytes: Bytes) -> Result<Self> {
+        const OPERATION: &str = "reserve space in";
+        // Each lock has an open file description of its own, because the kernel merges adjacent locks of one description.
+        let file = reopen(record.as_fd(), OFlag::O_RDWR).context("open", FILE)?;
+        let units = i64::try_from(bytes.0.div_ceil(UNIT)).unwrap_or(SLOT_SIZE).clamp(1, SLOT_SIZE);
+        for _ in 0..SLOTS {
+            let slot = random::number().context(OPERATION, FILE)? % SLOTS as u64;
+            let lock = lock_of(libc::F_WRLCK, slot as i64 * SLOT_SIZE, units);
+            match fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)) {
+                Ok(_) => return Ok(Self { _lock: file, bytes: Bytes(units as u64 * UNIT) }),
+                Err(Errno::EAGAIN | Errno::EACCES) => {}
+                Err(errno) => return Err(Error::sys(OPERATION, FILE, errno)),
+            }
+        }
+        let detail = format!("{SLOTS} images are being created or expanded concurrently");
+        Err(Error::new(ErrorKind::Busy, OPERATION, FILE, detail))
+    }
+}
+
+/// Returns the bytes that live processes have reserved. The caller has locked the record.
+fn live_total(record: impl AsFd) -> Result<Bytes> {
+    let record = record.as_fd();
+    let mut units = 0u64;
+    // Ranges to search: the first byte, and the one after the last. The kernel returns any lock of a range, not the first one.
+    let mut ranges = vec![(0, i64::MAX)];
+    while let Some((start, end)) = ranges.pop() {
+        if start >= end {
+            continue;
+        }
+        let mut found = lock_of(libc::F_WRLCK, start, end - start);
+        fcntl(record, FcntlArg::F_OFD_GETLK(&mut found)).context("list the locks of", FILE)?;
+        if i32::from(found.l_type) == libc::F_UNLCK {
+            continue;
+        }
+        // A lock of length 0 reaches to the end of the file. It belongs to another program, and hides all others.
+        let past = if found.l_len == 0 { i64::MAX } else { found.l_start.saturating_add(found.l_len) };
+        units = units.saturating_add(found.l_len.unsigned_abs());
+        ranges.extend([(start, found.l_start), (past, end)]);
+    }
+    Ok(Bytes(units.saturating_mul(UNIT)))
 }
 
 fn print(totals: ReservationTotals, Boot(boot): &Boot) -> String {
@@ -165,6 +229,46 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn the_live_total_is_the_sum_of_the_locks_held() {
+        let record = tempfile::NamedTempFile::new().unwrap();
+        let live_total = || live_total(record.as_file()).unwrap();
+        assert_eq!(live_total(), Bytes(0));
+        let mut pending: Vec<PendingLock> =
+            (1..=100).map(|units| PendingLock::new(record.as_file(), Bytes(units * UNIT)).unwrap()).collect();
+        assert_eq!(live_total(), Bytes(5050 * UNIT));
+        pending.retain(|pending| (pending.bytes.0 / UNIT).is_multiple_of(2));
+        assert_eq!(live_total(), Bytes(2550 * UNIT));
+        drop(pending);
+        assert_eq!(live_total(), Bytes(0));
+    }
+
+    #[test]
+    fn a_lock_rounds_any_size_up_to_whole_units() {
+        let record = tempfile::NamedTempFile::new().unwrap();
+        for (bytes, expected) in
+            [(0, UNIT), (1, UNIT), (UNIT + 1, 2 * UNIT), (u64::MAX, SLOT_SIZE as u64 * UNIT)]
+        {
+            let pending = PendingLock::new(record.as_file(), Bytes(bytes)).unwrap();
+            assert_eq!(
+                (pending.bytes, live_total(record.as_file()).unwrap()),
+                (Bytes(expected), Bytes(expected))
+            );
+        }
+    }
+
+    #[test]
+    fn a_reservation_ends_with_the_last_copy_of_its_descriptor() {
+        let record = tempfile::NamedTempFile::new().unwrap();
+        let copy = PendingLock::new(record.as_file(), Bytes(UNIT)).unwrap();
+        // As a child process inherits it: one more descriptor of the same description.
+        let inherited = copy._lock.try_clone().unwrap();
+        drop(copy);
+        assert_eq!(live_total(record.as_file()).unwrap(), Bytes(UNIT));
+        drop(inherited);
+        assert_eq!(live_total(record.as_file()).unwrap(), Bytes(0));
+    }
 
     #[test]
     fn totals_of_an_earlier_boot_are_ignored() {
