@@ -13,10 +13,8 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::fstat;
 
-use super::errors::{Interface, explain};
-use super::limits::{self, Limits, StoredLimits, Usage};
-use super::project_id::ProjectId;
-use super::quota::{ProjectQuota, assign_project, set_project};
+use super::limits::{self, Limits, ProjectId, StoredLimits, Usage};
+use super::quota::{Interface, ProjectQuota, assign_project, explain, set_project};
 use super::search::{self, Ids};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;

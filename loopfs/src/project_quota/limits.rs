@@ -1,11 +1,45 @@
-//! The limits of a project: as requested, and as the file system stores them.
+//! The number of a project, and its limits: as requested, and as the file system stores them.
 
+use std::fmt;
+use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
-use super::project_id::ProjectId;
 use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::sys::quotactl::{self, DiskQuota};
 use crate::units::{Bytes, Inodes};
+
+/// A project id that may carry limits: neither 0 (whose limits are the defaults of all ids) nor
+/// 4294967295 (which the kernel refuses).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProjectId(NonZeroU32);
+
+impl ProjectId {
+    /// The smallest id, 1.
+    pub const FIRST: Self = Self(NonZeroU32::MIN);
+    /// The largest id, 4294967294.
+    pub const LAST: Self = Self(NonZeroU32::new(u32::MAX - 1).expect("not 0"));
+
+    /// Returns the id, or `None` for 0 and 4294967295.
+    #[must_use]
+    pub const fn new(id: u32) -> Option<Self> {
+        match NonZeroU32::new(id) {
+            Some(nonzero) if id != u32::MAX => Some(Self(nonzero)),
+            _ => None,
+        }
+    }
+
+    /// Returns the number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for ProjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
 
 /// What to do with the limit of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -176,7 +210,7 @@ fn blocks(bytes: Bytes) -> Option<u64> {
 }
 
 /// Soft and hard limit as the kernel counts, None to keep both.
-fn numbers<T: Copy + Ord + std::fmt::Display>(
+fn numbers<T: Copy + Ord + fmt::Display>(
     limit: Limit<T>,
     unit: impl Fn(T) -> Option<u64>,
 ) -> Result<Option<(u64, u64)>, Explanation> {
@@ -223,6 +257,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn ids_with_a_meaning_of_their_own_are_refused() {
+        assert_eq!(ProjectId::new(0), None);
+        assert_eq!(ProjectId::new(u32::MAX), None);
+        assert_eq!(ProjectId::new(7).map(ProjectId::get), Some(7));
+    }
 
     const ID: ProjectId = ProjectId::new(7).unwrap();
     const BYTES: u16 = quotactl::FS_DQ_BSOFT | quotactl::FS_DQ_BHARD;

@@ -11,21 +11,15 @@
 //!
 //! The limits of id 0 are the defaults of all ids, its grace periods those of all: it is no [`ProjectId`].
 
-mod enforcement;
-mod errors;
 mod ids;
 mod limits;
-mod project_id;
 mod quota;
 mod search;
 
-pub(crate) use errors::{Interface, explain};
-pub(crate) use quota::project_and_inheritance_of;
 #[cfg(feature = "__tests")]
 pub(crate) use quota::set_project;
+pub(crate) use quota::{Interface, explain, project_and_inheritance_of};
 
-pub use enforcement::Enforcement;
 pub use ids::{ProjectIds, Reclaimed, Release};
-pub use limits::{Bounds, Limit, Limits, StoredLimits, Usage};
-pub use project_id::ProjectId;
-pub use quota::{ProjectQuota, assign_project, project_of};
+pub use limits::{Bounds, Limit, Limits, ProjectId, StoredLimits, Usage};
+pub use quota::{Enforcement, ProjectQuota, assign_project, project_of};

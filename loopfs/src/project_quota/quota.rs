@@ -1,22 +1,62 @@
-//! The quotas of one file system, and the project of one inode.
+//! The quotas of one file system, the project of one inode, and why the kernel refused a call about them: the same errno has
+//! several causes here, and each has its own remedy.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
-use super::enforcement::Enforcement;
-use super::errors::{Interface, explain};
-use super::limits::{self, Limits, StoredLimits, Usage};
-use super::project_id::ProjectId;
+use super::limits::{self, Limits, ProjectId, StoredLimits, Usage};
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
-use crate::sys::fsxattr;
-use crate::sys::getdents;
-use crate::sys::quotactl;
-use crate::sys::xfs;
+use crate::sys::{self, fsxattr, getdents, quotactl, xfs};
+
+/// How a file system treats project quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforcement {
+    /// The kernel has no `quotactl_fd(2)` (before Linux 5.14).
+    NoSyscall,
+    /// The file system is mounted without project quotas, or the kernel was built without them.
+    NoQuota,
+    /// The file system counts usage (`pqnoenforce`) but does not enforce limits.
+    AccountingOnly,
+    /// The file system enforces limits.
+    Enforcing,
+}
+
+impl Enforcement {
+    /// Returns `true` if the file system counts the usage of projects.
+    fn counts(self) -> bool {
+        matches!(self, Self::AccountingOnly | Self::Enforcing)
+    }
+
+    /// Returns the problem and its remedy, or `None` if limits are enforced.
+    pub(crate) fn problem(self) -> Option<(ErrorKind, Explanation)> {
+        let (kind, cause, remedy) = match self {
+            Self::Enforcing => return None,
+            Self::NoSyscall => (
+                ErrorKind::Unsupported,
+                "the kernel has no quotactl_fd, or a seccomp filter blocks it",
+                "Linux 5.14 or later is needed",
+            ),
+            Self::NoQuota => (
+                ErrorKind::NotEnforced,
+                "project quotas are off",
+                "the file system must be XFS, mounted with option prjquota \
+                 (a remount does not switch them on; the kernel needs CONFIG_XFS_QUOTA)",
+            ),
+            Self::AccountingOnly => (
+                ErrorKind::NotEnforced,
+                "usage is counted but limits are not enforced",
+                "mount with option prjquota instead of pqnoenforce",
+            ),
+        };
+        Some((kind, Explanation::of(cause, remedy)))
+    }
+}
 
 /// The project quotas of one mounted file system (quotactl_fd(2), Linux 5.14).
 ///
@@ -53,7 +93,19 @@ impl<'fs> ProjectQuota<'fs> {
     /// EIO if the file system has shut down. EPERM only from a seccomp filter.
     #[doc(alias = "Q_XGETQSTATV")]
     pub fn enforcement(&self) -> Result<Enforcement> {
-        Enforcement::of(self.fs)
+        // The error has no explanation, because the explanation of other errors depends on this call.
+        if !quotactl::syscall_exists() {
+            return Ok(Enforcement::NoSyscall);
+        }
+        match quotactl::state(self.fs) {
+            Ok(state) if state.flags & quotactl::FS_QUOTA_PDQ_ENFD != 0 => Ok(Enforcement::Enforcing),
+            Ok(state) if state.flags & quotactl::FS_QUOTA_PDQ_ACCT != 0 => Ok(Enforcement::AccountingOnly),
+            // XFS without a quota mount option returns ENOSYS, other file systems EINVAL or ESRCH.
+            Ok(_) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::ESRCH | Errno::EOPNOTSUPP) => {
+                Ok(Enforcement::NoQuota)
+            }
+            Err(errno) => Err(Error::sys("read the quota state of", "the file system", errno)),
+        }
     }
 
     /// Fails unless limits are enforced, and says what to do.
@@ -160,7 +212,7 @@ impl<'fs> ProjectQuota<'fs> {
                 }
                 Ok(_) | Err(Errno::ENOENT) => None,
                 // The end by the manual page. Without project quotas the kernel returns it too.
-                Err(Errno::ESRCH) if Enforcement::of(fs).is_ok_and(Enforcement::counts) => None,
+                Err(Errno::ESRCH) if Self::of(fs).enforcement().is_ok_and(Enforcement::counts) => None,
                 Err(errno) => {
                     Some(explain(Err(errno), Interface::Quota(fs), "list the quotas after project", from))
                 }
@@ -186,7 +238,7 @@ impl<'fs> ProjectQuota<'fs> {
 
     fn explain<T>(
         &self,
-        result: crate::sys::Result<T>,
+        result: sys::Result<T>,
         operation: &'static str,
         object: impl fmt::Display,
     ) -> Result<T> {
@@ -273,4 +325,164 @@ pub(crate) fn set_project(directory: BorrowedFd<'_>, id: ProjectId) -> Result<()
         return Err(Error::new(ErrorKind::NotHonoured, "put a directory into project", id, detail));
     }
     Ok(())
+}
+
+/// The inode of the initial user namespace in nsfs, the same on every kernel (`USER_NS_INIT_INO` of
+/// linux/nsfs.h). A map of all ids in `/proc/self/uid_map` is no evidence, because a nested namespace can have one too.
+const INITIAL_USER_NAMESPACE: u64 = 0xefff_fffd;
+
+/// Which interface refused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Interface<'fs> {
+    /// `quotactl_fd(2)` on the file system of this descriptor.
+    Quota(BorrowedFd<'fs>),
+    /// The attributes of an inode: `FS_IOC_FSSETXATTR`, `file_setattr(2)` and their counterparts.
+    Attributes,
+    /// `XFS_IOC_FREE_EOFBLOCKS`.
+    Xfs,
+}
+
+/// The errno of any call of this area, explained.
+pub(crate) fn explain<T>(
+    result: sys::Result<T>,
+    interface: Interface<'_>,
+    operation: &'static str,
+    object: impl fmt::Display,
+) -> Result<T> {
+    result.map_err(|errno| {
+        let in_user_namespace = in_user_namespace();
+        let meaning = match interface {
+            Interface::Quota(fs) => {
+                // Where even this is refused, nothing is known against the file system.
+                let enforcement = ProjectQuota::of(fs).enforcement().unwrap_or(Enforcement::Enforcing);
+                meaning_of_quota(errno, enforcement, in_user_namespace)
+            }
+            Interface::Attributes => meaning_of_attributes(errno, in_user_namespace),
+            Interface::Xfs => meaning_of_xfs(errno, in_user_namespace),
+        };
+        let error = Error::sys(operation, object, errno);
+        match meaning {
+            Some((kind, explanation)) => error.with_kind(kind).explain(explanation),
+            None => error,
+        }
+    })
+}
+
+/// False where `/proc` cannot say: then nothing is claimed.
+fn in_user_namespace() -> bool {
+    std::fs::metadata("/proc/self/ns/user").is_ok_and(|namespace| namespace.ino() != INITIAL_USER_NAMESPACE)
+}
+
+type Meaning = Option<(ErrorKind, Explanation)>;
+
+const READ_ONLY: (ErrorKind, Explanation) = (
+    ErrorKind::ReadOnly,
+    Explanation::of(
+        "the mount or its file system is read-only",
+        "use a writable mount, and look for I/O errors in the kernel log",
+    ),
+);
+
+const USER_NAMESPACE: (ErrorKind, Explanation) = (
+    ErrorKind::InUserNamespace,
+    Explanation::of(
+        "the process is in a user namespace, from which no project quota can be read or changed, with any capability",
+        "run it in the initial one",
+    ),
+);
+
+/// The errno is the cause.
+fn denied(remedy: &'static str) -> Meaning {
+    Some((ErrorKind::PermissionDenied, Explanation::default().with_remedy(remedy)))
+}
+
+fn not_open(remedy: &'static str) -> Meaning {
+    Some((ErrorKind::InvalidInput, Explanation::of("the descriptor is O_PATH or not open", remedy)))
+}
+
+fn meaning_of_quota(errno: Errno, enforcement: Enforcement, in_user_namespace: bool) -> Meaning {
+    match errno {
+        Errno::EPERM | Errno::EACCES | Errno::EINVAL if in_user_namespace => Some(USER_NAMESPACE),
+        Errno::EPERM | Errno::EACCES => {
+            denied("CAP_SYS_ADMIN is needed to change the quota of a project, and to read it")
+        }
+        // ENOSYS is said by a kernel without the call, by XFS without a quota option, and by a file system
+        // that knows no quotas; ESRCH and EINVAL by others whose quotas are off.
+        Errno::ENOSYS | Errno::ESRCH | Errno::EINVAL | Errno::EOPNOTSUPP => enforcement.problem(),
+        Errno::EROFS => Some(READ_ONLY),
+        _ => None,
+    }
+}
+
+fn meaning_of_attributes(errno: Errno, in_user_namespace: bool) -> Meaning {
+    match errno {
+        Errno::EPERM | Errno::EACCES | Errno::EINVAL if in_user_namespace => Some(USER_NAMESPACE),
+        Errno::EPERM | Errno::EACCES => {
+            denied("only the owner may change the project id, and who has CAP_FOWNER")
+        }
+        Errno::EBADF => not_open("open the file or directory for reading"),
+        Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::ENOSYS => Some((
+            ErrorKind::Unsupported,
+            Explanation::of("the file system or the kernel has no project ids", "use XFS"),
+        )),
+        Errno::EROFS => Some(READ_ONLY),
+        _ => None,
+    }
+}
+
+fn meaning_of_xfs(errno: Errno, in_user_namespace: bool) -> Meaning {
+    match errno {
+        Errno::EPERM | Errno::EACCES if in_user_namespace => Some(USER_NAMESPACE),
+        Errno::EPERM | Errno::EACCES => denied("CAP_SYS_ADMIN is needed"),
+        Errno::EBADF => not_open("open a file or directory of the file system for reading"),
+        Errno::ENOTTY | Errno::EOPNOTSUPP => {
+            Some((ErrorKind::Unsupported, "the file system is not XFS".into()))
+        }
+        Errno::EROFS => Some(READ_ONLY),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::no_syscall(Errno::ENOSYS, Enforcement::NoSyscall, false, ErrorKind::Unsupported, "5.14")]
+    #[case::xfs_without_quota(Errno::ENOSYS, Enforcement::NoQuota, false, ErrorKind::NotEnforced, "prjquota")]
+    #[case::ext4_without_quota(Errno::ESRCH, Enforcement::NoQuota, false, ErrorKind::NotEnforced, "prjquota")]
+    #[case::no_such_type(Errno::EINVAL, Enforcement::NoQuota, false, ErrorKind::NotEnforced, "prjquota")]
+    #[case::counted(Errno::EINVAL, Enforcement::AccountingOnly, false, ErrorKind::NotEnforced, "pqnoenforce")]
+    #[case::not_permitted(
+        Errno::EPERM,
+        Enforcement::Enforcing,
+        false,
+        ErrorKind::PermissionDenied,
+        "CAP_SYS_ADMIN"
+    )]
+    #[case::user_namespace(Errno::EPERM, Enforcement::Enforcing, true, ErrorKind::InUserNamespace, "initial")]
+    #[case::unmapped(Errno::EINVAL, Enforcement::Enforcing, true, ErrorKind::InUserNamespace, "initial")]
+    #[case::read_only(Errno::EROFS, Enforcement::Enforcing, false, ErrorKind::ReadOnly, "writable")]
+    fn each_cause_has_its_remedy(
+        #[case] errno: Errno,
+        #[case] enforcement: Enforcement,
+        #[case] in_user_namespace: bool,
+        #[case] kind: ErrorKind,
+        #[case] remedy: &str,
+    ) {
+        let (found, explanation) = meaning_of_quota(errno, enforcement, in_user_namespace).unwrap();
+        assert_eq!(found, kind);
+        let error = Error::sys("limit project", 7, errno).explain(explanation);
+        assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_to_the_errno() {
+        assert_eq!(meaning_of_quota(Errno::EINVAL, Enforcement::Enforcing, false), None);
+        assert_eq!(meaning_of_quota(Errno::EIO, Enforcement::NoQuota, true), None);
+        assert_eq!(meaning_of_attributes(Errno::EINVAL, false), None);
+        assert_eq!(meaning_of_xfs(Errno::EINVAL, true), None);
+    }
 }
