@@ -15,7 +15,7 @@ use super::discard::{self, Discard, Outcome};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime, direct_io_unit};
-use super::pool::Pool;
+use super::pool::{Acquired, Pool};
 use crate::deadline::Deadline;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -36,142 +36,233 @@ pub(super) fn attach(
     options.check()?;
     options.check_file(locked.status(), 0)?;
     let backing = open_backing(image, options)?;
-    let mut config = configuration(&backing, options)?;
+    let config = configuration(&backing, options)?;
     options.check_file(locked.status(), config.block_size)?;
     let size = Bytes(locked.status().st_size as u64);
-    let mut retries = Retries::until(locked.deadline());
+    let retries = Retries::until(locked.deadline());
+    let mut attachment = Attachment { control, pool, options, absence, backing, config, size, retries };
     loop {
-        let mut acquired = None;
-        let (index, control_lock) = match options.index {
-            IndexPolicy::Pool => (acquired.insert(pool.acquire(control, options.discard)?).index, None),
-            IndexPolicy::Any => {
-                let lock = lock_control(retries.left())?;
-                (loop_dev::get_free(control).context("find", "a free loop device")?, Some(lock))
-            }
-            IndexPolicy::Exact(index) => (add(control, index)?, None),
-        };
-        let release = || pool.release(index, acquired.and_then(|acquired| acquired.sequence));
+        match attachment.try_index()? {
+            Attempt::Attached(device) => return Ok(device),
+            Attempt::Unsuitable => {}
+            // The pool returns another index. LOOP_CTL_GET_FREE may return the same one for as long as a program has it open
+            // exclusively, and other callers wait for the lock.
+            Attempt::Lost if options.index != IndexPolicy::Pool => attachment.retries.pause(),
+            Attempt::Lost => {}
+        }
+    }
+}
+
+/// The state of one call of [`attach`].
+struct Attachment<'a> {
+    control: &'a Arc<OwnedFd>,
+    pool: &'a Pool,
+    options: &'a AttachOptions,
+    absence: Absence,
+    /// The descriptor that the device will keep. It has the index lock.
+    backing: OwnedFd,
+    config: loop_config,
+    /// The size of the file before it is bound.
+    size: Bytes,
+    retries: Retries,
+}
+
+/// The result of an attempt with one index. After each but the first, the file has no index lock and is bound to no device.
+enum Attempt {
+    /// The device is bound to the file and has the requested properties.
+    Attached(LoopDevice),
+    /// The device must not be used for this file, or has to be bound once more with other properties.
+    Unsuitable,
+    /// Another program has bound the device, or it is being detached or removed.
+    Lost,
+}
+
+/// An index to try.
+struct Candidate {
+    index: u32,
+    /// Set if the index is from the pool.
+    acquired: Option<Acquired>,
+    /// Held until the attempt has ended, if the index is from `LOOP_CTL_GET_FREE`.
+    _control_lock: Option<Flock<OwnedFd>>,
+}
+
+impl Attachment<'_> {
+    /// Binds the file to the next index.
+    fn try_index(&mut self) -> Result<Attempt> {
+        let candidate = self.next_candidate()?;
         // Before the device is bound, so that a crash in between leaves no device without an index lock.
-        match index_lock::write(&backing, options.access, index) {
-            // Best effort: without the mark the next search queries every device again.
-            Ok(()) if absence == Absence::Scanned && !index_lock::is_tracked(&backing, options.access) => {
-                index_lock::mark_tracked(&backing, options.access).ok();
+        self.take_index_lock(&candidate)?;
+        let index = candidate.index;
+        let opened = loop_dev::open_existing(index, self.options.access == Access::ReadWrite);
+        if let Ok(fd) = &opened
+            && !self.may_bind(&candidate, fd)?
+        {
+            self.clear_index_lock()?;
+            return Ok(Attempt::Unsuitable);
+        }
+        match opened.and_then(|fd| loop_dev::configure(&fd, &self.config).map(|()| fd)) {
+            Ok(fd) => self.accept(fd, index),
+            Err(errno) => self.retry_or_fail(&candidate, errno),
+        }
+    }
+
+    fn next_candidate(&self) -> Result<Candidate> {
+        Ok(match self.options.index {
+            IndexPolicy::Pool => {
+                let acquired = self.pool.acquire(self.control, self.options.discard)?;
+                Candidate { index: acquired.index, acquired: Some(acquired), _control_lock: None }
             }
-            Err(errno) if absence == Absence::Tracked || errno == Errno::EAGAIN => {
-                release();
+            IndexPolicy::Any => {
+                let lock = lock_control(self.retries.left())?;
+                let index = loop_dev::get_free(self.control).context("find", "a free loop device")?;
+                Candidate { index, acquired: None, _control_lock: Some(lock) }
+            }
+            IndexPolicy::Exact(index) => {
+                Candidate { index: add(self.control, index)?, acquired: None, _control_lock: None }
+            }
+        })
+    }
+
+    /// Returns an index that this call has not bound to the pool.
+    fn release(&self, candidate: &Candidate) {
+        let sequence = candidate.acquired.and_then(|acquired| acquired.sequence);
+        self.pool.release(candidate.index, sequence);
+    }
+
+    fn take_index_lock(&self, candidate: &Candidate) -> Result<()> {
+        let Self { backing, absence, options: AttachOptions { access, .. }, .. } = self;
+        match index_lock::write(backing, *access, candidate.index) {
+            // Best effort: without the mark the next search queries every device again.
+            Ok(()) if *absence == Absence::Scanned && !index_lock::is_tracked(backing, *access) => {
+                index_lock::mark_tracked(backing, *access).ok();
+            }
+            Err(errno) if *absence == Absence::Tracked || errno == Errno::EAGAIN => {
+                self.release(candidate);
                 let error = Error::sys("lock", "the backing file", errno);
                 return Err(error.explain("another program has it locked, or its file system has no locks"));
             }
             // On a file system without locks each search queries every device.
             Ok(()) | Err(_) => {}
         }
-        let opened = loop_dev::open_existing(index, options.access == Access::ReadWrite);
+        Ok(())
+    }
+
+    /// Clears the index lock before the next attempt: the lock of another index has another offset.
+    fn clear_index_lock(&self) -> Result<()> {
+        index_lock::clear(&self.backing, self.options.access).context("unlock", "the backing file")
+    }
+
+    /// Checks an open device before the file is bound to it. Returns `false` if the next index has to be tried.
+    fn may_bind(&mut self, candidate: &Candidate, fd: &OwnedFd) -> Result<bool> {
+        let index = candidate.index;
         // Otherwise the file would be bound to another device until its status is read.
-        if let Ok(fd) = &opened
-            && loop_dev::device_number(fd) != Ok(pool.number_of(index).to_raw())
+        if loop_dev::device_number(fd) != Ok(self.pool.number_of(index).to_raw())
             && let Err(error) = check_node(fd, index)
         {
-            retries.stale_nodes += 1;
-            if options.index != IndexPolicy::Pool {
-                release();
+            self.retries.stale_nodes += 1;
+            if self.options.index != IndexPolicy::Pool {
+                self.release(candidate);
                 return Err(error);
             }
             // The pool has other indices, and must not return this one to the next call: it stays out of the pool until a scan.
-            if retries.stale_nodes >= MAX_STALE_NODES {
-                return Err(error);
-            }
-            index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
-            continue;
+            return if self.retries.stale_nodes >= MAX_STALE_NODES { Err(error) } else { Ok(false) };
         }
-        if let Ok(fd) = &opened
-            && let Some(acquired) = acquired
-            && !pool.is_unused(acquired, fd)?
-        {
-            index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
-            continue;
+        candidate.acquired.map_or(Ok(true), |acquired| self.pool.is_unused(acquired, fd))
+    }
+
+    /// Checks a device that this call has bound. If it lacks a requested property, detaches it.
+    fn accept(&mut self, fd: OwnedFd, index: u32) -> Result<Attempt> {
+        let Self { pool, options, .. } = *self;
+        let checked = check(&fd, index, &self.backing, self.size, options)
+            .and_then(|binding| Ok((binding, discard::set(&fd, index, options.discard)?)));
+        match checked {
+            Ok((binding, Outcome::Done)) => {
+                pool.record_discard(index, options.discard);
+                if options.lifetime == Lifetime::AutoClear {
+                    pool.release_on_close(index);
+                }
+                Ok(Attempt::Attached(LoopDevice::new(fd, binding)))
+            }
+            Ok((binding, Outcome::StaysDisabled)) => self.recreate(fd, binding),
+            Err(error) => {
+                let larger = larger_blocks(&self.backing, &self.config, options);
+                match larger.zip(read_status(&fd, index).ok()) {
+                    Some((block_size, Status { binding, .. })) => {
+                        self.retry_with_blocks(fd, binding, block_size)
+                    }
+                    None => Err(self.undo(&fd, index, error)),
+                }
+            }
         }
-        match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
-            Ok(fd) => {
-                let checked = check(&fd, index, &backing, size, options)
-                    .and_then(|binding| Ok((binding, discard::set(&fd, index, options.discard)?)));
-                let error = match checked {
-                    Ok((binding, Outcome::Done)) => {
-                        pool.record_discard(index, options.discard);
-                        if options.lifetime == Lifetime::AutoClear {
-                            pool.release_on_close(index);
-                        }
-                        return Ok(LoopDevice::new(fd, binding));
-                    }
-                    Ok((binding, Outcome::StaysDisabled)) => {
-                        // Discards were disabled for an earlier file, and the kernel has kept that. A removal takes 45 ms, once for
-                        // each such index.
-                        let reason = "its discards are disabled, and it cannot be recreated";
-                        detach_for_retry(fd, config.info.lo_flags, binding, retries.left(), reason)?;
-                        index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
-                        if loop_dev::remove(control, index).is_err() {
-                            pool.record_discard(index, Discard::Disabled);
-                            pool.release_on_close(index);
-                        }
-                        continue;
-                    }
-                    Err(error) => {
-                        match larger_blocks(&backing, &config, options).zip(read_status(&fd, index).ok()) {
-                            Some((block_size, Status { binding, .. })) => {
-                                let reason = "the file was cloned during the call, and the device cannot get larger blocks";
-                                detach_for_retry(fd, config.info.lo_flags, binding, retries.left(), reason)?;
-                                index_lock::clear(&backing, options.access)
-                                    .context("unlock", "the backing file")?;
-                                pool.release(index, None);
-                                config.block_size = block_size;
-                                continue;
-                            }
-                            None => error,
-                        }
-                    }
-                };
-                // This call made the binding, so clearing it affects no other user. If that fails too, the device stays bound, and
-                // its index lock leads the next call to it.
-                let undone = request_detach(&fd, index, config.info.lo_flags, &node_name(index));
-                pool.release_on_close(index);
-                return Err(match undone {
-                    Err(problem) if problem.errno() != Some(Errno::ENXIO as i32) => {
-                        let detail = format!("{error}; and then: {problem}");
-                        error.explain(detail)
-                    }
-                    _ => error,
-                });
+    }
+
+    /// Detaches a device whose discards were disabled for an earlier file, which the kernel has kept, and removes it. A removal takes
+    /// 45 ms, once for each such index.
+    fn recreate(&self, fd: OwnedFd, binding: Binding) -> Result<Attempt> {
+        let index = binding.index;
+        let reason = "its discards are disabled, and it cannot be recreated";
+        detach_for_retry(fd, self.config.info.lo_flags, binding, self.retries.left(), reason)?;
+        self.clear_index_lock()?;
+        if loop_dev::remove(self.control, index).is_err() {
+            self.pool.record_discard(index, Discard::Disabled);
+            self.pool.release_on_close(index);
+        }
+        Ok(Attempt::Unsuitable)
+    }
+
+    /// Detaches a device, and has the next attempt use larger blocks.
+    fn retry_with_blocks(&mut self, fd: OwnedFd, binding: Binding, block_size: u32) -> Result<Attempt> {
+        let index = binding.index;
+        let reason = "the file was cloned during the call, and the device cannot get larger blocks";
+        detach_for_retry(fd, self.config.info.lo_flags, binding, self.retries.left(), reason)?;
+        self.clear_index_lock()?;
+        self.pool.release(index, None);
+        self.config.block_size = block_size;
+        Ok(Attempt::Unsuitable)
+    }
+
+    /// Detaches a device after `error`, and returns that error. This call made the binding, so clearing it affects no other user. If
+    /// that fails too, the device stays bound, and its index lock leads the next call to it.
+    fn undo(&self, fd: &OwnedFd, index: u32, error: Error) -> Error {
+        let undone = request_detach(fd, index, self.config.info.lo_flags, &node_name(index));
+        self.pool.release_on_close(index);
+        match undone {
+            Err(problem) if problem.errno() != Some(Errno::ENXIO as i32) => {
+                let detail = format!("{error}; and then: {problem}");
+                error.explain(detail)
             }
-            Err(Errno::ENOENT) if loop_dev::exists(index) => {
-                release();
-                return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), NO_NODE));
+            _ => error,
+        }
+    }
+
+    /// Requests another attempt after the kernel has not opened or bound a device, or returns the error.
+    fn retry_or_fail(&mut self, candidate: &Candidate, errno: Errno) -> Result<Attempt> {
+        let index = candidate.index;
+        match errno {
+            Errno::ENOENT if loop_dev::exists(index) => {
+                self.release(candidate);
+                Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), NO_NODE))
             }
-            // Another program has bound it, or it is being detached or removed: try the next index, or the requested one again once it
-            // is free.
-            Err(errno @ (Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT))
-                if !retries.left().is_zero()
-                    && (errno != Errno::EBUSY || !matches!(options.index, IndexPolicy::Exact(_))) =>
+            // Try the next index, or the requested one again once it is free.
+            Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT
+                if !self.retries.left().is_zero()
+                    && (errno != Errno::EBUSY || !matches!(self.options.index, IndexPolicy::Exact(_))) =>
             {
-                retries.lost += 1;
-                // The lock of the next index has another offset.
-                index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
-                // The pool returns another index. LOOP_CTL_GET_FREE may return the same one for as long as a program has it open
-                // exclusively, and other callers wait for the lock.
-                if options.index != IndexPolicy::Pool {
-                    drop(control_lock);
-                    retries.pause();
-                }
+                self.retries.lost += 1;
+                self.clear_index_lock()?;
+                Ok(Attempt::Lost)
             }
-            Err(errno) => {
+            // The device belongs to another program: it is not idle.
+            Errno::EBUSY => {
+                let lost = self.retries.lost;
+                Err(Error::sys("attach", node_name(index), errno).explain(format!(
+                    "another program has bound it; {lost} attempts with other devices failed during this call"
+                )))
+            }
+            errno => {
+                self.release(candidate);
                 let error = Error::sys("attach", node_name(index), errno);
-                if errno == Errno::EBUSY {
-                    // The device belongs to another program: it is not idle.
-                    let lost = retries.lost;
-                    return Err(error.explain(format!(
-                        "another program has bound it; {lost} attempts with other devices failed during this call"
-                    )));
-                }
-                release();
-                return Err(if errno == Errno::EPERM { error.explain(NOT_ALLOWED) } else { error });
+                Err(if errno == Errno::EPERM { error.explain(NOT_ALLOWED) } else { error })
             }
         }
     }
