@@ -273,11 +273,13 @@ mod tests {
             std::thread::yield_now();
         }
         drop(early);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| query_device(numbers(700..701)[0], query.clone()).unwrap_err());
-            }
-        });
+        let wait = |_| {
+            let query = query.clone();
+            let work = move || drop(query_device(numbers(700..701)[0], query).unwrap_err());
+            loop_dev::spawn("waiting", work).unwrap()
+        };
+        let waiting: Vec<_> = (0..4).map(wait).collect();
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(begun.load(Ordering::Relaxed), 1);
         drop(release);
         drop(Call::begin(numbers(700..701)[0], Duration::from_secs(60)).unwrap());

@@ -317,11 +317,11 @@ fn volumes_are_listed_with_their_conditions() {
     let listed = tool.text(&["store", "list", data]);
     assert_eq!(
         words(&listed, "cli-directory"),
-        ["cli-directory", "Filesystem", "4MiB", "0B", "4MiB", "256", "1", "healthy"]
+        ["cli-directory", "-", "-", "Filesystem", "4MiB", "0B", "4MiB", "256", "1", "healthy"]
     );
     assert_eq!(
         words(&listed, "cli-image"),
-        ["cli-image", "Block", "1MiB", "1MiB", "0B", "-", "-", "healthy"]
+        ["cli-image", "-", "-", "Block", "1MiB", "1MiB", "0B", "-", "-", "healthy"]
     );
 
     let opened = store.volume(&directory).unwrap();
@@ -339,6 +339,8 @@ fn volumes_are_listed_with_their_conditions() {
         json!({
             "id": "cli-image",
             "kind": "Block",
+            "annotations": {},
+            "pending": false,
             "capacity_bytes": MIB,
             "used_bytes": MIB,
             "available_bytes": 0,
