@@ -13,9 +13,9 @@ use crate::sys::quotactl::{self, DiskQuota};
 
 /// `/dev/loop-control`.
 #[derive(Debug)]
-pub struct Control(OwnedFd);
+pub struct ControlDevice(OwnedFd);
 
-impl Control {
+impl ControlDevice {
     pub fn open() -> Result<Self> {
         Ok(Self(loop_dev::open_control()?))
     }

@@ -27,7 +27,7 @@ pub(crate) const FLOOR_INDEX: u32 = POOL.end;
 
 pub(crate) struct Population {
     pub(crate) control: LoopControl,
-    pub(crate) raw: baseline::Control,
+    pub(crate) raw: baseline::ControlDevice,
     directory: PathBuf,
     attached: Vec<File>,
     /// Detached files, which can be attached again.
@@ -49,7 +49,7 @@ impl Population {
         let directory = directory.join(LABEL);
         clean_up(&directory)?;
         std::fs::create_dir_all(&directory)?;
-        let raw = baseline::Control::open()?;
+        let raw = baseline::ControlDevice::open()?;
         let idle = |index: &u32| !RANGE.contains(index) && LoopDevice::open_index(*index).is_err();
         let before = baseline::indices()?;
         let borrowed = before.iter().copied().filter(idle).collect();

@@ -27,7 +27,7 @@ impl fmt::Display for Signature {
 
 /// Where a signature lies.
 #[derive(Clone, Copy)]
-enum Place {
+enum SignaturePlace {
     /// Bytes from the beginning.
     Start(u64),
     /// Bytes before the end.
@@ -36,7 +36,7 @@ enum Place {
     AlignedEnd(u64, u64),
 }
 
-impl Place {
+impl SignaturePlace {
     fn offset(self, size: u64) -> Option<u64> {
         match self {
             Self::Start(offset) => Some(offset),
@@ -46,10 +46,10 @@ impl Place {
     }
 }
 
-use Place::{AlignedEnd, End, Start};
+use SignaturePlace::{AlignedEnd, End, Start};
 
 /// Names, places and bytes of signatures, from the headers of the kernel and the documentation of each format.
-const TABLE: &[(&str, Place, &[u8])] = &[
+const TABLE: &[(&str, SignaturePlace, &[u8])] = &[
     ("XFS", Start(0), b"XFSB"),
     ("ext2, ext3 or ext4", Start(1080), b"\x53\xef"),
     ("btrfs", Start(0x1_0040), b"_BHRfS_M"),

@@ -11,7 +11,7 @@ use nix::sys::stat::fstat;
 use super::binding::{Access, BackingRange, Binding};
 use super::detach::{Detach, PendingDetach, request_detach};
 use super::device::{CONTROL, LoopDevice, NO_NODE, NOT_ALLOWED, Status, check_node, node_name, read_status};
-use super::discard::{self, Discard, Outcome};
+use super::discard::{self, Discard, DiscardOutcome};
 use super::exclusion::Exclusion;
 use super::index_lock::{self, Absence};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime, direct_io_unit};
@@ -40,21 +40,21 @@ pub(super) fn attach(
     options.check_file(locked.status(), config.block_size)?;
     let size = Bytes(locked.status().st_size as u64);
     let retries = Retries::until(locked.deadline());
-    let mut attachment = Attachment { control, pool, options, absence, backing, config, size, retries };
+    let mut call = AttachCall { control, pool, options, absence, backing, config, size, retries };
     loop {
-        match attachment.try_index()? {
-            Attempt::Attached(device) => return Ok(device),
-            Attempt::Unsuitable => {}
+        match call.try_index()? {
+            AttemptOutcome::Attached(device) => return Ok(device),
+            AttemptOutcome::Unsuitable => {}
             // The pool returns another index. LOOP_CTL_GET_FREE may return the same one for as long as a program has it open
             // exclusively, and other callers wait for the lock.
-            Attempt::Lost if options.index != IndexPolicy::Pool => attachment.retries.pause(),
-            Attempt::Lost => {}
+            AttemptOutcome::Lost if options.index != IndexPolicy::Pool => call.retries.pause(),
+            AttemptOutcome::Lost => {}
         }
     }
 }
 
 /// The state of one call of [`attach`].
-struct Attachment<'a> {
+struct AttachCall<'a> {
     control: &'a Arc<OwnedFd>,
     pool: &'a Pool,
     options: &'a AttachOptions,
@@ -68,7 +68,7 @@ struct Attachment<'a> {
 }
 
 /// The result of an attempt with one index. After each but the first, the file has no index lock and is bound to no device.
-enum Attempt {
+enum AttemptOutcome {
     /// The device is bound to the file and has the requested properties.
     Attached(LoopDevice),
     /// The device must not be used for this file, or has to be bound once more with other properties.
@@ -78,7 +78,7 @@ enum Attempt {
 }
 
 /// An index to try.
-struct Candidate {
+struct CandidateIndex {
     index: u32,
     /// Set if the index is from the pool.
     acquired: Option<Acquired>,
@@ -86,9 +86,9 @@ struct Candidate {
     _control_lock: Option<Flock<OwnedFd>>,
 }
 
-impl Attachment<'_> {
+impl AttachCall<'_> {
     /// Binds the file to the next index.
-    fn try_index(&mut self) -> Result<Attempt> {
+    fn try_index(&mut self) -> Result<AttemptOutcome> {
         let candidate = self.next_candidate()?;
         // Before the device is bound, so that a crash in between leaves no device without an index lock.
         self.take_index_lock(&candidate)?;
@@ -98,7 +98,7 @@ impl Attachment<'_> {
             && !self.may_bind(&candidate, fd)?
         {
             self.clear_index_lock()?;
-            return Ok(Attempt::Unsuitable);
+            return Ok(AttemptOutcome::Unsuitable);
         }
         match opened.and_then(|fd| loop_dev::configure(&fd, &self.config).map(|()| fd)) {
             Ok(fd) => self.accept(fd, index),
@@ -106,30 +106,30 @@ impl Attachment<'_> {
         }
     }
 
-    fn next_candidate(&self) -> Result<Candidate> {
+    fn next_candidate(&self) -> Result<CandidateIndex> {
         Ok(match self.options.index {
             IndexPolicy::Pool => {
                 let acquired = self.pool.acquire(self.control, self.options.discard)?;
-                Candidate { index: acquired.index, acquired: Some(acquired), _control_lock: None }
+                CandidateIndex { index: acquired.index, acquired: Some(acquired), _control_lock: None }
             }
             IndexPolicy::Any => {
                 let lock = lock_control(self.retries.left())?;
                 let index = loop_dev::get_free(self.control).context("find", "a free loop device")?;
-                Candidate { index, acquired: None, _control_lock: Some(lock) }
+                CandidateIndex { index, acquired: None, _control_lock: Some(lock) }
             }
             IndexPolicy::Exact(index) => {
-                Candidate { index: add(self.control, index)?, acquired: None, _control_lock: None }
+                CandidateIndex { index: add(self.control, index)?, acquired: None, _control_lock: None }
             }
         })
     }
 
     /// Returns an index that this call has not bound to the pool.
-    fn release(&self, candidate: &Candidate) {
+    fn release(&self, candidate: &CandidateIndex) {
         let sequence = candidate.acquired.and_then(|acquired| acquired.sequence);
         self.pool.release(candidate.index, sequence);
     }
 
-    fn take_index_lock(&self, candidate: &Candidate) -> Result<()> {
+    fn take_index_lock(&self, candidate: &CandidateIndex) -> Result<()> {
         let Self { backing, absence, options: AttachOptions { access, .. }, .. } = self;
         match index_lock::write(backing, *access, candidate.index) {
             // Best effort: without the mark the next search queries every device again.
@@ -153,7 +153,7 @@ impl Attachment<'_> {
     }
 
     /// Checks an open device before the file is bound to it. Returns `false` if the next index has to be tried.
-    fn may_bind(&mut self, candidate: &Candidate, fd: &OwnedFd) -> Result<bool> {
+    fn may_bind(&mut self, candidate: &CandidateIndex, fd: &OwnedFd) -> Result<bool> {
         let index = candidate.index;
         // Otherwise the file would be bound to another device until its status is read.
         if loop_dev::device_number(fd) != Ok(self.pool.number_of(index).to_raw())
@@ -171,19 +171,19 @@ impl Attachment<'_> {
     }
 
     /// Checks a device that this call has bound. If it lacks a requested property, detaches it.
-    fn accept(&mut self, fd: OwnedFd, index: u32) -> Result<Attempt> {
+    fn accept(&mut self, fd: OwnedFd, index: u32) -> Result<AttemptOutcome> {
         let Self { pool, options, .. } = *self;
         let checked = check(&fd, index, &self.backing, self.size, options)
             .and_then(|binding| Ok((binding, discard::set(&fd, index, options.discard)?)));
         match checked {
-            Ok((binding, Outcome::Done)) => {
+            Ok((binding, DiscardOutcome::Done)) => {
                 pool.record_discard(index, options.discard);
                 if options.lifetime == Lifetime::AutoClear {
                     pool.release_on_close(index);
                 }
-                Ok(Attempt::Attached(LoopDevice::new(fd, binding)))
+                Ok(AttemptOutcome::Attached(LoopDevice::new(fd, binding)))
             }
-            Ok((binding, Outcome::StaysDisabled)) => self.recreate(fd, binding),
+            Ok((binding, DiscardOutcome::StaysDisabled)) => self.recreate(fd, binding),
             Err(error) => {
                 let larger = larger_blocks(&self.backing, &self.config, options);
                 match larger.zip(read_status(&fd, index).ok()) {
@@ -198,7 +198,7 @@ impl Attachment<'_> {
 
     /// Detaches a device whose discards were disabled for an earlier file, which the kernel has kept, and removes it. A removal takes
     /// 45 ms, once for each such index.
-    fn recreate(&self, fd: OwnedFd, binding: Binding) -> Result<Attempt> {
+    fn recreate(&self, fd: OwnedFd, binding: Binding) -> Result<AttemptOutcome> {
         let index = binding.index;
         let reason = "its discards are disabled, and it cannot be recreated";
         detach_for_retry(fd, self.config.info.lo_flags, binding, self.retries.left(), reason)?;
@@ -207,18 +207,23 @@ impl Attachment<'_> {
             self.pool.record_discard(index, Discard::Disabled);
             self.pool.release_on_close(index);
         }
-        Ok(Attempt::Unsuitable)
+        Ok(AttemptOutcome::Unsuitable)
     }
 
     /// Detaches a device, and has the next attempt use larger blocks.
-    fn retry_with_blocks(&mut self, fd: OwnedFd, binding: Binding, block_size: u32) -> Result<Attempt> {
+    fn retry_with_blocks(
+        &mut self,
+        fd: OwnedFd,
+        binding: Binding,
+        block_size: u32,
+    ) -> Result<AttemptOutcome> {
         let index = binding.index;
         let reason = "the file was cloned during the call, and the device cannot get larger blocks";
         detach_for_retry(fd, self.config.info.lo_flags, binding, self.retries.left(), reason)?;
         self.clear_index_lock()?;
         self.pool.release(index, None);
         self.config.block_size = block_size;
-        Ok(Attempt::Unsuitable)
+        Ok(AttemptOutcome::Unsuitable)
     }
 
     /// Detaches a device after `error`, and returns that error. This call made the binding, so clearing it affects no other user. If
@@ -236,7 +241,7 @@ impl Attachment<'_> {
     }
 
     /// Requests another attempt after the kernel has not opened or bound a device, or returns the error.
-    fn retry_or_fail(&mut self, candidate: &Candidate, errno: Errno) -> Result<Attempt> {
+    fn retry_or_fail(&mut self, candidate: &CandidateIndex, errno: Errno) -> Result<AttemptOutcome> {
         let index = candidate.index;
         match errno {
             Errno::ENOENT if loop_dev::exists(index) => {
@@ -250,7 +255,7 @@ impl Attachment<'_> {
             {
                 self.retries.lost += 1;
                 self.clear_index_lock()?;
-                Ok(Attempt::Lost)
+                Ok(AttemptOutcome::Lost)
             }
             // The device belongs to another program: it is not idle.
             Errno::EBUSY => {

@@ -73,7 +73,7 @@ use crate::units::DeviceNumber;
 /// [`IndexPolicy`](super::IndexPolicy)`::Any` and `Exact`, and other programs such as losetup(8), use any index that is bound to no file.
 #[derive(Debug)]
 pub struct LoopControl {
-    shared: Arc<Shared>,
+    shared: Arc<SharedControl>,
     is_for_untrusted: bool,
 }
 
@@ -99,7 +99,7 @@ pub struct DeviceList {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedControl {
     control: Arc<OwnedFd>,
     pool: Pool,
     removing: AtomicBool,
@@ -131,7 +131,7 @@ impl LoopControl {
     fn new(control: OwnedFd, options: PoolOptions) -> Result<Self> {
         let pool = Pool::new(options)?;
         let control = Arc::new(control);
-        let shared = Arc::new(Shared { control, pool, removing: AtomicBool::new(false) });
+        let shared = Arc::new(SharedControl { control, pool, removing: AtomicBool::new(false) });
         Ok(Self { shared, is_for_untrusted: false })
     }
 
@@ -340,7 +340,7 @@ impl LoopControl {
         options: &AttachOptions,
         absence: Absence,
     ) -> Result<LoopDevice> {
-        let Shared { control, pool, .. } = &*self.shared;
+        let SharedControl { control, pool, .. } = &*self.shared;
         let device = attach::attach(control, pool, image, locked, options, absence);
         // The pool may have found devices that other processes left idle.
         self.remove_surplus();
@@ -352,7 +352,7 @@ impl LoopControl {
         if !self.shared.pool.has_surplus() || self.shared.removing.swap(true, Ordering::AcqRel) {
             return;
         }
-        let removal = Removal(Arc::clone(&self.shared));
+        let removal = SurplusRemoval(Arc::clone(&self.shared));
         let run = move || {
             let shared = &removal.0;
             while shared.pool.has_surplus() {
@@ -460,9 +460,9 @@ enum Search {
 }
 
 /// The running removal of surplus devices. Dropping it allows the next one, also after a panic.
-struct Removal(Arc<Shared>);
+struct SurplusRemoval(Arc<SharedControl>);
 
-impl Drop for Removal {
+impl Drop for SurplusRemoval {
     fn drop(&mut self) {
         self.0.removing.store(false, Ordering::Release);
     }

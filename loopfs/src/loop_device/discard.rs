@@ -65,8 +65,8 @@ impl LoopDevice {
     pub fn set_discard(&self, discard: Discard) -> Result<()> {
         self.check_bound()?;
         match set(self, self.index(), discard)? {
-            Outcome::Done => Ok(()),
-            Outcome::StaysDisabled => {
+            DiscardOutcome::Done => Ok(()),
+            DiscardOutcome::StaysDisabled => {
                 let cause = "this kernel keeps discards disabled until the device is removed";
                 Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), cause)
                     .with_remedy("detach the file and attach it again"))
@@ -79,27 +79,29 @@ const OPERATION: &str = "set the discard limit of";
 
 /// The result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum DiscardOutcome {
     Done,
     /// Discards are enabled again only after the device is removed and added again.
     StaysDisabled,
 }
 
 /// Enables or disables discards. The device is open, so its index cannot be reused during the call.
-pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outcome> {
+pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<DiscardOutcome> {
     let found = match current(device, index) {
         // Without /sys discards could not have been disabled either.
         Err(error) if wanted == Discard::Enabled && error.errno() == Some(Errno::ENOENT as i32) => {
-            return Ok(Outcome::Done);
+            return Ok(DiscardOutcome::Done);
         }
         found => found?,
     };
     match (wanted, found) {
-        (Discard::Disabled, Discard::Disabled) | (Discard::Enabled, Discard::Enabled) => Ok(Outcome::Done),
+        (Discard::Disabled, Discard::Disabled) | (Discard::Enabled, Discard::Enabled) => {
+            Ok(DiscardOutcome::Done)
+        }
         (Discard::Disabled, Discard::Enabled) => {
             write(index, 0)?;
             match read(index, DiscardLimit::Set)? {
-                0 => Ok(Outcome::Done),
+                0 => Ok(DiscardOutcome::Done),
                 granted => {
                     let detail = format!("discards stay enabled, up to {granted} bytes");
                     Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(index), detail))
@@ -123,21 +125,21 @@ pub(super) fn current(device: impl AsFd, index: u32) -> Result<Discard> {
     Ok(if enabled { Discard::Enabled } else { Discard::Disabled })
 }
 
-fn enable(index: u32) -> Result<Outcome> {
+fn enable(index: u32) -> Result<DiscardOutcome> {
     let most = read(index, DiscardLimit::Hardware)?;
     if most == 0 {
         // The file system of the file cannot make holes.
-        return Ok(Outcome::Done);
+        return Ok(DiscardOutcome::Done);
     }
     // The kernel rejects values that are no multiple of the unit. From some version on it reports no unit while discards are
     // disabled, and rejects everything except 0.
     let unit = read(index, DiscardLimit::Unit)?;
     if unit == 0 {
-        return Ok(Outcome::StaysDisabled);
+        return Ok(DiscardOutcome::StaysDisabled);
     }
     write(index, most - most % unit)?;
     let enabled = read(index, DiscardLimit::Set)? > 0;
-    Ok(if enabled { Outcome::Done } else { Outcome::StaysDisabled })
+    Ok(if enabled { DiscardOutcome::Done } else { DiscardOutcome::StaysDisabled })
 }
 
 fn read(index: u32, limit: DiscardLimit) -> Result<u64> {

@@ -29,7 +29,7 @@ const OPERATION: &str = "attach or detach the file, which locks it";
 pub(super) struct Exclusion {
     /// Open for reading only, and locked unless the caller's descriptor has the file locked.
     own: OwnedFd,
-    entry: Entry,
+    file: LockedFile,
     status: FileStat,
     deadline: Deadline,
 }
@@ -45,7 +45,7 @@ impl Exclusion {
         let status = fstat(image).context("fstat", "the backing file")?;
         let backing = BackingFile { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino };
         let still_locked = || flock::still_locked(image, timeout, OPERATION);
-        let entry = Entry::insert(backing, deadline).ok_or_else(still_locked)?;
+        let file = LockedFile::insert(backing, deadline).ok_or_else(still_locked)?;
         // O_NONBLOCK: opening a FIFO would wait for a writer.
         let own = reopen(image, OFlag::O_RDONLY | OFlag::O_NONBLOCK).context("open", "the backing file")?;
         let locked = match file_lock::try_lock_whole(&own) {
@@ -61,7 +61,7 @@ impl Exclusion {
             locked => locked,
         };
         match locked {
-            Ok(()) => Ok(Self { own, entry, status, deadline }),
+            Ok(()) => Ok(Self { own, file, status, deadline }),
             Err(Errno::EAGAIN) => Err(match lock_of_this_process(backing) {
                 None => still_locked(),
                 Some(descriptor) => {
@@ -76,7 +76,7 @@ impl Exclusion {
 
     /// Returns the file.
     pub(super) fn backing(&self) -> BackingFile {
-        self.entry.0
+        self.file.0
     }
 
     /// Returns the status of the file when it was locked.
@@ -149,48 +149,48 @@ fn lock_until(deadline: Deadline, file: BorrowedFd<'_>) -> std::result::Result<(
 }
 
 /// A file that a call of this process has locked.
-struct Entry(BackingFile);
+struct LockedFile(BackingFile);
 
 #[derive(Default)]
-struct Entries {
+struct LockedFiles {
     files: HashSet<BackingFile>,
     /// Threads that wait for a file. Waking none would be a system call all the same.
     waiting: usize,
 }
 
-static ENTRIES: LazyLock<Mutex<Entries>> = LazyLock::new(Mutex::default);
+static LOCKED_FILES: LazyLock<Mutex<LockedFiles>> = LazyLock::new(Mutex::default);
 static REMOVED: Condvar = Condvar::new();
 
-impl Entry {
+impl LockedFile {
     /// Waits until no other thread has the file. Returns `None` if one still has it at the deadline.
     fn insert(backing: BackingFile, deadline: Deadline) -> Option<Self> {
-        let mut entries = entries();
-        while !entries.files.insert(backing) {
+        let mut locked = locked_files();
+        while !locked.files.insert(backing) {
             let left = deadline.left();
             if left.is_zero() {
                 return None;
             }
-            entries.waiting += 1;
-            (entries, _) = REMOVED.wait_timeout(entries, left).unwrap_or_else(PoisonError::into_inner);
-            entries.waiting -= 1;
+            locked.waiting += 1;
+            (locked, _) = REMOVED.wait_timeout(locked, left).unwrap_or_else(PoisonError::into_inner);
+            locked.waiting -= 1;
         }
         Some(Self(backing))
     }
 }
 
-impl Drop for Entry {
+impl Drop for LockedFile {
     fn drop(&mut self) {
-        let mut entries = entries();
-        entries.files.remove(&self.0);
-        if entries.waiting > 0 {
+        let mut locked = locked_files();
+        locked.files.remove(&self.0);
+        if locked.waiting > 0 {
             REMOVED.notify_all();
         }
     }
 }
 
-fn entries() -> MutexGuard<'static, Entries> {
+fn locked_files() -> MutexGuard<'static, LockedFiles> {
     // A panic leaves the set consistent.
-    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+    LOCKED_FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::*;
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
-use crate::sys::loop_dev::{self, FOREIGN, Model, acting, reset, with};
+use crate::sys::loop_dev::{self, FOREIGN, LoopModel, acting, reset, with};
 use crate::units::DeviceNumber;
 
 const MIB: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(super) fn options() -> AttachOptions {
     AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred)
 }
 
-pub(super) fn old_and_new(change: impl Fn(&mut Model), test: impl Fn()) {
+pub(super) fn old_and_new(change: impl Fn(&mut LoopModel), test: impl Fn()) {
     for unbinds_at_last_close in [false, true] {
         reset(|model| {
             model.unbinds_at_last_close = unbinds_at_last_close;
@@ -150,7 +150,7 @@ fn other_properties_of_a_device_are_refused() {
 fn foreign_devices_fail_no_other_call() {
     // Indices of no other test, because the process remembers which devices do not respond.
     const OF_OTHERS: [u32; 2] = [7000, 7010];
-    let problems: [fn(&mut Model); 2] =
+    let problems: [fn(&mut LoopModel); 2] =
         [|model| model.dead_files = OF_OTHERS.into(), |model| model.locked = OF_OTHERS.into()];
     for problem in problems {
         old_and_new(
@@ -334,7 +334,7 @@ fn the_last_close_keeps_later_writes() {
 /// An attachment that fails, or is repeated, detaches its device. Another program may have written to it.
 #[test]
 fn a_failed_attachment_keeps_writes() {
-    let changes: [fn(&mut Model); 2] =
+    let changes: [fn(&mut LoopModel); 2] =
         [|model| model.lacks_direct_io = true, |model| model.keeps_discards_disabled = true];
     for (after, change) in (0..CALLS).flat_map(|after| changes.map(|change| (after, change))) {
         old_and_new(change, || {
@@ -438,7 +438,7 @@ fn a_failed_detach_promises_no_more() {
 /// The call that undoes the attachment fails too.
 #[test]
 fn a_failed_attachment_names_both_errors() {
-    let change = |model: &mut Model| {
+    let change = |model: &mut LoopModel| {
         model.lacks_direct_io = true;
         model.failures.insert("open_again", [Errno::EMFILE].into());
     };
@@ -474,7 +474,7 @@ fn a_device_that_is_lost_is_replaced_by_the_next(
 
 #[test]
 fn losing_for_ever_ends_at_the_deadline_with_the_errno() {
-    let busy = |model: &mut Model| drop(model.failures.insert("configure", [Errno::EBUSY; 1000].into()));
+    let busy = |model: &mut LoopModel| drop(model.failures.insert("configure", [Errno::EBUSY; 1000].into()));
     old_and_new(busy, || {
         let (control, image) = (LoopControl::open().unwrap(), image());
         let error = control.attach(image.as_fd(), &options().deadline(Duration::ZERO)).unwrap_err();
@@ -713,17 +713,17 @@ fn an_index_whose_discards_stay_disabled_is_recreated_once_no_process_has_it_ope
 }
 
 #[rstest]
-#[case::not_kept(|model: &mut Model| model.ignores_discard_limits = true, ErrorKind::NotHonoured)]
+#[case::not_kept(|model: &mut LoopModel| model.ignores_discard_limits = true, ErrorKind::NotHonoured)]
 #[case::read_only(
-    |model: &mut Model| drop(model.failures.insert("set_discard_limit", [Errno::EROFS; 2].into())),
+    |model: &mut LoopModel| drop(model.failures.insert("set_discard_limit", [Errno::EROFS; 2].into())),
     ErrorKind::ReadOnly
 )]
 #[case::no_sysfs(
-    |model: &mut Model| drop(model.failures.insert("set_discard_limit", [Errno::ENOENT; 2].into())),
+    |model: &mut LoopModel| drop(model.failures.insert("set_discard_limit", [Errno::ENOENT; 2].into())),
     ErrorKind::NotFound
 )]
 fn no_device_stays_bound_if_discards_cannot_be_disabled(
-    #[case] change: fn(&mut Model),
+    #[case] change: fn(&mut LoopModel),
     #[case] expected: ErrorKind,
 ) {
     reset(change);
@@ -758,7 +758,8 @@ fn cancelling_a_detach_leaves_discards_disabled() {
 
 #[test]
 fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
-    let busy = |model: &mut Model| drop(model.failures.insert("configure", [Errno::EBUSY; 10_000].into()));
+    let busy =
+        |model: &mut LoopModel| drop(model.failures.insert("configure", [Errno::EBUSY; 10_000].into()));
     old_and_new(busy, || {
         let (control, image) = (LoopControl::open().unwrap(), image());
         let any = options().index(IndexPolicy::Any).deadline(Duration::from_secs(1));

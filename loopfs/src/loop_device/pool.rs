@@ -67,14 +67,14 @@ impl Default for PoolOptions {
 #[derive(Debug)]
 pub(super) struct Pool {
     options: PoolOptions,
-    numbers: Numbers,
+    numbers: LoopDeviceNumbers,
     mounts: Mutex<MountCache>,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 /// The numbers of loop devices.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Numbers {
+pub(super) struct LoopDeviceNumbers {
     /// How many minor numbers a device takes.
     minors: u32,
 }
@@ -89,7 +89,7 @@ pub(super) struct Acquired {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     /// Idle devices that no process has open, each with its sequence number. The lowest index is bound next, so that surplus ones are the
     /// highest.
     idle: BTreeMap<u32, NonZeroU64>,
@@ -121,15 +121,15 @@ impl Pool {
             let detail = "the end of PoolOptions::range is not one of its indices, so there are none";
             return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
         }
-        let state = State { next: options.range.start, ..State::default() };
+        let state = PoolState { next: options.range.start, ..PoolState::default() };
         let mounts = Mutex::new(MountCache::below("/".into()));
-        let numbers = Numbers { minors: BEYOND_ALL_INDICES / limit };
+        let numbers = LoopDeviceNumbers { minors: BEYOND_ALL_INDICES / limit };
         Ok(Self { options, numbers, mounts, state: Mutex::new(state) })
     }
 
     /// Returns the numbers of the devices. They are not known before the loop module is loaded, and constant while its control device is
     /// open.
-    pub(super) fn numbers(&self) -> Numbers {
+    pub(super) fn numbers(&self) -> LoopDeviceNumbers {
         self.numbers
     }
 
@@ -275,7 +275,7 @@ impl Pool {
         let unused: Vec<u32> = unused.collect();
         let mut state = self.lock();
         state.mounted = mounted;
-        let State { idle, unproven, closing, .. } = &mut *state;
+        let PoolState { idle, unproven, closing, .. } = &mut *state;
         unproven.extend(unused.into_iter().filter(|index| !idle.contains_key(index)));
         closing.retain(|index| !unproven.contains(index));
         let has_surplus = state.count_idle() >= self.options.keep_idle + REMOVERS;
@@ -411,13 +411,13 @@ impl Pool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // A panic leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PoolState {
     /// Takes the lowest idle index that suits an attachment.
     fn pop_idle(&mut self, discard: Discard) -> Option<Acquired> {
         let Self { idle, without_discards, .. } = self;
@@ -436,7 +436,7 @@ impl State {
     }
 }
 
-impl Numbers {
+impl LoopDeviceNumbers {
     pub(super) fn of(self, index: u32) -> DeviceNumber {
         DeviceNumber { major: mounted::MAJOR, minor: index * self.minors }
     }

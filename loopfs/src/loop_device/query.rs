@@ -27,14 +27,14 @@ const NEEDED_TIMEOUT: Duration = Duration::from_secs(10);
 const RESULTS_AHEAD: usize = 64;
 
 /// The devices that a thread calls, each with the start of the call. So a device that does not respond has one thread at most.
-static CALLED: LazyLock<Mutex<HashMap<Device, Instant>>> = LazyLock::new(Mutex::default);
+static CALLED: LazyLock<Mutex<HashMap<CalledDevice, Instant>>> = LazyLock::new(Mutex::default);
 static ENDED: Condvar = Condvar::new();
 
 /// The right to call a device, until this is dropped.
-pub(super) struct Call(Device);
+pub(super) struct Call(CalledDevice);
 
 /// A device, and the kernel that it is of.
-type Device = (usize, DeviceNumber);
+type CalledDevice = (usize, DeviceNumber);
 
 impl Call {
     /// Waits until no other thread calls the device. Returns `None` if its call takes longer than `limit`.
@@ -60,7 +60,7 @@ impl Drop for Call {
     }
 }
 
-fn called() -> MutexGuard<'static, HashMap<Device, Instant>> {
+fn called() -> MutexGuard<'static, HashMap<CalledDevice, Instant>> {
     // A panic leaves the map consistent.
     CALLED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -49,7 +49,7 @@ pub enum MountOptionError {
 
 /// The properties an option may set, each at most one way.
 #[derive(Default)]
-struct Choices {
+struct OptionChoices {
     read_only: Choice<bool>,
     nosuid: Choice<bool>,
     nodev: Choice<bool>,
@@ -94,7 +94,7 @@ impl MountFlags {
     /// # Errors
     /// [`MountOptionError`]: a word that is none of [`OPTIONS`](Self::OPTIONS), or two that contradict each other.
     pub fn from_options<S: AsRef<str>>(options: &[S]) -> Result<MountFlags, MountOptionError> {
-        let mut choices = Choices::default();
+        let mut choices = OptionChoices::default();
         for option in options {
             match option.as_ref() {
                 "ro" => choices.read_only.set("ro", true),

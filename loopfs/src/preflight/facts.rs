@@ -13,19 +13,19 @@ use crate::units::Bytes;
 pub(super) struct Facts {
     /// The release of the kernel, as uname(2) returns it.
     pub(super) release: String,
-    pub(super) xfs: Driver,
+    pub(super) xfs: DriverState,
     /// `true` if the kernel's XFS has quotas. `None` if that is not visible.
     pub(super) xfs_quota: Option<bool>,
-    pub(super) loop_driver: Driver,
+    pub(super) loop_driver: DriverState,
     /// The parameter `max_part` of the loop module, if the module is loaded.
     pub(super) max_part: Option<u32>,
-    pub(super) control: Control,
+    pub(super) control: ControlState,
     /// `None` if the mount at `/dev` is not visible.
     pub(super) dev: Option<Dev>,
     /// `true` if the virtual devices in sysfs can be written. `None` if `/sys` is not mounted.
     pub(super) sysfs_writable: Option<bool>,
     /// The system calls that loopfs needs.
-    pub(super) calls: Vec<(&'static str, Call)>,
+    pub(super) calls: Vec<(&'static str, CallResponse)>,
     /// `true` if a seccomp filter is active.
     pub(super) seccomp: bool,
     /// The effective capabilities. `None` if `/proc` is not mounted.
@@ -44,7 +44,7 @@ pub(super) struct Facts {
 
 /// A driver of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Driver {
+pub(super) enum DriverState {
     /// It is loaded or built in.
     Registered,
     /// Its module is installed, and not loaded.
@@ -57,7 +57,7 @@ pub(super) enum Driver {
 
 /// The state of `/dev/loop-control`.
 #[derive(Clone, Debug)]
-pub(super) enum Control {
+pub(super) enum ControlState {
     /// The loop driver responds.
     Responds,
     /// There is no node.
@@ -88,7 +88,7 @@ pub(super) struct Dev {
 
 /// The kernel's response to a system call with invalid arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum CallResponse {
     Exists,
     /// ENOSYS.
     Absent,
@@ -179,14 +179,14 @@ pub(super) mod tests {
     pub(in crate::preflight) fn complete() -> Facts {
         Facts {
             release: "6.12.48+deb13-amd64".to_owned(),
-            xfs: Driver::Registered,
+            xfs: DriverState::Registered,
             xfs_quota: Some(true),
-            loop_driver: Driver::Registered,
+            loop_driver: DriverState::Registered,
             max_part: Some(0),
-            control: Control::Responds,
+            control: ControlState::Responds,
             dev: Some(dev("devtmpfs")),
             sysfs_writable: Some(true),
-            calls: vec![("quotactl_fd", Call::Exists), ("mount_setattr", Call::Exists)],
+            calls: vec![("quotactl_fd", CallResponse::Exists), ("mount_setattr", CallResponse::Exists)],
             seccomp: false,
             capabilities: Some((1 << 41) - 1),
             initial_user_namespace: Some(true),

@@ -15,8 +15,8 @@ use nix::unistd::{AccessFlags, access};
 use super::Directories;
 use super::data_dir::BLOCKS_OF_AN_ID;
 use super::facts::{
-    Call, Cgroup, Control, DataDir, DataFilesystemFacts, Dev, Driver, Facts, Kubelet, KubeletDirectory,
-    KubeletMount, QuotaRecords,
+    CallResponse, Cgroup, ControlState, DataDir, DataFilesystemFacts, Dev, DriverState, Facts, Kubelet,
+    KubeletDirectory, KubeletMount, QuotaRecords,
 };
 use super::host_facts::HostFacts;
 use super::read::{loop_index, text};
@@ -85,29 +85,29 @@ fn initial_user_namespace() -> Option<bool> {
     }
 }
 
-fn driver(release: &str, module: &str, registered: impl FnOnce() -> bool) -> Driver {
+fn driver(release: &str, module: &str, registered: impl FnOnce() -> bool) -> DriverState {
     if registered() {
-        return Driver::Registered;
+        return DriverState::Registered;
     }
     // Without this file, the kernel was built without support for modules.
     if !Path::new("/proc/modules").exists() && Path::new("/proc/self").exists() {
-        return Driver::Absent;
+        return DriverState::Absent;
     }
     installed(&Path::new("/lib/modules").join(release), module)
 }
 
 /// Looks up a driver that is not registered in the directory of the kernel's modules.
-fn installed(directory: &Path, module: &str) -> Driver {
+fn installed(directory: &Path, module: &str) -> DriverState {
     let name = format!("/{module}.ko");
     // Lines of modules.dep are `PATH.ko.xz: DEPENDENCIES`, those of modules.builtin `PATH.ko`.
     let is_module = |line: &str| line.split(':').next().is_some_and(|path| path.contains(&name));
     if has_line(directory.join("modules.builtin"), is_module) {
-        return Driver::Registered;
+        return DriverState::Registered;
     }
     match text(directory.join("modules.dep")) {
-        None => Driver::Unknown,
-        Some(list) if list.lines().any(is_module) => Driver::Module,
-        Some(_) => Driver::Absent,
+        None => DriverState::Unknown,
+        Some(list) if list.lines().any(is_module) => DriverState::Module,
+        Some(_) => DriverState::Absent,
     }
 }
 
@@ -124,20 +124,20 @@ fn xfs_quota(release: &str) -> Option<bool> {
     Some(config.lines().any(|line| line == "CONFIG_XFS_QUOTA=y"))
 }
 
-fn control(driver: Driver) -> Control {
+fn control(driver: DriverState) -> ControlState {
     if !Path::new(CONTROL).exists() {
-        return Control::NoNode;
+        return ControlState::NoNode;
     }
-    if driver != Driver::Registered {
+    if driver != DriverState::Registered {
         return match is_denied(CONTROL) {
-            true => Control::Fails(Error::sys("open", CONTROL, Errno::EPERM)),
-            false => Control::NotOpened,
+            true => ControlState::Fails(Error::sys("open", CONTROL, Errno::EPERM)),
+            false => ControlState::NotOpened,
         };
     }
     let opened = File::options().read(true).write(true).open(CONTROL).context("open", CONTROL);
     match opened.and_then(|control| require_driver(control.as_fd())) {
-        Ok(()) => Control::Responds,
-        Err(error) => Control::Fails(error),
+        Ok(()) => ControlState::Responds,
+        Err(error) => ControlState::Fails(error),
     }
 }
 
@@ -202,11 +202,11 @@ fn sysfs_writable() -> Option<bool> {
     Some(!status.flags().contains(FsFlags::ST_RDONLY))
 }
 
-fn calls() -> Vec<(&'static str, Call)> {
+fn calls() -> Vec<(&'static str, CallResponse)> {
     let call = |errno: Option<Errno>| match errno {
-        Some(Errno::ENOSYS) => Call::Absent,
-        Some(Errno::EPERM) => Call::Denied,
-        _ => Call::Exists,
+        Some(Errno::ENOSYS) => CallResponse::Absent,
+        Some(Errno::EPERM) => CallResponse::Denied,
+        _ => CallResponse::Exists,
     };
     vec![
         ("quotactl_fd", call(probe::quotactl_fd())),
@@ -351,20 +351,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case::of_a_module("kernel/drivers/block/loop.ko.xz: a.ko\n", "", Driver::Module)]
-    #[case::built_in("", "kernel/drivers/block/loop.ko\n", Driver::Registered)]
+    #[case::of_a_module("kernel/drivers/block/loop.ko.xz: a.ko\n", "", DriverState::Module)]
+    #[case::built_in("", "kernel/drivers/block/loop.ko\n", DriverState::Registered)]
     #[case::of_another_name(
         "kernel/drivers/net/loopback.ko: kernel/drivers/block/loop.ko\n",
         "",
-        Driver::Absent
+        DriverState::Absent
     )]
     fn the_lists_of_modules_show_the_driver(
         #[case] modules: &str,
         #[case] builtin: &str,
-        #[case] expected: Driver,
+        #[case] expected: DriverState,
     ) {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(installed(directory.path(), "loop"), Driver::Unknown);
+        assert_eq!(installed(directory.path(), "loop"), DriverState::Unknown);
         fs::write(directory.path().join("modules.dep"), modules).unwrap();
         fs::write(directory.path().join("modules.builtin"), builtin).unwrap();
         assert_eq!(installed(directory.path(), "loop"), expected);

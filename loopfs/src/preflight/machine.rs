@@ -1,7 +1,7 @@
 //! The judgement of the kernel, of `/dev` and `/sys`, and of this process.
 
 use super::check::Check;
-use super::facts::{Call, Cgroup, Control, Dev, Driver, Facts};
+use super::facts::{CallResponse, Cgroup, ControlState, Dev, DriverState, Facts};
 use crate::loop_device::NO_DRIVER_REMEDY;
 
 const SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
@@ -85,12 +85,12 @@ fn xfs(facts: &Facts) -> Check {
     const REMEDY: &str = "install the kernel's XFS module, or boot a kernel with CONFIG_XFS_FS";
     match facts.xfs {
         _ if has_mounted_xfs(facts) => Check::ok(ID, "an XFS is mounted"),
-        Driver::Registered => Check::ok(ID, "the kernel has XFS"),
-        Driver::Module => {
+        DriverState::Registered => Check::ok(ID, "the kernel has XFS"),
+        DriverState::Module => {
             Check::ok(ID, "the XFS module is installed; the kernel loads it at the first mount")
         }
-        Driver::Absent => Check::missing(ID, "the kernel has neither XFS nor an XFS module", REMEDY),
-        Driver::Unknown => {
+        DriverState::Absent => Check::missing(ID, "the kernel has neither XFS nor an XFS module", REMEDY),
+        DriverState::Unknown => {
             Check::not_checked(ID, "XFS is not loaded, and /lib/modules of this kernel is not visible here")
                 .with_remedy("load it with `modprobe xfs` on the host, or check there")
         }
@@ -116,21 +116,21 @@ fn xfs_quota(quota: Option<bool>) -> Check {
 fn loop_driver(facts: &Facts) -> Check {
     const ID: &str = "loop-driver";
     match (facts.loop_driver, facts.max_part) {
-        (Driver::Registered, None | Some(0)) => Check::ok(ID, "the kernel has the loop driver"),
-        (Driver::Registered, Some(parts)) => Check::ok(
+        (DriverState::Registered, None | Some(0)) => Check::ok(ID, "the kernel has the loop driver"),
+        (DriverState::Registered, Some(parts)) => Check::ok(
             ID,
             format!("the kernel has the loop driver, with max_part={parts}, which leaves fewer devices"),
         ),
-        (Driver::Module, _) => Check::ok(
+        (DriverState::Module, _) => Check::ok(
             ID,
             "the loop module is installed; the kernel loads it when loopfs opens /dev/loop-control",
         ),
-        (Driver::Absent, _) => Check::missing(
+        (DriverState::Absent, _) => Check::missing(
             ID,
             "the kernel has neither the loop driver nor its module",
             "install the kernel's loop module, or boot a kernel with CONFIG_BLK_DEV_LOOP",
         ),
-        (Driver::Unknown, _) => Check::not_checked(
+        (DriverState::Unknown, _) => Check::not_checked(
             ID,
             "the loop driver is not loaded, and /lib/modules of this kernel is not visible here",
         )
@@ -141,17 +141,19 @@ fn loop_driver(facts: &Facts) -> Check {
 fn loop_control(facts: &Facts) -> Check {
     const ID: &str = "loop-control";
     match &facts.control {
-        Control::Responds => Check::ok(ID, "the loop driver responds at /dev/loop-control"),
-        Control::NotOpened => {
+        ControlState::Responds => Check::ok(ID, "the loop driver responds at /dev/loop-control"),
+        ControlState::NotOpened => {
             Check::not_checked(ID, "/dev/loop-control exists, and to open it would load the loop module")
         }
-        Control::NoNode => no_control(ID, facts),
-        Control::Fails(error) if is_denied(error) && !has(facts.capabilities, SYS_ADMIN) => {
+        ControlState::NoNode => no_control(ID, facts),
+        ControlState::Fails(error) if is_denied(error) && !has(facts.capabilities, SYS_ADMIN) => {
             Check::not_checked(ID, error.to_string()).with_remedy("check as root")
         }
         // Root is refused by the device cgroup.
-        Control::Fails(error) if is_denied(error) => Check::missing(ID, error.to_string(), ALLOW_DEVICES),
-        Control::Fails(error) => Check::missing(ID, error.to_string(), NO_DRIVER_REMEDY),
+        ControlState::Fails(error) if is_denied(error) => {
+            Check::missing(ID, error.to_string(), ALLOW_DEVICES)
+        }
+        ControlState::Fails(error) => Check::missing(ID, error.to_string(), NO_DRIVER_REMEDY),
     }
 }
 
@@ -160,25 +162,25 @@ fn no_control(id: &'static str, facts: &Facts) -> Check {
     const FOUND: &str = "/dev/loop-control does not exist";
     let in_devtmpfs = facts.dev.as_ref().is_some_and(Dev::is_devtmpfs);
     match facts.loop_driver {
-        Driver::Registered if in_devtmpfs => Check::missing(
+        DriverState::Registered if in_devtmpfs => Check::missing(
             id,
             format!("{FOUND}, although the kernel has the loop driver: a program has removed it"),
             "run `mknod -m 0660 /dev/loop-control c 10 237`",
         ),
-        Driver::Registered | Driver::Module | Driver::Unknown if !can_create_nodes(facts) => {
+        DriverState::Registered | DriverState::Module | DriverState::Unknown if !can_create_nodes(facts) => {
             Check::missing(id, FOUND, NO_DRIVER_REMEDY)
         }
-        Driver::Absent => Check::missing(id, FOUND, NO_DRIVER_REMEDY),
-        Driver::Module if in_devtmpfs => Check::ok(
+        DriverState::Absent => Check::missing(id, FOUND, NO_DRIVER_REMEDY),
+        DriverState::Module if in_devtmpfs => Check::ok(
             id,
             format!("{FOUND} yet; the kernel creates it when loopfs makes it load the loop module"),
         ),
-        Driver::Unknown if in_devtmpfs => {
+        DriverState::Unknown if in_devtmpfs => {
             Check::not_checked(id, format!("{FOUND}; the kernel creates it when the loop module is loaded"))
                 .with_remedy("load it with `modprobe loop` on the host, or check there")
         }
         // Without a node, nothing shows the rules of the device cgroup.
-        Driver::Registered | Driver::Module | Driver::Unknown => Check::not_checked(
+        DriverState::Registered | DriverState::Module | DriverState::Unknown => Check::not_checked(
             id,
             format!(
                 "{FOUND}; loopfs creates it if the device cgroup allows that, which cannot be seen before"
@@ -302,17 +304,17 @@ fn sysfs(writable: Option<bool>) -> Check {
 
 fn system_calls(facts: &Facts) -> Check {
     const ID: &str = "system-calls";
-    let with = |state: Call| -> Vec<&str> {
+    let with = |state: CallResponse| -> Vec<&str> {
         facts.calls.iter().filter(|(_, found)| *found == state).map(|(name, _)| *name).collect()
     };
-    let (absent, denied) = (with(Call::Absent), with(Call::Denied));
+    let (absent, denied) = (with(CallResponse::Absent), with(CallResponse::Denied));
     let filter = if facts.seccomp { "; a seccomp filter is active" } else { "" };
     if !absent.is_empty() {
         let found = format!("the kernel has no {}{filter}", absent.join(", "));
         return Check::missing(ID, found, remedy_of_absent_calls(facts));
     }
     if denied.is_empty() {
-        let names = with(Call::Exists).join(", ");
+        let names = with(CallResponse::Exists).join(", ");
         return Check::ok(ID, format!("{names} are available{filter}"));
     }
     let found = format!("{} returns EPERM{filter}", denied.join(", "));
@@ -427,8 +429,8 @@ mod tests {
         }
     }
 
-    fn open_error(errno: Errno) -> Control {
-        Control::Fails(Error::sys("open", "/dev/loop-control", errno))
+    fn open_error(errno: Errno) -> ControlState {
+        ControlState::Fails(Error::sys("open", "/dev/loop-control", errno))
     }
 
     /// Docker's default set.
@@ -438,36 +440,36 @@ mod tests {
     #[case::old_kernel("kernel", |f: &mut Facts| f.release = "5.10.0-35".into(), Status::Missing, "5.14")]
     #[case::no_diskseq("kernel", |f: &mut Facts| f.release = "5.14.21".into(), Status::Warning, "6.1")]
     #[case::no_version("kernel", |f: &mut Facts| f.release = "mine".into(), Status::NotChecked, "")]
-    #[case::no_xfs("xfs", |f: &mut Facts| (f.xfs, f.data_dir) = (Driver::Absent, None), Status::Missing, "CONFIG_XFS_FS")]
-    #[case::xfs_module("xfs", |f: &mut Facts| (f.xfs, f.data_dir) = (Driver::Module, None), Status::Ok, "")]
-    #[case::xfs_unknown("xfs", |f: &mut Facts| (f.xfs, f.data_dir) = (Driver::Unknown, None), Status::NotChecked, "modprobe xfs")]
-    #[case::xfs_mounted("xfs", |f: &mut Facts| f.xfs = Driver::Unknown, Status::Ok, "")]
+    #[case::no_xfs("xfs", |f: &mut Facts| (f.xfs, f.data_dir) = (DriverState::Absent, None), Status::Missing, "CONFIG_XFS_FS")]
+    #[case::xfs_module("xfs", |f: &mut Facts| (f.xfs, f.data_dir) = (DriverState::Module, None), Status::Ok, "")]
+    #[case::xfs_unknown("xfs", |f: &mut Facts| (f.xfs, f.data_dir) = (DriverState::Unknown, None), Status::NotChecked, "modprobe xfs")]
+    #[case::xfs_mounted("xfs", |f: &mut Facts| f.xfs = DriverState::Unknown, Status::Ok, "")]
     #[case::no_quota("xfs-quota", |f: &mut Facts| f.xfs_quota = Some(false), Status::Missing, "CONFIG_XFS_QUOTA=y")]
     #[case::quota_unknown("xfs-quota", |f: &mut Facts| f.xfs_quota = None, Status::NotChecked, "modprobe xfs")]
-    #[case::no_loop("loop-driver", |f: &mut Facts| f.loop_driver = Driver::Absent, Status::Missing, "CONFIG_BLK_DEV_LOOP")]
-    #[case::loop_module("loop-driver", |f: &mut Facts| f.loop_driver = Driver::Module, Status::Ok, "")]
-    #[case::loop_unknown("loop-driver", |f: &mut Facts| f.loop_driver = Driver::Unknown, Status::NotChecked, "modprobe loop")]
+    #[case::no_loop("loop-driver", |f: &mut Facts| f.loop_driver = DriverState::Absent, Status::Missing, "CONFIG_BLK_DEV_LOOP")]
+    #[case::loop_module("loop-driver", |f: &mut Facts| f.loop_driver = DriverState::Module, Status::Ok, "")]
+    #[case::loop_unknown("loop-driver", |f: &mut Facts| f.loop_driver = DriverState::Unknown, Status::NotChecked, "modprobe loop")]
     #[case::max_part("loop-driver", |f: &mut Facts| f.max_part = Some(15), Status::Ok, "")]
     #[case::no_node_in_a_copy("loop-control", |f: &mut Facts| {
-        (f.control, f.dev) = (Control::NoNode, Some(dev("tmpfs")));
+        (f.control, f.dev) = (ControlState::NoNode, Some(dev("tmpfs")));
     }, Status::NotChecked, "c 10:237 rwm")]
     #[case::no_node_nor_module_in_a_copy("loop-control", |f: &mut Facts| {
-        (f.control, f.dev, f.loop_driver) = (Control::NoNode, Some(dev("tmpfs")), Driver::Absent);
+        (f.control, f.dev, f.loop_driver) = (ControlState::NoNode, Some(dev("tmpfs")), DriverState::Absent);
     }, Status::Missing, "modprobe loop")]
-    #[case::removed_node("loop-control", |f: &mut Facts| f.control = Control::NoNode, Status::Missing, "mknod -m 0660 /dev/loop-control")]
+    #[case::removed_node("loop-control", |f: &mut Facts| f.control = ControlState::NoNode, Status::Missing, "mknod -m 0660 /dev/loop-control")]
     #[case::no_node_before_the_module("loop-control", |f: &mut Facts| {
-        (f.control, f.loop_driver) = (Control::NoNode, Driver::Module);
+        (f.control, f.loop_driver) = (ControlState::NoNode, DriverState::Module);
     }, Status::Ok, "")]
     #[case::no_node_nor_module("loop-control", |f: &mut Facts| {
-        (f.control, f.loop_driver) = (Control::NoNode, Driver::Absent);
+        (f.control, f.loop_driver) = (ControlState::NoNode, DriverState::Absent);
     }, Status::Missing, "modprobe loop")]
     #[case::no_node_and_unknown_modules("loop-control", |f: &mut Facts| {
-        (f.control, f.loop_driver) = (Control::NoNode, Driver::Unknown);
+        (f.control, f.loop_driver) = (ControlState::NoNode, DriverState::Unknown);
     }, Status::NotChecked, "modprobe loop")]
     #[case::no_node_nor_mknod("loop-control", |f: &mut Facts| {
-        (f.control, f.dev, f.capabilities) = (Control::NoNode, Some(dev("tmpfs")), Some(1 << 21));
+        (f.control, f.dev, f.capabilities) = (ControlState::NoNode, Some(dev("tmpfs")), Some(1 << 21));
     }, Status::Missing, "modprobe loop")]
-    #[case::not_opened("loop-control", |f: &mut Facts| f.control = Control::NotOpened, Status::NotChecked, "")]
+    #[case::not_opened("loop-control", |f: &mut Facts| f.control = ControlState::NotOpened, Status::NotChecked, "")]
     #[case::device_cgroup("loop-control", |f: &mut Facts| f.control = open_error(Errno::EPERM), Status::Missing, "c 10:237 rwm")]
     #[case::no_root("loop-control", |f: &mut Facts| {
         (f.control, f.capabilities) = (open_error(Errno::EACCES), Some(0));
@@ -504,17 +506,17 @@ mod tests {
     #[case::read_only_sysfs("sysfs", |f: &mut Facts| f.sysfs_writable = Some(false), Status::Warning, "/sys/devices/virtual")]
     #[case::no_sysfs("sysfs", |f: &mut Facts| f.sysfs_writable = None, Status::Missing, "mount -t sysfs")]
     #[case::call_of_a_later_kernel("system-calls", |f: &mut Facts| {
-        (f.calls[0].1, f.release) = (Call::Absent, "5.13.0".into());
+        (f.calls[0].1, f.release) = (CallResponse::Absent, "5.13.0".into());
     }, Status::Missing, "boot Linux 5.14")]
-    #[case::call_not_built("system-calls", |f: &mut Facts| f.calls[0].1 = Call::Absent, Status::Missing, "CONFIG_XFS_QUOTA=y")]
+    #[case::call_not_built("system-calls", |f: &mut Facts| f.calls[0].1 = CallResponse::Absent, Status::Missing, "CONFIG_XFS_QUOTA=y")]
     #[case::call_hidden("system-calls", |f: &mut Facts| {
-        (f.calls[0].1, f.seccomp) = (Call::Absent, true);
+        (f.calls[0].1, f.seccomp) = (CallResponse::Absent, true);
     }, Status::Missing, "seccomp=unconfined")]
     #[case::call_denied("system-calls", |f: &mut Facts| {
-        (f.calls[1].1, f.seccomp) = (Call::Denied, true);
+        (f.calls[1].1, f.seccomp) = (CallResponse::Denied, true);
     }, Status::Missing, "seccompProfile")]
     #[case::call_without_root("system-calls", |f: &mut Facts| {
-        (f.calls[1].1, f.capabilities) = (Call::Denied, Some(0));
+        (f.calls[1].1, f.capabilities) = (CallResponse::Denied, Some(0));
     }, Status::NotChecked, "root")]
     #[case::filter("system-calls", |f: &mut Facts| f.seccomp = true, Status::Ok, "")]
     #[case::no_capability("capabilities", |f: &mut Facts| f.capabilities = Some(DOCKER), Status::Missing, "--cap-add SYS_ADMIN")]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::inode::{Inode, Kind};
+use super::inode::{Inode, InodeKind};
 use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::Result;
@@ -87,7 +87,7 @@ struct Auditing<P> {
 impl<P: FnMut(&TreeAudit)> Visitor for Auditing<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let audit = &mut self.audit;
-        let directory = inode.kind == Kind::Directory;
+        let directory = inode.kind == InodeKind::Directory;
         audit.names += 1;
         audit.directories += u64::from(directory);
         if audit.names.is_multiple_of(REPORT_EVERY) {

@@ -6,10 +6,10 @@ use nix::errno::Errno;
 use nix::sys::stat::{FileStat, fstat};
 
 use super::flags::{FREEZING, Flags};
-use super::hard_links::HardLinks;
-use super::inode::{Inode, Kind};
+use super::hard_links::HardLinkRecords;
+use super::inode::{Inode, InodeKind};
 use super::skipped::{Skipped, SpecialFiles};
-use super::target::{OpContext, OpError, RECORD_LINKS, SHARE, Target};
+use super::target::{OpContext, OpError, RECORD_LINKS, SHARE, TargetTree};
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::reflink::NO_REFLINK;
@@ -112,7 +112,7 @@ pub(crate) fn try_clone_tree(
     progress: impl FnMut(&CloneReport) -> Result<()>,
 ) -> Result<CloneReport> {
     let mut cloning = Cloning {
-        target: Target::open(target.as_fd())?,
+        target: TargetTree::open(target.as_fd())?,
         hard_links: None,
         skipped: 0,
         progress,
@@ -123,9 +123,9 @@ pub(crate) fn try_clone_tree(
 }
 
 struct Cloning<P> {
-    target: Target,
+    target: TargetTree,
     /// Created for the first file with several hard links.
-    hard_links: Option<HardLinks>,
+    hard_links: Option<HardLinkRecords>,
     /// Number of skipped directories on the path of the walk: one that could not be cloned, and those below it.
     skipped: u64,
     progress: P,
@@ -167,7 +167,7 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
         let handle = file_handle::of(source.held).during("tell apart")?;
         let hard_links = match &mut self.hard_links {
             Some(hard_links) => hard_links,
-            none => none.insert(HardLinks::new(self.target.unnamed_file()?)),
+            none => none.insert(HardLinkRecords::new(self.target.unnamed_file()?)),
         };
         if let Some(made) = hard_links.find(status.st_ino, &handle).during(RECORD_LINKS)? {
             self.target.link(name, &made.handle)?;
@@ -191,8 +191,8 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
         }
     }
 
-    fn count(&mut self, kind: Kind) {
-        self.report.files += u64::from(kind == Kind::File);
+    fn count(&mut self, kind: InodeKind) {
+        self.report.files += u64::from(kind == InodeKind::File);
         self.report.special_files.count(kind);
     }
 
@@ -207,7 +207,7 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
 
 impl<P: FnMut(&CloneReport) -> Result<()>> Visitor for Cloning<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
-        let directory = inode.kind == Kind::Directory;
+        let directory = inode.kind == InodeKind::Directory;
         if self.skipped > 0 {
             self.skipped += u64::from(directory);
             return Ok(());

@@ -18,12 +18,12 @@ use crate::sys::file_handle::{FileHandle, STORED_HANDLE};
 
 /// The bytes of a record: two handles, the names that are missing, and three numbers of the flags. The rest is unused.
 const RECORD: usize = 128;
-/// Number of records that [`HardLinks::rest`] reads at once.
+/// Number of records that [`HardLinkRecords::rest`] reads at once.
 const BATCH: usize = 512;
 const _: () = assert!(2 * STORED_HANDLE + 8 + 3 * 4 <= RECORD && RECORD.is_power_of_two());
 
 /// Files with several hard links, from their first name in the walk to their last.
-pub(super) struct HardLinks {
+pub(super) struct HardLinkRecords {
     records: File,
     /// `true` if a file was recorded whose flags are still to be set.
     any_flags: bool,
@@ -40,7 +40,7 @@ pub(super) struct Made {
     missing: u64,
 }
 
-impl HardLinks {
+impl HardLinkRecords {
     /// `records` is an empty file that no other process has open.
     pub(super) fn new(records: File) -> Self {
         Self { records, any_flags: false }
@@ -175,7 +175,7 @@ mod tests {
         };
         let (source, copy, other) = (handle("source"), handle("copy"), handle("other"));
         let flags = Flags::new(u64::from(FS_XFLAG_IMMUTABLE | FS_XFLAG_EXTSIZE), 8192, 0);
-        let mut links = HardLinks::new(tempfile::tempfile_in(directory.path()).unwrap());
+        let mut links = HardLinkRecords::new(tempfile::tempfile_in(directory.path()).unwrap());
         assert_eq!(links.remember(70_001, source.clone(), 3, copy.clone(), flags), Ok(None));
         let found = links.find(70_001, &source).unwrap().unwrap();
         assert_eq!((&found.handle, found.flags), (&copy, flags));

@@ -15,7 +15,7 @@ use crate::sys::generation;
 
 /// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum InodeKind {
     Directory,
     File,
     Symlink,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Device,
 }
 
-impl Kind {
+impl InodeKind {
     pub(super) fn of(mode: libc::mode_t) -> Self {
         match mode & libc::S_IFMT {
             libc::S_IFDIR => Self::Directory,
@@ -39,13 +39,13 @@ impl Kind {
 
 /// The identity of a directory among all directories that ever existed: the inode number of a removed one is soon reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct DirectoryIdentity {
     device: libc::dev_t,
     inode: libc::ino_t,
     generation: Option<libc::c_long>,
 }
 
-impl Identity {
+impl DirectoryIdentity {
     pub(super) fn of(directory: &OwnedFd) -> std::result::Result<Self, Errno> {
         let status = fstat(directory)?;
         let generation = match generation::get(directory) {
@@ -95,12 +95,12 @@ const LINKS: &str = "/proc/thread-self/fd";
 ///
 /// An entry is first opened with `O_PATH`, which has no side effects on the inode, and its status is read. From then on it is
 /// accessed by the link of that descriptor in proc(5), never by its name, which may refer to another inode by then.
-pub(super) struct Attributes {
+pub(super) struct AttributeAccess {
     links: OwnedFd,
     by_path: bool,
 }
 
-impl Attributes {
+impl AttributeAccess {
     /// Opens the directory of links in proc(5).
     ///
     /// # Errors
@@ -134,15 +134,15 @@ impl Attributes {
 
 /// An inode of the tree, held by a descriptor.
 pub(super) struct Inode<'a> {
-    pub(super) kind: Kind,
+    pub(super) kind: InodeKind,
     /// Number of hard links.
     pub(super) links: u64,
     /// The descriptor by which it is held: `O_PATH` unless it is a directory.
     pub(super) held: BorrowedFd<'a>,
-    access: Access<'a>,
+    access: InodeAccess<'a>,
 }
 
-enum Access<'a> {
+enum InodeAccess<'a> {
     Directory(BorrowedFd<'a>),
     /// Before Linux 6.17: a regular file, which can be opened without side effects.
     Open(OwnedFd),
@@ -159,25 +159,25 @@ impl<'a> Inode<'a> {
     /// Creates the inode of a directory that is open for reading.
     pub(super) fn directory(directory: &'a OwnedFd) -> Self {
         let held = directory.as_fd();
-        Self { kind: Kind::Directory, links: 1, held, access: Access::Directory(held) }
+        Self { kind: InodeKind::Directory, links: 1, held, access: InodeAccess::Directory(held) }
     }
 
     /// Creates an inode that is not a directory, held by an `O_PATH` descriptor. A regular file is opened with `O_NONBLOCK`,
     /// because its owner could have a lease on it (fcntl(2)). The call then returns EAGAIN instead of blocking.
     pub(super) fn other(
-        attributes: &'a Attributes,
+        attributes: &'a AttributeAccess,
         held: &'a OwnedFd,
         status: &FileStat,
     ) -> std::result::Result<Self, Errno> {
-        let kind = Kind::of(status.st_mode);
+        let kind = InodeKind::of(status.st_mode);
         let access = if attributes.by_path {
-            Access::Link { links: attributes.links.as_fd(), held }
-        } else if kind == Kind::File {
+            InodeAccess::Link { links: attributes.links.as_fd(), held }
+        } else if kind == InodeKind::File {
             let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-            let link = Attributes::link(held);
-            Access::Open(openat(&attributes.links, link.as_c_str(), flags, Mode::empty())?)
+            let link = AttributeAccess::link(held);
+            InodeAccess::Open(openat(&attributes.links, link.as_c_str(), flags, Mode::empty())?)
         } else {
-            Access::OutOfReach
+            InodeAccess::OutOfReach
         };
         #[allow(clippy::unnecessary_cast, reason = "st_nlink is 32 bits wide on aarch64")]
         Ok(Self { kind, links: status.st_nlink as u64, held: held.as_fd(), access })
@@ -186,15 +186,15 @@ impl<'a> Inode<'a> {
     /// Opens a regular file for reading, with `O_NOATIME` if the caller is permitted to use it. Returns EAGAIN if its owner has
     /// a lease on it.
     pub(super) fn open_file(&self) -> std::result::Result<Reading<'_>, Errno> {
-        let Access::Link { links, held } = &self.access else {
+        let InodeAccess::Link { links, held } = &self.access else {
             return match &self.access {
-                Access::Open(file) => Ok(Reading::Borrowed(file.as_fd())),
+                InodeAccess::Open(file) => Ok(Reading::Borrowed(file.as_fd())),
                 _ => Err(Errno::EBADF),
             };
         };
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let open = |flags| {
-            openat(links, Attributes::link(*held).as_c_str(), flags, Mode::empty()).map(Reading::Owned)
+            openat(links, AttributeAccess::link(*held).as_c_str(), flags, Mode::empty()).map(Reading::Owned)
         };
         match open(flags | OFlag::O_NOATIME) {
             Err(Errno::EPERM) => open(flags),
@@ -203,27 +203,27 @@ impl<'a> Inode<'a> {
     }
 
     /// Returns its project id, or `None` if this kernel or file system cannot read it for this type of inode.
-    pub(super) fn project(&self) -> std::result::Result<Option<Project>, Errno> {
+    pub(super) fn project(&self) -> std::result::Result<Option<InodeProject>, Errno> {
         let stored = match &self.access {
-            Access::Directory(directory) => Stored::Open(fsxattr::get(directory)?),
-            Access::Open(file) => Stored::Open(fsxattr::get(file)?),
-            Access::Link { links, held } => match file_attr::get(links, &Attributes::link(*held)) {
-                Err(Errno::EOPNOTSUPP | Errno::ENOTTY) if self.kind != Kind::File => return Ok(None),
+            InodeAccess::Directory(directory) => Stored::Open(fsxattr::get(directory)?),
+            InodeAccess::Open(file) => Stored::Open(fsxattr::get(file)?),
+            InodeAccess::Link { links, held } => match file_attr::get(links, &AttributeAccess::link(*held)) {
+                Err(Errno::EOPNOTSUPP | Errno::ENOTTY) if self.kind != InodeKind::File => return Ok(None),
                 read => Stored::Path(read?),
             },
-            Access::OutOfReach => return Ok(None),
+            InodeAccess::OutOfReach => return Ok(None),
         };
-        Ok(Some(Project { stored }))
+        Ok(Some(InodeProject { stored }))
     }
 
-    /// Writes the attributes of `project` to the inode. Attributes that [`Project`] did not change keep the values that were
+    /// Writes the attributes of `project` to the inode. Attributes that [`InodeProject`] did not change keep the values that were
     /// read.
-    pub(super) fn set(&self, project: &Project) -> std::result::Result<(), Errno> {
+    pub(super) fn set(&self, project: &InodeProject) -> std::result::Result<(), Errno> {
         match (&self.access, &project.stored) {
-            (Access::Directory(directory), Stored::Open(stored)) => fsxattr::set(directory, stored),
-            (Access::Open(file), Stored::Open(stored)) => fsxattr::set(file, stored),
-            (Access::Link { links, held }, Stored::Path(stored)) => {
-                file_attr::set(links, &Attributes::link(*held), stored)
+            (InodeAccess::Directory(directory), Stored::Open(stored)) => fsxattr::set(directory, stored),
+            (InodeAccess::Open(file), Stored::Open(stored)) => fsxattr::set(file, stored),
+            (InodeAccess::Link { links, held }, Stored::Path(stored)) => {
+                file_attr::set(links, &AttributeAccess::link(*held), stored)
             }
             _ => Err(Errno::EOPNOTSUPP),
         }
@@ -247,7 +247,7 @@ impl AsFd for Reading<'_> {
 
 /// The project of an inode, with the attributes that are written along with it.
 #[derive(Clone, Copy)]
-pub(super) struct Project {
+pub(super) struct InodeProject {
     stored: Stored,
 }
 
@@ -257,7 +257,7 @@ enum Stored {
     Path(file_attr::file_attr),
 }
 
-impl Project {
+impl InodeProject {
     pub(super) fn id(&self) -> u32 {
         match &self.stored {
             Stored::Open(stored) => stored.fsx_projid,
@@ -328,7 +328,7 @@ mod tests {
             fsx_cowextsize: 4,
             fsx_pad: [0; 8],
         };
-        let project = Project { stored: Stored::Open(read) };
+        let project = InodeProject { stored: Stored::Open(read) };
         assert_eq!((project.id(), project.inherits()), (3, false));
         let changed = project.with(9, true);
         assert_eq!((changed.id(), changed.inherits()), (9, true));
@@ -341,7 +341,7 @@ mod tests {
             fa_projid: 3,
             fa_cowextsize: 4,
         };
-        let changed = Project { stored: Stored::Path(read) }.with(9, true);
+        let changed = InodeProject { stored: Stored::Path(read) }.with(9, true);
         assert_eq!((changed.id(), changed.inherits()), (9, true));
         let Stored::Path(back) = changed.with(3, false).stored else { panic!("another form") };
         assert_eq!((back.fa_xflags, back.fa_projid, back.fa_cowextsize), (1 << 40, 3, 4));
@@ -350,8 +350,11 @@ mod tests {
     #[test]
     fn kinds_follow_the_mode() {
         let kinds = [libc::S_IFDIR, libc::S_IFREG, libc::S_IFLNK, libc::S_IFSOCK, libc::S_IFIFO]
-            .map(|mode| Kind::of(mode | 0o644));
-        assert_eq!(kinds, [Kind::Directory, Kind::File, Kind::Symlink, Kind::Socket, Kind::Fifo]);
-        assert_eq!([libc::S_IFCHR, libc::S_IFBLK].map(Kind::of), [Kind::Device; 2]);
+            .map(|mode| InodeKind::of(mode | 0o644));
+        assert_eq!(
+            kinds,
+            [InodeKind::Directory, InodeKind::File, InodeKind::Symlink, InodeKind::Socket, InodeKind::Fifo]
+        );
+        assert_eq!([libc::S_IFCHR, libc::S_IFBLK].map(InodeKind::of), [InodeKind::Device; 2]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::inode::{Inode, Kind, Project};
+use super::inode::{Inode, InodeKind, InodeProject};
 use super::walk::EntryPath;
 use crate::error::{Error, Result};
 use crate::project_quota::{Interface, explain};
@@ -30,13 +30,13 @@ impl SpecialFiles {
         self.symlinks + self.sockets + self.fifos + self.devices
     }
 
-    pub(super) fn count(&mut self, kind: Kind) {
+    pub(super) fn count(&mut self, kind: InodeKind) {
         match kind {
-            Kind::Symlink => self.symlinks += 1,
-            Kind::Socket => self.sockets += 1,
-            Kind::Fifo => self.fifos += 1,
-            Kind::Device => self.devices += 1,
-            Kind::Directory | Kind::File => {}
+            InodeKind::Symlink => self.symlinks += 1,
+            InodeKind::Socket => self.sockets += 1,
+            InodeKind::Fifo => self.fifos += 1,
+            InodeKind::Device => self.devices += 1,
+            InodeKind::Directory | InodeKind::File => {}
         }
     }
 }
@@ -97,7 +97,11 @@ impl Skipped {
     ///
     /// # Errors
     /// As [`refused`](Self::refused()).
-    pub(super) fn project_of(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<Option<Project>> {
+    pub(super) fn project_of(
+        &mut self,
+        inode: &Inode<'_>,
+        at: &EntryPath<'_>,
+    ) -> Result<Option<InodeProject>> {
         match inode.project() {
             Ok(Some(project)) => return Ok(Some(project)),
             Ok(None) => self.special_files.count(inode.kind),
@@ -186,7 +190,14 @@ mod tests {
     #[test]
     fn special_files_are_counted_by_type() {
         let mut counted = SpecialFiles::default();
-        for kind in [Kind::Symlink, Kind::Socket, Kind::Fifo, Kind::Device, Kind::File, Kind::Directory] {
+        for kind in [
+            InodeKind::Symlink,
+            InodeKind::Socket,
+            InodeKind::Fifo,
+            InodeKind::Device,
+            InodeKind::File,
+            InodeKind::Directory,
+        ] {
             counted.count(kind);
         }
         assert_eq!(counted, SpecialFiles { symlinks: 1, sockets: 1, fifos: 1, devices: 1 });

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-use super::inode::{Inode, Kind};
+use super::inode::{Inode, InodeKind};
 use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -157,7 +157,7 @@ impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
 
 impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
-        let directory = inode.kind == Kind::Directory;
+        let directory = inode.kind == InodeKind::Directory;
         self.report.names += 1;
         self.report.directories += u64::from(directory);
         if self.report.names.is_multiple_of(REPORT_EVERY) {

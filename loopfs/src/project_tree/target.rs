@@ -13,7 +13,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, linkat, symlinkat, unlinkat};
 
 use super::flags::{ALLOCATION, FREEZING, Flags};
-use super::inode::{Attributes, Inode, Kind, open_directory};
+use super::inode::{AttributeAccess, Inode, InodeKind, open_directory};
 use super::xattrs;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::reflink;
@@ -47,12 +47,12 @@ impl From<Errno> for OpError {
 }
 
 /// The target tree, with the directory that is being filled.
-pub(super) struct Target {
+pub(super) struct TargetTree {
     root: OwnedFd,
     here: OwnedFd,
     /// For each directory from the root to `here`, the attributes to set once it is full.
     levels: Vec<Finish>,
-    attributes: Attributes,
+    attributes: AttributeAccess,
 }
 
 /// The attributes of a directory that filling it would change, or that would prevent filling it.
@@ -63,7 +63,7 @@ struct Finish {
     flags: Flags,
 }
 
-impl Target {
+impl TargetTree {
     /// Opens the target tree. `root` must be an empty directory.
     pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
         const TARGET: &str = "the directory to clone into";
@@ -73,7 +73,7 @@ impl Target {
             return Err(Error::new(ErrorKind::AlreadyExists, "clone into", TARGET, "it is not empty"));
         }
         let here = root.try_clone().context("open", TARGET)?;
-        Ok(Self { root, here, levels: Vec::new(), attributes: Attributes::new()? })
+        Ok(Self { root, here, levels: Vec::new(), attributes: AttributeAccess::new()? })
     }
 
     pub(super) fn root_status(&self) -> Result<FileStat, Errno> {
@@ -155,7 +155,7 @@ impl Target {
         status: &FileStat,
         flags: Flags,
     ) -> Result<OwnedFd, OpError> {
-        let made = if source.kind == Kind::File {
+        let made = if source.kind == InodeKind::File {
             let create =
                 OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
             openat(&self.here, name, create, Mode::S_IRUSR | Mode::S_IWUSR).during("make")?
@@ -163,10 +163,10 @@ impl Target {
             self.make_special(name, source, status)?
         };
         self.or_remove(name, UnlinkatFlags::NoRemoveDir, || {
-            if source.kind == Kind::File && flags.has_any(ALLOCATION) {
+            if source.kind == InodeKind::File && flags.has_any(ALLOCATION) {
                 self.set_flags_of(&made, flags.only(ALLOCATION))?;
             }
-            if source.kind == Kind::File && status.st_size > 0 {
+            if source.kind == InodeKind::File && status.st_size > 0 {
                 let content = source.open_file().during("open")?;
                 reflink::share_content(content.as_fd(), made.as_fd()).during(SHARE)?;
             }
@@ -187,7 +187,7 @@ impl Target {
     }
 
     fn make_special(&self, name: &CStr, source: &Inode<'_>, status: &FileStat) -> Result<OwnedFd, OpError> {
-        if source.kind == Kind::Symlink {
+        if source.kind == InodeKind::Symlink {
             let destination = readlinkat(source.held, c"").during("read")?;
             symlinkat(destination.as_os_str(), &self.here, name).during("make")?;
         } else {
@@ -203,7 +203,7 @@ impl Target {
     /// Creates another hard link to a file of the tree.
     pub(super) fn link(&self, name: &CStr, made: &FileHandle) -> Result<(), OpError> {
         let held = file_handle::open(&self.root, made).during("find the copy of")?;
-        let (links, link) = (self.attributes.links(), Attributes::link(&held));
+        let (links, link) = (self.attributes.links(), AttributeAccess::link(&held));
         linkat(links, link.as_c_str(), &self.here, name, AtFlags::AT_SYMLINK_FOLLOW)
             .during("link the copy of")
     }
@@ -216,13 +216,13 @@ impl Target {
     /// Copies the owner first, because a change of the owner clears capabilities and mode bits. An ACL also sets the group bits
     /// of the mode, so the mode comes last.
     fn copy_attributes(&self, source: &Inode<'_>, status: &FileStat, made: &OwnedFd) -> Result<(), OpError> {
-        let (links, link) = (self.attributes.links(), Attributes::link(made));
+        let (links, link) = (self.attributes.links(), AttributeAccess::link(made));
         let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));
         fchownat(links, link.as_c_str(), Some(owner), Some(group), AtFlags::empty())
             .during("give the copy to the owner of")?;
-        xattrs::copy_attributes(&Attributes::path(source.held), &Attributes::path(made))
+        xattrs::copy_attributes(&AttributeAccess::path(source.held), &AttributeAccess::path(made))
             .during("copy the extended attributes of")?;
-        if source.kind != Kind::Symlink {
+        if source.kind != InodeKind::Symlink {
             let mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
             fchmodat(links, link.as_c_str(), mode, FchmodatFlags::FollowSymlink)
                 .during("copy the mode of")?;
@@ -231,7 +231,7 @@ impl Target {
     }
 
     fn set_times(&self, made: &OwnedFd, accessed: TimeSpec, modified: TimeSpec) -> Result<(), OpError> {
-        let link = Attributes::link(made);
+        let link = AttributeAccess::link(made);
         utimensat(
             self.attributes.links(),
             link.as_c_str(),

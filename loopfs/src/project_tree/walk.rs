@@ -18,7 +18,9 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 use nix::unistd::{Whence, lseek};
 
-use super::inode::{Attributes, Identity, Inode, Kind, open_directory, open_entry, open_parent};
+use super::inode::{
+    AttributeAccess, DirectoryIdentity, Inode, InodeKind, open_directory, open_entry, open_parent,
+};
 use crate::error::{Error, Result};
 use crate::sys::getdents;
 use crate::sys::xfs;
@@ -87,19 +89,19 @@ impl EntryPath<'_> {
 /// A directory on the path of the walk.
 struct Level {
     name: CString,
-    identity: Identity,
+    identity: DirectoryIdentity,
     /// The position in its list of entries after the last visited one.
     visited: i64,
     /// The position after the last one that was read.
     read: i64,
     /// Names that were read but not visited yet.
-    names: std::vec::IntoIter<getdents::Entry>,
+    names: std::vec::IntoIter<getdents::DirectoryEntry>,
     listed: u64,
 }
 
 impl Level {
     fn new(name: CString, directory: &OwnedFd) -> std::result::Result<Self, Errno> {
-        let identity = Identity::of(directory)?;
+        let identity = DirectoryIdentity::of(directory)?;
         Ok(Self { name, identity, visited: 0, read: 0, names: Vec::new().into_iter(), listed: 0 })
     }
 
@@ -160,7 +162,7 @@ pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Wa
             _ => error,
         }
     };
-    let attributes = Attributes::new()?;
+    let attributes = AttributeAccess::new()?;
     let here = open_directory(root, c".").map_err(failed)?;
     let levels = vec![Level::new(c".".to_owned(), &here).map_err(failed)?];
     visitor.visit(&Inode::directory(&here), &EntryPath { above: &levels, name: None })?;
@@ -169,7 +171,7 @@ pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Wa
         here,
         levels,
         outcome: WalkOutcome::Stable,
-        directories: Bound::new(),
+        directories: BoundedCount::new(),
         returns: 0,
         kept: 0,
         without: 0,
@@ -192,7 +194,7 @@ struct Walk<'a> {
     here: OwnedFd,
     levels: Vec<Level>,
     outcome: WalkOutcome,
-    directories: Bound,
+    directories: BoundedCount,
     returns: u32,
     /// Number of names that the levels above the last one keep.
     kept: usize,
@@ -216,7 +218,12 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    fn enter(&mut self, attributes: &Attributes, name: CString, visitor: &mut dyn Visitor) -> Result<()> {
+    fn enter(
+        &mut self,
+        attributes: &AttributeAccess,
+        name: CString,
+        visitor: &mut dyn Visitor,
+    ) -> Result<()> {
         let entry = EntryPath { above: &self.levels, name: Some(&name) };
         let opened = open_entry(self.here.as_fd(), &name, OFlag::O_PATH)
             .and_then(|held| fstat(&held).map(|status| (held, status)));
@@ -227,7 +234,7 @@ impl Walk<'_> {
             Err(Errno::EXDEV) => return visitor.mount(&entry),
             Err(errno) => return visitor.unreadable(errno, &entry),
         };
-        if Kind::of(status.st_mode) != Kind::Directory {
+        if InodeKind::of(status.st_mode) != InodeKind::Directory {
             return match Inode::other(attributes, &held, &status) {
                 Ok(inode) => visitor.visit(&inode, &entry),
                 Err(errno) => visitor.unreadable(errno, &entry),
@@ -267,7 +274,7 @@ impl Walk<'_> {
         self.pop(visitor)?;
         let Some(level) = self.levels.last() else { return Ok(()) };
         self.here = match open_parent(&self.here) {
-            Ok(parent) if Identity::of(&parent) == Ok(level.identity) => parent,
+            Ok(parent) if DirectoryIdentity::of(&parent) == Ok(level.identity) => parent,
             _ => self.return_from_root(visitor)?,
         };
         let Some(level) = self.levels.last() else { return Ok(()) };
@@ -295,7 +302,7 @@ impl Walk<'_> {
         for depth in 1..self.levels.len() {
             let level = &self.levels[depth];
             match open_directory(here.as_fd(), &level.name) {
-                Ok(next) if Identity::of(&next) == Ok(level.identity) => here = next,
+                Ok(next) if DirectoryIdentity::of(&next) == Ok(level.identity) => here = next,
                 _ => {
                     while self.levels.len() > depth {
                         self.pop(visitor)?;
@@ -320,12 +327,12 @@ impl Walk<'_> {
 }
 
 /// A count and its upper bound. The bound is read again only when the count exceeds it.
-struct Bound {
+struct BoundedCount {
     count: u64,
     most: u64,
 }
 
-impl Bound {
+impl BoundedCount {
     fn new() -> Self {
         Self { count: 0, most: SLACK }
     }
@@ -394,7 +401,7 @@ mod tests {
 
     #[test]
     fn a_bound_is_read_again_before_it_is_enforced() {
-        let mut bound = Bound::new();
+        let mut bound = BoundedCount::new();
         bound.count = SLACK;
         assert!(!bound.is_exceeded(|| unreachable!("the count does not exceed the bound")));
         bound.count = SLACK + 1;

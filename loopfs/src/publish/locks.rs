@@ -8,14 +8,14 @@ use crate::volume_store::VolumeId;
 
 /// What a call changes. A call that locks both locks the volume first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Object {
+pub(super) enum LockedObject {
     Volume(VolumeId),
     Target(PathBuf),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Locks {
-    locked: Mutex<HashSet<Object>>,
+    locked: Mutex<HashSet<LockedObject>>,
     released: Condvar,
 }
 
@@ -23,12 +23,12 @@ pub(super) struct Locks {
 #[must_use = "dropping the lock releases it"]
 pub(super) struct Locked<'a> {
     locks: &'a Locks,
-    object: Object,
+    object: LockedObject,
 }
 
 impl Locks {
     /// Waits until no other call has the object locked.
-    pub(super) fn lock(&self, object: Object) -> Locked<'_> {
+    pub(super) fn lock(&self, object: LockedObject) -> Locked<'_> {
         let mut locked = self.locked();
         while locked.contains(&object) {
             locked = self.released.wait(locked).unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +37,7 @@ impl Locks {
         Locked { locks: self, object }
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashSet<Object>> {
+    fn locked(&self) -> MutexGuard<'_, HashSet<LockedObject>> {
         // Each critical section is a single change, so a panicked holder leaves the set whole.
         self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }

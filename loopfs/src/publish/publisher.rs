@@ -9,7 +9,7 @@ use nix::sys::stat::FileStat;
 use super::block::{self, BlockVolume, Cleanup};
 use super::devices::{PublishOptions, PublishedDevices};
 use super::directory::Directory;
-use super::locks::Object;
+use super::locks::LockedObject;
 use super::stale::StaleDevice;
 use super::target::{ClearedTarget, PublishRoot, Target};
 use crate::Bytes;
@@ -116,7 +116,7 @@ impl Publisher {
     /// [`ErrorKind::NotFound`]: there is no such volume. [`ErrorKind::InvalidInput`]: it is a Filesystem volume. Those of
     /// [`LoopControl::attach`].
     pub fn attach(&self, id: &VolumeId, access: Access) -> Result<()> {
-        let _lock = self.root.locks.lock(Object::Volume(id.clone()));
+        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         let volume = self.volume("attach", id, VolumeKind::Block)?;
         let block = self.block(&volume)?;
         if block.devices()?.iter().all(|device| device.binding().access == access) {
@@ -130,7 +130,7 @@ impl Publisher {
     /// # Errors
     /// [`ErrorKind::Conflict`]: the volume is published.
     pub fn detach(&self, id: &VolumeId) -> Result<Cleanup> {
-        let _lock = self.root.locks.lock(Object::Volume(id.clone()));
+        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
         let block = self.block(&volume)?;
         self.require_unpublished("detach", id, block.published_at(&self.root.mounted_devices()?, None)?)?;
@@ -158,7 +158,7 @@ impl Publisher {
     }
 
     fn publish_at(&self, id: &VolumeId, target: &Path, mode: PublishMode, targets: Targets) -> Result<()> {
-        let _lock = self.root.locks.lock(Object::Volume(id.clone()));
+        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         let volume = self.volume("publish", id, mode.kind())?;
         if volume.is_pending()? {
             // Workloads write to it from now on, so it must not look like an incomplete one.
@@ -224,7 +224,7 @@ impl Publisher {
     /// Mounts at a target where nothing is mounted. Does not hold its lock for longer: [`PublishRoot::clear`] takes it, and must not wait for a
     /// disk that hangs.
     fn mount_at(&self, target: &Target, mount: impl FnOnce(&Target) -> Result<()>) -> Result<()> {
-        let _lock = self.root.locks.lock(Object::Target(target.path().to_owned()));
+        let _lock = self.root.locks.lock(LockedObject::Target(target.path().to_owned()));
         match target.mount()? {
             None => mount(target),
             Some(_) => Err(target
@@ -259,7 +259,7 @@ impl Publisher {
     /// # Errors
     /// Those of reading the store and of detaching devices. Repeat the call, and also after [`Cleanup::DetachDeferred`].
     pub fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<Cleanup> {
-        let _lock = self.root.locks.lock(Object::Volume(id.clone()));
+        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         self.close_orphans();
         let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
         let block = self.block(&volume)?;
@@ -291,7 +291,7 @@ impl Publisher {
     /// [`ErrorKind::Conflict`]: it is published. [`ErrorKind::Busy`]: another program uses its device. Those of
     /// [`VolumeStore::delete`].
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
-        let _lock = self.root.locks.lock(Object::Volume(id.clone()));
+        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         match self.store.volume(id) {
             Ok(volume) => {
                 self.require_unpublished("delete", id, self.published_at(&volume)?)?;

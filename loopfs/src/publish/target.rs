@@ -11,7 +11,7 @@ use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::locks::{Locks, Object};
+use super::locks::{LockedObject, Locks};
 use super::mounted::MountedDevices;
 use super::node::{is_loop_device, kind_of, number_of};
 use crate::DeviceNumber;
@@ -194,7 +194,7 @@ impl PublishRoot {
         target: &Path,
         check: impl FnOnce(&Target) -> Result<()>,
     ) -> Result<ClearedTarget> {
-        let _lock = self.locks.lock(Object::Target(self.path_of(target)?));
+        let _lock = self.locks.lock(LockedObject::Target(self.path_of(target)?));
         let Some(target) = self.locate(target)? else { return Ok(ClearedTarget::default()) };
         check(&target)?;
         // The status of a mount whose file system has failed cannot be determined. It is then not the node of a loop device, because

@@ -14,7 +14,7 @@ pub(crate) use linux_raw_sys::ioctl::{FIEMAP_EXTENT_LAST as LAST, FIEMAP_EXTENT_
 /// `struct fiemap_extent`: one range of a file, all in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Extent {
+pub(crate) struct FiemapExtent {
     pub(crate) logical: u64,
     pub(crate) physical: u64,
     pub(crate) length: u64,
@@ -28,30 +28,30 @@ const BATCH: usize = 512;
 
 /// `struct fiemap` with its array of extents.
 #[repr(C)]
-struct Request {
+struct FiemapRequest {
     start: u64,
     length: u64,
     flags: u32,
     mapped_extents: u32,
     extent_count: u32,
     reserved: u32,
-    extents: [Extent; BATCH],
+    extents: [FiemapExtent; BATCH],
 }
 
-ioctl!(bad read fs_ioc_fiemap with FS_IOC_FIEMAP; Request);
+ioctl!(bad read fs_ioc_fiemap with FS_IOC_FIEMAP; FiemapRequest);
 
 /// Returns the extents of a file from offset `start` on, in order. It returns at most 512 extents, and none if the file
 /// has no more.
-pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<Extent>> {
+pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<FiemapExtent>> {
     let fd = file.as_fd().as_raw_fd();
-    let mut request = Request {
+    let mut request = FiemapRequest {
         start,
         length: u64::MAX - start,
         flags: 0,
         mapped_extents: 0,
         extent_count: BATCH as u32,
         reserved: 0,
-        extents: [Extent::default(); BATCH],
+        extents: [FiemapExtent::default(); BATCH],
     };
     // SAFETY: FS_IOC_FIEMAP reads a `struct fiemap`, and writes that structure and at most `extent_count` extents after it.
     let result = unsafe { fs_ioc_fiemap(fd, &mut request) };
@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn layout_and_request_match_the_kernel_headers() {
-        assert_eq!(size_of::<Extent>(), 56);
-        assert_eq!(std::mem::offset_of!(Extent, flags), 40);
-        assert_eq!(std::mem::offset_of!(Request, extents), 32);
+        assert_eq!(size_of::<FiemapExtent>(), 56);
+        assert_eq!(std::mem::offset_of!(FiemapExtent, flags), 40);
+        assert_eq!(std::mem::offset_of!(FiemapRequest, extents), 32);
         // The request number encodes the size of the structure without its extents.
         assert_eq!(ioctl_sys::iorw!(b'f', 11, 32), FS_IOC_FIEMAP);
     }

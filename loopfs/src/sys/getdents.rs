@@ -10,7 +10,7 @@ use super::result::{Result, errno};
 
 /// A name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct DirectoryEntry {
     pub(crate) name: CString,
     /// The position of the next entry, for lseek(2) on any descriptor of the directory.
     pub(crate) next: i64,
@@ -18,14 +18,17 @@ pub(crate) struct Entry {
 
 /// Reads the next names, as many as fit into 32 KiB, including `.` and `..`. Returns an empty list at the end, and ENOENT
 /// if the directory was removed.
-pub(crate) fn read(directory: impl AsFd) -> Result<Vec<Entry>> {
+pub(crate) fn read(directory: impl AsFd) -> Result<Vec<DirectoryEntry>> {
     let mut buffer = Vec::with_capacity(32 << 10);
     let mut list = RawDir::new(directory, buffer.spare_capacity_mut());
     let mut entries = Vec::new();
     while let Some(entry) = list.next() {
         let entry = entry.map_err(errno)?;
         // rustix returns the signed position of the kernel as an unsigned number.
-        entries.push(Entry { name: entry.file_name().to_owned(), next: entry.next_entry_cookie() as i64 });
+        entries.push(DirectoryEntry {
+            name: entry.file_name().to_owned(),
+            next: entry.next_entry_cookie() as i64,
+        });
         // Another step would make the next system call.
         if list.is_buffer_empty() {
             break;

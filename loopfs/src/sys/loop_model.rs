@@ -1,8 +1,8 @@
 //! A model of the loop driver that replaces `loop_dev.rs` in unit tests. It shows how the library reacts to a schedule of calls,
 //! a lost race, an errno or a crash at any point. It proves nothing about the kernel; the tests in `tests/kernel` do.
 //!
-//! A device has a page cache: [`Model::write`] makes it dirty, and the last close of a bound device writes it to the file. Data that the
-//! kernel would lose instead is a violation.
+//! A device has a page cache: [`LoopModel::write`] makes it dirty, and the last close of a bound device writes it to the file. Data
+//! that the kernel would lose instead is a violation.
 //!
 //! Each thread has its own model. An open device is a descriptor of a memory file, whose inode number no other descriptor has, so
 //! that the model can detect its close.
@@ -29,8 +29,8 @@ pub(crate) type Actor = u32;
 pub(crate) const FOREIGN: Actor = 99;
 
 #[derive(Debug, Default)]
-pub(crate) struct Model {
-    devices: BTreeMap<u32, Device>,
+pub(crate) struct LoopModel {
+    devices: BTreeMap<u32, ModelDevice>,
     handles: Vec<Handle>,
     last_sequence: u64,
     /// From Linux 6.11 on, LOOP_CLR_FD takes effect at the last close of the device, not immediately.
@@ -75,8 +75,8 @@ pub(crate) struct Model {
 }
 
 #[derive(Debug, Default)]
-struct Device {
-    bound: Option<Bound>,
+struct ModelDevice {
+    bound: Option<ModelBinding>,
     /// LOOP_CLR_FD has unbound the device, but it is still open.
     rundown: bool,
     sequence: u64,
@@ -91,7 +91,7 @@ const DISCARD_HARDWARE: u64 = (u32::MAX as u64 >> 9) << 9;
 const DISCARD_UNIT: u64 = 4096;
 
 #[derive(Debug)]
-struct Bound {
+struct ModelBinding {
     info: loop_info64,
     file: File,
     block_size: u32,
@@ -124,25 +124,25 @@ fn inode_of(raw: RawFd) -> Option<u64> {
     Errno::result(result).ok().map(|_| unsafe { status.assume_init() }.st_ino)
 }
 
-type Shared = Arc<Mutex<Model>>;
+type SharedModel = Arc<Mutex<LoopModel>>;
 
 thread_local! {
-    static MODEL: RefCell<Shared> = RefCell::default();
+    static MODEL: RefCell<SharedModel> = RefCell::default();
     static ACTOR: RefCell<Actor> = const { RefCell::new(0) };
 }
 
 /// Models by control descriptor, for threads that share only the control descriptor with the thread of the model.
-static BY_CONTROL: LazyLock<Mutex<HashMap<RawFd, Shared>>> = LazyLock::new(Mutex::default);
+static BY_CONTROL: LazyLock<Mutex<HashMap<RawFd, SharedModel>>> = LazyLock::new(Mutex::default);
 
 /// Gives this thread a new, empty model and configures it with `change`.
-pub(crate) fn reset(change: impl FnOnce(&mut Model)) {
-    MODEL.set(Shared::default());
+pub(crate) fn reset(change: impl FnOnce(&mut LoopModel)) {
+    MODEL.set(SharedModel::default());
     ACTOR.set(0);
     with(change);
 }
 
 /// Reads or changes the model of this thread directly.
-pub(crate) fn with<T>(look: impl FnOnce(&mut Model) -> T) -> T {
+pub(crate) fn with<T>(look: impl FnOnce(&mut LoopModel) -> T) -> T {
     let model = MODEL.with_borrow(Arc::clone);
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     model.reap();
@@ -157,10 +157,10 @@ pub(crate) fn acting<T>(actor: Actor, work: impl FnOnce() -> T) -> T {
     result
 }
 
-impl Model {
+impl LoopModel {
     /// Returns index, inode and actor of every bound device.
     pub(crate) fn bound(&self) -> Vec<(u32, u64, Actor)> {
-        let bound = |(index, device): (&u32, &Device)| {
+        let bound = |(index, device): (&u32, &ModelDevice)| {
             device.bound.as_ref().map(|b| (*index, b.info.lo_inode, b.owner))
         };
         self.devices.iter().filter_map(bound).collect()
@@ -186,7 +186,7 @@ impl Model {
     /// Adds an idle device without this library.
     pub(crate) fn add_idle(&mut self, index: u32) {
         self.last_sequence += 1;
-        self.devices.insert(index, Device { sequence: self.last_sequence, ..Device::default() });
+        self.devices.insert(index, ModelDevice { sequence: self.last_sequence, ..ModelDevice::default() });
     }
 
     /// Unbinds an index without this library.
@@ -218,7 +218,7 @@ impl Model {
         }
         self.last_sequence += 1;
         device.sequence = self.last_sequence;
-        let mut bound = Bound { info, file, block_size: config.block_size.max(512), size: 0, owner };
+        let mut bound = ModelBinding { info, file, block_size: config.block_size.max(512), size: 0, owner };
         bound.refresh();
         device.bound = Some(bound);
         Ok(())
@@ -329,7 +329,7 @@ impl Model {
         self.handle_of(device).map(|handle| handle.index)
     }
 
-    fn bound_of(&mut self, call: &'static str, device: impl AsFd) -> Result<(u32, &mut Bound)> {
+    fn bound_of(&mut self, call: &'static str, device: impl AsFd) -> Result<(u32, &mut ModelBinding)> {
         self.reap();
         let index = self.index_of(device)?;
         self.enter(call, Some(index))?;
@@ -341,7 +341,7 @@ impl Model {
     }
 }
 
-impl Bound {
+impl ModelBinding {
     fn refresh(&mut self) {
         let length = self.file.metadata().map_or(0, |metadata| metadata.len());
         let rest = length.saturating_sub(self.info.lo_offset);
@@ -351,7 +351,7 @@ impl Bound {
 }
 
 /// Runs `work` on the model of a control descriptor, or on that of the thread if a test opened the real device.
-fn by_control<T>(control: impl AsFd, work: impl FnOnce(&mut Model) -> T) -> T {
+fn by_control<T>(control: impl AsFd, work: impl FnOnce(&mut LoopModel) -> T) -> T {
     let registered = BY_CONTROL.lock().unwrap_or_else(PoisonError::into_inner);
     let model = registered.get(&control.as_fd().as_raw_fd()).map(Arc::clone);
     drop(registered);
@@ -558,7 +558,7 @@ pub(crate) fn direct_io(index: u32) -> Option<bool> {
 }
 
 pub(crate) fn stays_bound(index: u32) -> bool {
-    let stays = |model: &mut Model| {
+    let stays = |model: &mut LoopModel| {
         let bound = model.devices.get(&index)?.bound.as_ref()?;
         Some(bound.info.lo_flags & AUTOCLEAR == 0)
     };

@@ -141,20 +141,20 @@ pub(crate) fn go_down(file: impl AsFd) -> Result<()> {
 /// `struct xfs_fsop_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct FilesystemCounts {
     pub(crate) free_data: u64,
     pub(crate) free_realtime: u64,
     pub(crate) free_inodes: u64,
     pub(crate) allocated_inodes: u64,
 }
 
-ioctl!(read xfs_ioc_fscounts with b'X', 113; Counts);
+ioctl!(read xfs_ioc_fscounts with b'X', 113; FilesystemCounts);
 
 /// `XFS_IOC_FSCOUNTS`: returns the counts of the whole file system, even in a directory where statfs(2) returns those of a
 /// project. Returns ENOTTY if the file system is not XFS.
-pub(crate) fn counts(file: impl AsFd) -> Result<Counts> {
+pub(crate) fn counts(file: impl AsFd) -> Result<FilesystemCounts> {
     let fd = file.as_fd().as_raw_fd();
-    let mut counts = Counts::default();
+    let mut counts = FilesystemCounts::default();
     // SAFETY: XFS_IOC_FSCOUNTS writes one `struct xfs_fsop_counts`.
     let result = unsafe { xfs_ioc_fscounts(fd, &mut counts) };
     Errno::result(result).map(|_| counts)
@@ -205,7 +205,7 @@ mod tests {
             assert_eq!(std::mem::offset_of!(GroupGeometry, reserved), 32);
             assert_eq!(ioctl_sys::iorw!(b'X', 61, size_of::<GroupGeometry>()), 0xc080_583d);
         }
-        assert_eq!(size_of::<Counts>(), 32);
-        assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<Counts>()), 0x8020_5871);
+        assert_eq!(size_of::<FilesystemCounts>(), 32);
+        assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<FilesystemCounts>()), 0x8020_5871);
     }
 }

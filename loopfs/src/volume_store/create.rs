@@ -8,7 +8,7 @@ use nix::unistd::{fsync, ftruncate, linkat};
 
 use super::expand::allocate;
 use super::id::VolumeId;
-use super::on_disk::{Annotations, Attributes, Image, is_pending, remove_pending, sizes};
+use super::on_disk::{Annotations, DirectoryAttributes, Image, is_pending, remove_pending, sizes};
 use super::source::{ContentSource, OwnedContentSource};
 use super::space::{PendingReservation, reservation_of_directory, reservation_of_image};
 use super::spec::{VolumeKind, VolumeSpec};
@@ -168,7 +168,7 @@ impl VolumeStore {
     fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
         let limits = reservation_of_directory(capacity, spec.bytes_per_inode);
-        let attributes = |project| Attributes { project, bytes_per_inode: spec.bytes_per_inode };
+        let attributes = |project| DirectoryAttributes { project, bytes_per_inode: spec.bytes_per_inode };
         let staged = self.stage(entry, "create", limits, attributes)?;
         // Any user can write to the directory, so a program that runs as any user can use the volume. Only root can pass the parent
         // directories. chmod is needed because the mode of mkdir was subject to the umask.

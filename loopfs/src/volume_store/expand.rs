@@ -8,7 +8,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
-use super::on_disk::{Attributes, Image, sizes};
+use super::on_disk::{DirectoryAttributes, Image, sizes};
 use super::source::ContentSource;
 use super::space::{reservation_of_directory, reservation_to_expand, reserves_margin};
 use super::spec::{Provisioning, VolumeKind, rounded};
@@ -48,7 +48,7 @@ impl VolumeStore {
     fn expand_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
-            let Attributes { project, bytes_per_inode } = volume.attributes()?;
+            let DirectoryAttributes { project, bytes_per_inode } = volume.attributes()?;
             let expanded = reservation_of_directory(capacity, bytes_per_inode);
             let limits = || {
                 // The project id of a deleted volume may be another volume's by now.

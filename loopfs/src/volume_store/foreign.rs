@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 use super::id::{SnapshotId, VolumeId};
-use super::on_disk::{Attributes, ForeignFinding, ForeignRecord, layout};
+use super::on_disk::{DirectoryAttributes, ForeignFinding, ForeignRecord, layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
@@ -91,7 +91,9 @@ impl VolumeStore {
         let mut evidence = ForeignEvidence::default();
         for name in layout::names(&self.layout.trash, "trash")? {
             let Some(directory) = open_if_directory(&self.layout.trash, &name)? else { continue };
-            let Some(Attributes { project, .. }) = Attributes::read(&directory)? else { continue };
+            let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
+                continue;
+            };
             let usage = self.filesystem.quota().usage(project)?;
             if usage.is_some_and(|usage| usage.inodes.0 > 1) && is_empty(&directory)? {
                 evidence.undrained.insert(project);
@@ -103,7 +105,9 @@ impl VolumeStore {
             if ForeignRecord::read(&directory)?.is_some() {
                 evidence.recorded.insert(id);
             }
-            let Some(Attributes { project, .. }) = Attributes::read(&directory)? else { continue };
+            let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
+                continue;
+            };
             if self.filesystem.quota().usage(project)?.is_some_and(|usage| is_full(&usage)) {
                 evidence.full.insert(project);
             }
@@ -137,7 +141,9 @@ impl VolumeStore {
                 continue;
             }
             let Some(directory) = open_if_directory(&self.layout.volumes, &name)? else { continue };
-            let Some(Attributes { project, .. }) = Attributes::read(&directory)? else { continue };
+            let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
+                continue;
+            };
             let search = find_foreign(directory.as_fd(), project, &known, &mut yield_now)?;
             if !search.complete {
                 incomplete.insert(volume.clone());
@@ -182,7 +188,7 @@ impl VolumeStore {
         let mut add = |parent: &OwnedFd, owner: &dyn Fn(&str) -> Option<ChargedTo>| -> Result<()> {
             for name in layout::names(parent, "volumes, snapshots and trash")? {
                 let Some(directory) = open_if_directory(parent, &name)? else { continue };
-                if let Some(Attributes { project, .. }) = Attributes::read(&directory)?
+                if let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)?
                     && let Some(owner) = owner(&name)
                 {
                     owners.insert(project, owner);

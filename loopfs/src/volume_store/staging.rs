@@ -11,7 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::on_disk::{Attributes, layout};
+use super::on_disk::{DirectoryAttributes, layout};
 use super::source::ContentSource;
 use super::space::Reservation;
 use super::store::VolumeStore;
@@ -38,7 +38,7 @@ impl VolumeStore {
         entry: ContentSource<'a>,
         operation: &'static str,
         reservation: Reservation,
-        attributes: impl FnOnce(ProjectId) -> Attributes,
+        attributes: impl FnOnce(ProjectId) -> DirectoryAttributes,
     ) -> Result<Staged<'a>> {
         let limits = Limits::hard(reservation.bytes, reservation.inodes);
         let staged = self.space_book().reserve_limit(

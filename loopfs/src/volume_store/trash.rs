@@ -17,7 +17,7 @@ use nix::sys::stat::{FileStat, fstatat};
 use nix::unistd::{UnlinkatFlags, ftruncate, symlinkat, unlinkat};
 
 use super::id::{SnapshotId, VolumeId};
-use super::on_disk::{Attributes, layout};
+use super::on_disk::{DirectoryAttributes, layout};
 use super::source::ContentSource;
 use super::space::{Released, recorded};
 use super::store::VolumeStore;
@@ -104,7 +104,7 @@ impl VolumeStore {
         let mut finished_at = Instant::now();
         loop {
             let mut progress = false;
-            let mut pass = Pass { unfinished: false, waits: finished_at.elapsed() < LIFTED_WAIT };
+            let mut pass = TrashPass { unfinished: false, waits: finished_at.elapsed() < LIFTED_WAIT };
             for name in self.trash_in_order()? {
                 if failed.contains(&name) {
                     continue;
@@ -171,7 +171,12 @@ impl VolumeStore {
     }
 
     /// Removes an entry of the trash, or as much of it as can be removed.
-    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), pass: &mut Pass) -> Result<Removal> {
+    fn remove_entry(
+        &self,
+        name: &str,
+        yield_now: &mut impl FnMut(),
+        pass: &mut TrashPass,
+    ) -> Result<Removal> {
         if name.starts_with(DRAINING) {
             return Ok(Removal::Postponed);
         }
@@ -191,7 +196,7 @@ impl VolumeStore {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Removal::Postponed),
             directory => directory?,
         };
-        let Some(Attributes { project, .. }) = Attributes::read(&directory)? else {
+        let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
             self.empty_directory(&directory, name, yield_now, &mut pass.unfinished)?;
             let removed = self.unlink(name, UnlinkatFlags::RemoveDir)?;
             return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
@@ -213,7 +218,7 @@ impl VolumeStore {
         name: &str,
         project: ProjectId,
         yield_now: &mut impl FnMut(),
-        pass: &mut Pass,
+        pass: &mut TrashPass,
     ) -> Result<Removal> {
         let mut unfinished = false;
         let emptied = self.empty_directory(&directory, name, yield_now, &mut unfinished);
@@ -358,7 +363,7 @@ impl VolumeStore {
 }
 
 /// A pass over the entries of the trash.
-struct Pass {
+struct TrashPass {
     /// Directories were lifted out of others and are entries of the trash now, or have names left.
     unfinished: bool,
     /// Volumes are not finished until no pass leaves anything.

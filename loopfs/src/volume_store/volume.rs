@@ -12,7 +12,7 @@ use nix::unistd::{Whence, lseek};
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
 use super::on_disk::{
-    Annotations, Attributes, ForeignRecord, Image, is_pending, layout, made_from, shares, sizes,
+    Annotations, DirectoryAttributes, ForeignRecord, Image, is_pending, layout, made_from, shares, sizes,
 };
 use super::settings;
 use super::source::OwnedContentSource;
@@ -303,7 +303,7 @@ impl Volume {
     }
 
     /// Returns the condition of a directory. Its owner can cause each abnormal condition.
-    fn directory_condition(&self, attributes: Attributes) -> Result<Condition> {
+    fn directory_condition(&self, attributes: DirectoryAttributes) -> Result<Condition> {
         let made_with = attributes.project;
         let (carried, inherited) = project_and_inheritance_of(&self.entry)?;
         Ok(if carried != made_with.get() {
@@ -367,8 +367,8 @@ impl Volume {
         }
     }
 
-    pub(super) fn attributes(&self) -> Result<Attributes> {
-        Attributes::read(&self.entry)?.ok_or_else(|| {
+    pub(super) fn attributes(&self) -> Result<DirectoryAttributes> {
+        DirectoryAttributes::read(&self.entry)?.ok_or_else(|| {
             let detail = "its directory lacks the extended attribute trusted.loopfs.volume; the store did not create it";
             Error::new(ErrorKind::InvalidInput, "open volume", &self.id, detail)
         })
@@ -378,7 +378,7 @@ impl Volume {
         ProjectQuota::of(self.entry.as_fd())
     }
 
-    pub(super) fn usage(&self, attributes: Attributes) -> Result<Usage> {
+    pub(super) fn usage(&self, attributes: DirectoryAttributes) -> Result<Usage> {
         self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
     }
 

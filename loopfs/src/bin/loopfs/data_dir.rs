@@ -31,9 +31,9 @@ const LVM_FILTER: (&str, &str) =
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataDirCommand {
-    Check(Check),
-    Mount(Mount),
-    Format(Format),
+    Check(CheckDisk),
+    Mount(MountDisk),
+    Format(FormatDisk),
     /// Print the rule that keeps udev from reading what the owners of Block volumes write
     ///
     /// Without it, LVM and mdadm activate what they find on the loop devices, and keep these for good. Write it to
@@ -62,7 +62,7 @@ pub(crate) enum DataDirCommand {
 /// "enforcing" | "accounting_only" | "off" | "no_syscall" | null}], "problems": [{"problem", "remedy"}]}
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
-pub(crate) struct Check {
+pub(crate) struct CheckDisk {
     /// A device, LABEL=..., UUID=..., or the directory at which the disk is mounted
     #[arg(value_name = "DEVICE|DIRECTORY")]
     target: OsString,
@@ -81,7 +81,7 @@ pub(crate) struct Check {
 /// JSON: {"device", "directory", "uuid", "already_mounted", "log_replayed", "growth": {"from_bytes", "to_bytes"} | null}
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
-pub(crate) struct Mount {
+pub(crate) struct MountDisk {
     /// A device, LABEL=... or UUID=...
     #[arg(value_name = "DEVICE|LABEL=|UUID=")]
     source: OsString,
@@ -100,7 +100,7 @@ pub(crate) struct Mount {
 /// JSON: as of `check`, after the format
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
-pub(crate) struct Format {
+pub(crate) struct FormatDisk {
     /// The disk, a partition or a logical volume
     device: PathBuf,
     /// Confirm that the disk may be formatted
@@ -134,7 +134,7 @@ fn configuration((file, text): (&str, &str)) -> Result<Output> {
     Ok(Output::new(text.to_owned(), &object! { file: file, text: text })?)
 }
 
-impl Check {
+impl CheckDisk {
     fn run(&self) -> Result<Output> {
         let source = DiskSource::parse(&self.target)?;
         let disk = match &source {
@@ -145,14 +145,14 @@ impl Check {
     }
 }
 
-impl Mount {
+impl MountDisk {
     fn run(&self) -> Result<Output> {
         let mounted = data_disk::mount(&DiskSource::parse(&self.source)?, &self.directory)?;
         Ok(Output::new(mounted_text(&mounted), &MountedJson::of(&mounted))?)
     }
 }
 
-impl Format {
+impl FormatDisk {
     fn run(&self) -> Result<Output> {
         let disk = BlankDisk::claim(&self.device)?;
         let program = mkfs()?;

@@ -30,7 +30,7 @@ pub(crate) enum DeviceCommand {
     /// JSON: {"devices": [{index, device, size_bytes, block_size_bytes, direct_io, auto_clear, access ("rw" or "ro"),
     /// label, file: {device, inode}, offset_bytes, size_limit_bytes, disk_sequence, binding}], "idle"}
     #[command(verbatim_doc_comment)]
-    List(List),
+    List(ListDevices),
     /// Attach a file to a loop device and print the device's path
     ///
     /// The command reads the requested properties back from the kernel. If the kernel did not grant one of them, the
@@ -51,7 +51,7 @@ pub(crate) enum DeviceCommand {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct List {
+pub(crate) struct ListDevices {
     /// Include the devices of other programs, outside the range of indices that loopfs uses
     #[arg(long)]
     all: bool,
@@ -136,7 +136,7 @@ impl DeviceCommand {
     }
 }
 
-impl List {
+impl ListDevices {
     fn run(&self) -> Result<Output> {
         let control = LoopControl::open()?;
         let DeviceList { devices: mut bound, skipped, .. } = control.list()?;
@@ -202,12 +202,12 @@ impl Attach {
 impl DetachArgs {
     fn run(&self) -> Result<Output> {
         let shown = || format!("detach {}", self.target.display());
-        let (before, outcome) = match Target::of(&self.target)? {
-            Target::Device(device) => {
+        let (before, outcome) = match DetachTarget::of(&self.target)? {
+            DetachTarget::Device(device) => {
                 let binding = device.binding().clone();
                 (vec![binding], device.detach().with_context(shown)?)
             }
-            Target::File(file) => {
+            DetachTarget::File(file) => {
                 let control = LoopControl::open()?;
                 let found = control.find(file.as_fd()).with_context(shown)?;
                 let bindings: Vec<Binding> = found.iter().map(|device| device.binding().clone()).collect();
@@ -232,12 +232,12 @@ impl DetachArgs {
     }
 }
 
-enum Target {
+enum DetachTarget {
     Device(LoopDevice),
     File(File),
 }
 
-impl Target {
+impl DetachTarget {
     fn of(target: &Path) -> Result<Self> {
         if let Some(binding) = target.to_str().and_then(|text| text.parse::<Binding>().ok()) {
             return Ok(Self::Device(LoopDevice::open_binding(&binding)?));

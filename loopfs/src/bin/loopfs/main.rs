@@ -59,11 +59,11 @@ struct Args {
     json: bool,
 
     #[command(subcommand)]
-    command: Command,
+    command: LoopfsCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum LoopfsCommand {
     #[command(flatten)]
     Device(devices::DeviceCommand),
     /// Limit the bytes and inodes of directory trees
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     }
     let args = Args::parse();
     let command = match args.command {
-        Command::Losetup { args } => return losetup::main(args),
+        LoopfsCommand::Losetup { args } => return losetup::main(args),
         command => command,
     };
     match run(&command) {
@@ -124,16 +124,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> anyhow::Result<Output> {
+fn run(command: &LoopfsCommand) -> anyhow::Result<Output> {
     match command {
-        Command::Device(command) => command.run(),
-        Command::Quota(command) => command.run(),
-        Command::Store(command) => command.run(),
-        Command::DataDir(command) => command.run(),
-        Command::NodeIdentity(command) => command.run(),
-        Command::Doctor(command) => command.run(),
-        Command::Manual(command) => command.run(Args::command()),
-        Command::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
+        LoopfsCommand::Device(command) => command.run(),
+        LoopfsCommand::Quota(command) => command.run(),
+        LoopfsCommand::Store(command) => command.run(),
+        LoopfsCommand::DataDir(command) => command.run(),
+        LoopfsCommand::NodeIdentity(command) => command.run(),
+        LoopfsCommand::Doctor(command) => command.run(),
+        LoopfsCommand::Manual(command) => command.run(Args::command()),
+        LoopfsCommand::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
     }
 }
 
@@ -155,6 +155,6 @@ mod tests {
         let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
         assert!(command.contains(" mount UUID=%I "), "{command}");
         let args = Args::try_parse_from(command.split(' ')).unwrap();
-        assert!(matches!(args.command, Command::DataDir(data_dir::DataDirCommand::Mount(_))));
+        assert!(matches!(args.command, LoopfsCommand::DataDir(data_dir::DataDirCommand::Mount(_))));
     }
 }

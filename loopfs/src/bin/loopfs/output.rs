@@ -12,10 +12,10 @@ macro_rules! object {
         #[expect(non_camel_case_types, reason = "the type of each field is a parameter with the field's name")]
         let object = {
             #[derive(serde::Serialize)]
-            struct Object<$($field),*> {
+            struct JsonObject<$($field),*> {
                 $($field: $field),*
             }
-            Object { $($field: $value),* }
+            JsonObject { $($field: $value),* }
         };
         object
     }};

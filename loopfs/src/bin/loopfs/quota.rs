@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::output::{Output, Side, Table, counted, seconds_since_1970};
 use crate::project::{open, project_id, project_or_own, sync};
 use crate::size::{self, nonzero, nonzero_number};
-use crate::trees::{Audit, LimitDirectory, Tag, UnlimitDirectory};
+use crate::trees::{AuditTree, LimitDirectory, Tag, UnlimitDirectory};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
@@ -52,7 +52,7 @@ pub(crate) enum QuotaCommand {
     ///
     /// JSON: {enforced, projects: [the same as for `loopfs quota show`]}
     #[command(verbatim_doc_comment)]
-    List(List),
+    List(ListProjects),
     /// Put a directory and its content into a project
     ///
     /// New entries of the directory inherit the project. The exit code is 1 if the command skipped entries: files with
@@ -72,7 +72,7 @@ pub(crate) enum QuotaCommand {
     /// JSON: {id, clean, complete, names, directories, other_project, not_inheriting, strays: [{path, id, inherits}],
     /// left_out: the same as for `loopfs quota tag`, disturbed}. strays and examples contain the first 16.
     #[command(verbatim_doc_comment)]
-    Audit(Audit),
+    Audit(AuditTree),
 }
 
 /// The arguments that select a project.
@@ -106,7 +106,7 @@ pub(crate) struct Set {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct List {
+pub(crate) struct ListProjects {
     /// Any directory of the file system
     #[arg(value_name = "DIR")]
     directory: PathBuf,
@@ -197,7 +197,7 @@ fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Op
     }
 }
 
-impl List {
+impl ListProjects {
     fn run(&self) -> Result<Output> {
         if self.from > self.to {
             return Err(conflict("--from is after --to"));
@@ -205,8 +205,10 @@ impl List {
         let (directory, enforced) = open_with_quota(&self.directory)?;
         let quota = ProjectQuota::of(directory.as_fd());
         let usages: Vec<Usage> = quota.ids(self.from..=self.to).collect::<loopfs::Result<_>>()?;
-        let listing =
-            Listing { enforced, projects: usages.iter().map(|usage| Project::of(usage, enforced)).collect() };
+        let listing = QuotaListing {
+            enforced,
+            projects: usages.iter().map(|usage| ProjectRow::of(usage, enforced)).collect(),
+        };
         Ok(Output::new(listing.text(SystemTime::now()), &listing)?)
     }
 }
@@ -243,27 +245,27 @@ fn project_output(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result
         bytes_grace_ends: None,
         inodes_grace_ends: None,
     });
-    let project = Project::of(&usage, enforced);
+    let project = ProjectRow::of(&usage, enforced);
     Ok(Output::new(project.text(SystemTime::now()), &project)?)
 }
 
 #[derive(Debug, Serialize)]
-struct Listing {
+struct QuotaListing {
     enforced: bool,
-    projects: Vec<Project>,
+    projects: Vec<ProjectRow>,
 }
 
 /// A project in JSON.
 #[derive(Debug, Serialize)]
-struct Project {
+struct ProjectRow {
     id: u32,
     enforced: bool,
-    bytes: Resource,
-    inodes: Resource,
+    bytes: ResourceUsage,
+    inodes: ResourceUsage,
 }
 
 #[derive(Debug, Serialize)]
-struct Resource {
+struct ResourceUsage {
     used: u64,
     soft: Option<u64>,
     hard: Option<u64>,
@@ -271,7 +273,7 @@ struct Resource {
     grace_ends: Option<u64>,
 }
 
-impl Resource {
+impl ResourceUsage {
     fn of<T>(used: u64, limits: Bounds<T>, grace_ends: Option<SystemTime>, number: fn(T) -> u64) -> Self {
         Self {
             used,
@@ -288,15 +290,20 @@ impl Resource {
     }
 }
 
-impl Project {
+impl ProjectRow {
     fn of(usage: &Usage, enforced: bool) -> Self {
         Self {
             id: usage.id.get(),
             enforced,
-            bytes: Resource::of(usage.bytes.0, usage.limits.bytes, usage.bytes_grace_ends, |bytes| bytes.0),
-            inodes: Resource::of(usage.inodes.0, usage.limits.inodes, usage.inodes_grace_ends, |inodes| {
-                inodes.0
+            bytes: ResourceUsage::of(usage.bytes.0, usage.limits.bytes, usage.bytes_grace_ends, |bytes| {
+                bytes.0
             }),
+            inodes: ResourceUsage::of(
+                usage.inodes.0,
+                usage.limits.inodes,
+                usage.inodes_grace_ends,
+                |inodes| inodes.0,
+            ),
         }
     }
 
@@ -318,7 +325,7 @@ impl Project {
     }
 }
 
-impl Listing {
+impl QuotaListing {
     fn text(&self, now: SystemTime) -> String {
         let mut table = Table::new([
             ("ID", Side::Right),
@@ -331,7 +338,7 @@ impl Listing {
             ("HARD", Side::Right),
             ("GRACE", Side::Left),
         ]);
-        for Project { id, enforced: _, bytes, inodes } in &self.projects {
+        for ProjectRow { id, enforced: _, bytes, inodes } in &self.projects {
             let [bytes, soft_bytes, hard_bytes, bytes_grace] = bytes.cells(size::show, now);
             let [inodes, soft_inodes, hard_inodes, inodes_grace] = inodes.cells(number, now);
             table.row([
@@ -408,7 +415,7 @@ mod tests {
     #[test]
     fn show_prints_a_project_as_text() {
         assert_eq!(
-            Project::of(&usage(7), false).text(now()),
+            ProjectRow::of(&usage(7), false).text(now()),
             "\
 project 7; limits are not enforced, because the mount option is pqnoenforce; usage is only counted
          USED  SOFT  HARD  GRACE
@@ -422,9 +429,9 @@ inodes      3     -   100  -
     fn list_prints_projects_as_a_table() {
         let unlimited =
             Usage { limits: StoredLimits::UNLIMITED, bytes_grace_ends: None, ..usage(u32::MAX - 1) };
-        let listing = Listing {
+        let listing = QuotaListing {
             enforced: true,
-            projects: [usage(7), unlimited].map(|usage| Project::of(&usage, true)).into(),
+            projects: [usage(7), unlimited].map(|usage| ProjectRow::of(&usage, true)).into(),
         };
         assert_eq!(
             listing.text(now()),
@@ -439,7 +446,7 @@ inodes      3     -   100  -
     #[test]
     fn show_prints_a_project_as_json() {
         assert_eq!(
-            serde_json::to_value(Project::of(&usage(7), true)).unwrap(),
+            serde_json::to_value(ProjectRow::of(&usage(7), true)).unwrap(),
             serde_json::json!({
                 "id": 7,
                 "enforced": true,
@@ -451,7 +458,7 @@ inodes      3     -   100  -
 
     #[test]
     fn json_fields_keep_their_names_values_and_order() {
-        let listing = Listing { enforced: false, projects: vec![Project::of(&usage(7), false)] };
+        let listing = QuotaListing { enforced: false, projects: vec![ProjectRow::of(&usage(7), false)] };
         assert_eq!(
             serde_json::to_string(&listing).unwrap(),
             "{\"enforced\":false,\"projects\":[{\"id\":7,\"enforced\":false,\

@@ -59,12 +59,12 @@ impl StoreCommand {
                 let store = store.open()?;
                 let mut ids = store.list()?;
                 ids.sort();
-                let volumes = ids.iter().filter_map(|id| Volume::read(&store, id)).collect();
+                let volumes = ids.iter().filter_map(|id| VolumeRow::read(&store, id)).collect();
                 let mut ids = store.snapshots()?;
                 ids.sort();
-                let snapshots = ids.iter().filter_map(|id| Snapshot::read(&store, id)).collect();
+                let snapshots = ids.iter().filter_map(|id| SnapshotRow::read(&store, id)).collect();
                 let filesystem_uuid = store.filesystem_uuid().to_string();
-                let listing = Listing { filesystem_uuid, volumes, snapshots };
+                let listing = StoreListing { filesystem_uuid, volumes, snapshots };
                 Ok(Output::new(listing.text(), &listing)?)
             }
             Self::Space(store) => {
@@ -77,15 +77,15 @@ impl StoreCommand {
 }
 
 #[derive(Debug, Serialize)]
-struct Listing {
+struct StoreListing {
     filesystem_uuid: String,
-    volumes: Vec<Volume>,
-    snapshots: Vec<Snapshot>,
+    volumes: Vec<VolumeRow>,
+    snapshots: Vec<SnapshotRow>,
 }
 
 /// A volume. If it cannot be read, only `id`, `healthy` and `problem` have values.
 #[derive(Debug, Default, Serialize)]
-struct Volume {
+struct VolumeRow {
     id: String,
     kind: Option<String>,
     annotations: Option<BTreeMap<String, String>>,
@@ -100,7 +100,7 @@ struct Volume {
 
 /// A snapshot. If it cannot be read, only `id` and `problem` have values.
 #[derive(Debug, Default, Serialize)]
-struct Snapshot {
+struct SnapshotRow {
     id: String,
     source: Option<String>,
     kind: Option<String>,
@@ -117,7 +117,7 @@ struct VolumeInodes {
     free: u64,
 }
 
-impl Volume {
+impl VolumeRow {
     /// Returns `None` if the volume was deleted after it was listed.
     fn read(store: &VolumeStore, id: &VolumeId) -> Option<Self> {
         let read = store.volume(id).and_then(|volume| {
@@ -184,7 +184,7 @@ impl Volume {
     }
 }
 
-impl Snapshot {
+impl SnapshotRow {
     /// Returns `None` if the snapshot was deleted after it was listed.
     fn read(store: &VolumeStore, id: &SnapshotId) -> Option<Self> {
         let read = store.snapshot(id).and_then(|snapshot| {
@@ -209,7 +209,7 @@ impl Snapshot {
     }
 }
 
-impl Listing {
+impl StoreListing {
     fn text(&self) -> String {
         let uuid = &self.filesystem_uuid;
         let volumes = counted(self.volumes.len(), "volume");
@@ -327,13 +327,13 @@ mod tests {
 
     #[test]
     fn list_prints_volumes_as_a_table() {
-        let listing = Listing {
+        let listing = StoreListing {
             filesystem_uuid: "u".to_owned(),
             snapshots: Vec::new(),
             volumes: vec![
-                Volume::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
-                Volume::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
-                Volume::unreadable(&id("c"), "no limits".to_owned()),
+                VolumeRow::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
+                VolumeRow::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
+                VolumeRow::unreadable(&id("c"), "no limits".to_owned()),
             ],
         };
         assert_eq!(
@@ -350,7 +350,7 @@ c      -          -      -                  -     -          -       -     -  no
 
     #[test]
     fn list_prints_snapshots_as_a_table() {
-        let snapshot = Snapshot {
+        let snapshot = SnapshotRow {
             id: "s".to_owned(),
             source: Some("pvc-b".to_owned()),
             kind: Some("Block".to_owned()),
@@ -360,11 +360,11 @@ c      -          -      -                  -     -          -       -     -  no
             problem: None,
         };
         let broken =
-            Snapshot { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..Snapshot::default() };
-        let listing = Listing {
+            SnapshotRow { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..SnapshotRow::default() };
+        let listing = StoreListing {
             filesystem_uuid: "u".to_owned(),
             snapshots: vec![snapshot, broken],
-            volumes: vec![Volume::of(&id("a"), "Filesystem".to_owned(), directory())],
+            volumes: vec![VolumeRow::of(&id("a"), "Filesystem".to_owned(), directory())],
         };
         assert_eq!(
             listing.text(),
@@ -397,7 +397,7 @@ t         -       -             -     -  -                     foreign
 
     #[test]
     fn json_fields_keep_their_names_values_and_order() {
-        let snapshot = Snapshot {
+        let snapshot = SnapshotRow {
             id: "s".to_owned(),
             source: Some("pvc-b".to_owned()),
             kind: Some("Block".to_owned()),
@@ -407,14 +407,14 @@ t         -       -             -     -  -                     foreign
             problem: None,
         };
         let broken =
-            Snapshot { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..Snapshot::default() };
-        let listing = Listing {
+            SnapshotRow { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..SnapshotRow::default() };
+        let listing = StoreListing {
             filesystem_uuid: "u".to_owned(),
             snapshots: vec![snapshot, broken],
             volumes: vec![
-                Volume::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
-                Volume::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
-                Volume::unreadable(&id("c"), "no limits".to_owned()),
+                VolumeRow::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
+                VolumeRow::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),
+                VolumeRow::unreadable(&id("c"), "no limits".to_owned()),
             ],
         };
         assert_eq!(
@@ -444,7 +444,7 @@ t         -       -             -     -  -                     foreign
     #[test]
     fn list_prints_a_volume_as_json() {
         assert_eq!(
-            serde_json::to_value(Volume::of(&id("a"), "Filesystem".to_owned(), directory())).unwrap(),
+            serde_json::to_value(VolumeRow::of(&id("a"), "Filesystem".to_owned(), directory())).unwrap(),
             serde_json::json!({
                 "id": "a",
                 "kind": "Filesystem",

@@ -52,7 +52,7 @@ pub(crate) struct UnlimitDirectory {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Audit {
+pub(crate) struct AuditTree {
     /// The root of the tree
     #[arg(value_name = "DIR")]
     directory: PathBuf,
@@ -120,7 +120,7 @@ impl UnlimitDirectory {
     }
 }
 
-impl Audit {
+impl AuditTree {
     pub(crate) fn run(&self) -> Result<Output> {
         let root = open(&self.directory)?;
         let id = project_or_own(self.id, &root, &self.directory)?;

@@ -1,6 +1,6 @@
 //! The common part of cloning images and directories.
 
-use super::target::{Original, Target};
+use super::target::{CopyTarget, Original};
 use crate::error::Result;
 use crate::volume_store::id::{SnapshotId, VolumeId};
 use crate::volume_store::snapshot::Snapshot;
@@ -67,7 +67,7 @@ impl VolumeStore {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        let created = self.copy(source, Target::Volume { id, spec, capacity }, &mut is_wanted);
+        let created = self.copy(source, CopyTarget::Volume { id, spec, capacity }, &mut is_wanted);
         self.open_created(id, spec, created)
     }
 
@@ -80,14 +80,14 @@ impl VolumeStore {
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no such volume. [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists): the id names a snapshot of another
     /// volume. [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): as [`clone_from`](Self::clone_from).
     pub fn create_snapshot(&self, source: &VolumeId, id: &SnapshotId) -> Result<Snapshot> {
-        self.copy(ContentSource::Volume(source), Target::Snapshot { id }, &mut || true)?;
+        self.copy(ContentSource::Volume(source), CopyTarget::Snapshot { id }, &mut || true)?;
         self.snapshot(id)
     }
 
     fn copy(
         &self,
         source: ContentSource<'_>,
-        target: Target<'_>,
+        target: CopyTarget<'_>,
         is_wanted: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let lock = self.layout.lock_shared()?;
@@ -106,12 +106,14 @@ impl VolumeStore {
     }
 
     /// Returns `true` if the target exists with the requested properties.
-    pub(super) fn has_copy(&self, source: ContentSource<'_>, target: Target<'_>) -> Result<bool> {
+    pub(super) fn has_copy(&self, source: ContentSource<'_>, target: CopyTarget<'_>) -> Result<bool> {
         match target {
-            Target::Volume { id, spec, capacity } => {
+            CopyTarget::Volume { id, spec, capacity } => {
                 self.existing(id, spec.kind, capacity, Some(source)).map(|volume| volume.is_some())
             }
-            Target::Snapshot { id } => self.existing_snapshot(id, source).map(|snapshot| snapshot.is_some()),
+            CopyTarget::Snapshot { id } => {
+                self.existing_snapshot(id, source).map(|snapshot| snapshot.is_some())
+            }
         }
     }
 

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 
-use super::target::{Original, Target};
+use super::target::{CopyTarget, Original};
 use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::project_quota::Usage;
 use crate::project_tree::{SkipReason, try_clone_tree};
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::Attributes;
+use crate::volume_store::on_disk::DirectoryAttributes;
 use crate::volume_store::space::{Reservation, reservation_of_directory};
 use crate::volume_store::staging::Staged;
 use crate::volume_store::store::VolumeStore;
@@ -25,7 +25,7 @@ impl VolumeStore {
         &self,
         lock: Flock<OwnedFd>,
         original: &Original<'_>,
-        target: Target<'_>,
+        target: CopyTarget<'_>,
         is_wanted: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let of_source = original.content.attributes()?;
@@ -33,10 +33,10 @@ impl VolumeStore {
         let from = original.content.open_dir()?;
         let limits = limits_while_copied(original, &usage, target)?;
         let bytes_per_inode = match target {
-            Target::Volume { spec, .. } => spec.bytes_per_inode,
-            Target::Snapshot { .. } => of_source.bytes_per_inode,
+            CopyTarget::Volume { spec, .. } => spec.bytes_per_inode,
+            CopyTarget::Snapshot { .. } => of_source.bytes_per_inode,
         };
-        let attributes = |project| Attributes { project, bytes_per_inode };
+        let attributes = |project| DirectoryAttributes { project, bytes_per_inode };
         let staged = self.stage(target.entry(), target.operation(), limits, attributes)?;
         drop(lock);
         let copied = copy_tree(&from, &staged, target, is_wanted);
@@ -54,7 +54,7 @@ impl VolumeStore {
         mut staged: Staged<'_>,
         from: &OwnedFd,
         original: &Original<'_>,
-        target: Target<'_>,
+        target: CopyTarget<'_>,
     ) -> Result<()> {
         // The contents of a deleted source are removed in the meantime, so its copy may be incomplete.
         let completed = self
@@ -71,11 +71,15 @@ impl VolumeStore {
 
 /// Returns the limits during the copy. Metadata has another layout in a copy, so the copy of a full volume may use a little more
 /// than the requested size. Only such a copy uses the surplus. The source may also get files in the meantime.
-fn limits_while_copied(original: &Original<'_>, usage: &Usage, target: Target<'_>) -> Result<Reservation> {
+fn limits_while_copied(
+    original: &Original<'_>,
+    usage: &Usage,
+    target: CopyTarget<'_>,
+) -> Result<Reservation> {
     let margin = Bytes(usage.bytes.0 / 16).saturating_add(Bytes(4 << 20));
     let copied = Inodes(usage.inodes.0.saturating_add(usage.inodes.0 / 16).saturating_add(1024));
     match target {
-        Target::Volume { capacity, spec, id } => {
+        CopyTarget::Volume { capacity, spec, id } => {
             target.require_capacity_for(original.entry, original.capacity)?;
             let Reservation { bytes, inodes } = reservation_of_directory(capacity, spec.bytes_per_inode);
             if inodes < usage.inodes {
@@ -88,18 +92,18 @@ fn limits_while_copied(original: &Original<'_>, usage: &Usage, target: Target<'_
             }
             Ok(Reservation { bytes: bytes.saturating_add(margin), inodes: inodes.max(copied) })
         }
-        Target::Snapshot { .. } => {
+        CopyTarget::Snapshot { .. } => {
             let bytes = usage.bytes.saturating_add(margin).saturating_add(margin);
             Ok(Reservation { bytes, inodes: copied })
         }
     }
 }
 
-fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
+fn set_final_limits(staged: &mut Staged<'_>, target: CopyTarget<'_>) -> Result<()> {
     let limits = match target {
-        Target::Volume { capacity, spec, .. } => reservation_of_directory(capacity, spec.bytes_per_inode),
+        CopyTarget::Volume { capacity, spec, .. } => reservation_of_directory(capacity, spec.bytes_per_inode),
         // A snapshot does not grow.
-        Target::Snapshot { .. } => {
+        CopyTarget::Snapshot { .. } => {
             let usage = staged.usage()?;
             let used = usage.map(|usage| (usage.bytes, usage.inodes)).unwrap_or_default();
             Reservation { bytes: used.0.max(LEAST), inodes: used.1.max(Inodes(1)) }
@@ -111,7 +115,7 @@ fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
 fn copy_tree(
     from: &OwnedFd,
     staged: &Staged<'_>,
-    target: Target<'_>,
+    target: CopyTarget<'_>,
     is_wanted: &mut dyn FnMut() -> bool,
 ) -> Result<()> {
     let report = try_clone_tree(from.as_fd(), staged.as_fd(), |_| match is_wanted() {

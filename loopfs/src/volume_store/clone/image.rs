@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::stat::fstat;
 
-use super::target::{Original, Target};
+use super::target::{CopyTarget, Original};
 use crate::error::{Context, Error, Result};
 use crate::flock;
 use crate::loop_device::Access;
@@ -20,7 +20,7 @@ use crate::volume_store::store::VolumeStore;
 
 impl VolumeStore {
     /// Copies an image. The caller holds the shared lock.
-    pub(super) fn copy_image(&self, original: &Original<'_>, target: Target<'_>) -> Result<()> {
+    pub(super) fn copy_image(&self, original: &Original<'_>, target: CopyTarget<'_>) -> Result<()> {
         let source = original.entry;
         let original = original.content.open_image(Access::ReadOnly)?;
         // One copy of a source at a time. The source must not be expanded between reading its size and the copy.
@@ -33,14 +33,14 @@ impl VolumeStore {
         target.require_capacity_for(source, size)?;
         let of_source = Image::read(&original)?;
         let settings = match target {
-            Target::Volume { id, spec, .. } => of_source.resolve_clone(source, spec.image, id)?,
+            CopyTarget::Volume { id, spec, .. } => of_source.resolve_clone(source, spec.image, id)?,
             // A snapshot has the settings of its source.
-            Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
+            CopyTarget::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
         let source_has_margin = self.has_margin(&original, source, of_source.provisioning)?;
         let reservation = match target {
-            Target::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
-            Target::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
+            CopyTarget::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
+            CopyTarget::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
         };
         let reserved = self.space_book().reserve(target.entry(), reservation, target.operation());
         let promise = self.mention_trash(reserved)?;
@@ -52,9 +52,11 @@ impl VolumeStore {
             target.record(image, source, size)?;
             match target {
                 // A thick image gets all blocks: FICLONE leaves holes where the source was never written. Shared blocks stay shared.
-                Target::Volume { capacity, .. } => allocate(image, Bytes(0), capacity, settings.provisioning)
-                    .context("allocate", target.entry()),
-                Target::Snapshot { .. } => Ok(()),
+                CopyTarget::Volume { capacity, .. } => {
+                    allocate(image, Bytes(0), capacity, settings.provisioning)
+                        .context("allocate", target.entry())
+                }
+                CopyTarget::Snapshot { .. } => Ok(()),
             }
         })
         // After an error it is unknown which blocks the source shares.
@@ -80,7 +82,7 @@ impl VolumeStore {
     }
 }
 
-fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> {
+fn share(original: &OwnedFd, image: &OwnedFd, target: CopyTarget<'_>) -> Result<()> {
     reflink::share_content(original.as_fd(), image.as_fd()).map_err(|errno| {
         let error = Error::sys(target.operation(), target.entry(), errno);
         match errno {
@@ -102,7 +104,7 @@ mod tests {
     fn a_file_system_that_cannot_share_blocks_is_named_with_what_to_do() {
         let memory = || memfd_create(c"image", MFdFlags::MFD_CLOEXEC).unwrap();
         let id = SnapshotId::parse("copy").unwrap();
-        let error = share(&memory(), &memory(), Target::Snapshot { id: &id }).unwrap_err();
+        let error = share(&memory(), &memory(), CopyTarget::Snapshot { id: &id }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert!(error.to_string().contains("reflink=1"), "{error}");
     }

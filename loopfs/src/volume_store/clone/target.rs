@@ -21,12 +21,12 @@ pub(super) struct Original<'a> {
 
 /// The target of a copy.
 #[derive(Clone, Copy)]
-pub(super) enum Target<'a> {
+pub(super) enum CopyTarget<'a> {
     Volume { id: &'a VolumeId, spec: &'a VolumeSpec, capacity: Bytes },
     Snapshot { id: &'a SnapshotId },
 }
 
-impl<'a> Target<'a> {
+impl<'a> CopyTarget<'a> {
     pub(super) fn entry(self) -> ContentSource<'a> {
         match self {
             Self::Volume { id, .. } => ContentSource::Volume(id),

@@ -22,12 +22,12 @@ const NAME: &CStr = c"trusted.loopfs.volume";
 
 /// Facts that are fixed at creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attributes {
+pub(crate) struct DirectoryAttributes {
     pub(crate) project: ProjectId,
     pub(crate) bytes_per_inode: NonZeroU64,
 }
 
-impl Attributes {
+impl DirectoryAttributes {
     pub(crate) fn write(&self, directory: impl AsFd) -> Result<()> {
         let text = format!("project={} bytes-per-inode={}", self.project, self.bytes_per_inode);
         xattr::set(directory, NAME, text.as_bytes()).context("write the attribute of", "a volume's directory")
@@ -64,7 +64,7 @@ fn add_assigned_ids(parent: &OwnedFd, assigned: &mut HashSet<ProjectId>) -> Resu
                 Err(Errno::ENOTDIR | Errno::ENOENT) => continue,
                 Err(errno) => return Err(Error::sys("open", name, errno)),
             };
-        assigned.extend(Attributes::read(&directory)?.map(|attributes| attributes.project));
+        assigned.extend(DirectoryAttributes::read(&directory)?.map(|attributes| attributes.project));
         assigned.extend(ProjectId::new(project_of(&directory)?));
     }
     Ok(())
@@ -76,10 +76,10 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_ignored_and_missing_ones_are_an_error() {
-        let attributes = Attributes::parse("project=7 bytes-per-inode=2048 later=x").unwrap();
+        let attributes = DirectoryAttributes::parse("project=7 bytes-per-inode=2048 later=x").unwrap();
         assert_eq!((attributes.project.get(), attributes.bytes_per_inode.get()), (7, 2048));
-        assert_eq!(Attributes::parse("project=7"), None);
-        assert_eq!(Attributes::parse("project=0 bytes-per-inode=2048"), None);
-        assert_eq!(Attributes::parse("project=7 bytes-per-inode=0"), None);
+        assert_eq!(DirectoryAttributes::parse("project=7"), None);
+        assert_eq!(DirectoryAttributes::parse("project=0 bytes-per-inode=2048"), None);
+        assert_eq!(DirectoryAttributes::parse("project=7 bytes-per-inode=0"), None);
     }
 }

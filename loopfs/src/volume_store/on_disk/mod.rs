@@ -15,7 +15,7 @@ mod taken;
 
 pub(crate) use annotations::{is_pending, remove_pending};
 pub(crate) use boot::Boot;
-pub(crate) use directory::{Attributes, assigned_ids};
+pub(crate) use directory::{DirectoryAttributes, assigned_ids};
 pub(crate) use filesystem::{DataFilesystem, classify_missing};
 #[cfg(test)]
 pub(crate) use foreign_record::MAX_RECORD;

@@ -22,7 +22,7 @@ use super::book::SpaceBook;
 use super::record::Reserved;
 use super::reservation::{FilesystemInodes, margin, provisioning, recorded};
 use crate::error::{Context, ErrorKind, Result};
-use crate::sys::fiemap::{self, Extent};
+use crate::sys::fiemap::{self, FiemapExtent};
 use crate::sys::xattr;
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::{attribute, is_snapshot, layout, shares};
@@ -175,7 +175,7 @@ pub(crate) fn shares_blocks(image: impl AsFd) -> std::result::Result<bool, Errno
 /// Calls `visit` for each shared extent of an image, until it breaks.
 fn each_shared(
     image: BorrowedFd<'_>,
-    mut visit: impl FnMut(&Extent) -> ControlFlow<()>,
+    mut visit: impl FnMut(&FiemapExtent) -> ControlFlow<()>,
 ) -> std::result::Result<(), Errno> {
     let mut next_offset = 0;
     loop {

@@ -6,14 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 
 use lexopt::{Arg, Parser};
 
-use super::columns::{Column, Format};
-use super::failure::{Failure, os_text};
+use super::columns::{Column, ListFormat};
+use super::failure::{LosetupFailure, os_text};
 use super::options::{Id, OPTIONS, Opt, UNSUPPORTED, Value};
 use super::size;
 
 /// What the command line requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum LosetupAction {
     Help,
     Version,
     Create {
@@ -34,11 +34,11 @@ pub(crate) enum Action {
 
 /// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) action: Action,
+pub(crate) struct LosetupRequest {
+    pub(crate) action: LosetupAction,
     /// The columns of the table; `None` prints the format without columns.
     pub(crate) columns: Option<Vec<Column>>,
-    pub(crate) format: Format,
+    pub(crate) format: ListFormat,
     pub(crate) offset: Option<u64>,
     pub(crate) size_limit: Option<NonZeroU64>,
     pub(crate) block_size: Option<u64>,
@@ -94,7 +94,7 @@ impl Given {
 }
 
 /// Parses the arguments that follow the name of the program.
-pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Request, Failure> {
+pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<LosetupRequest, LosetupFailure> {
     let args: Vec<OsString> = args.into_iter().collect();
     let count = args.len();
     let mut parser = Parser::from_args(args);
@@ -105,7 +105,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Request,
         let argument = match parser.next() {
             Ok(None) => break,
             Ok(Some(argument)) => argument,
-            Err(error) => return Err(Failure::usage(error.to_string())),
+            Err(error) => return Err(LosetupFailure::usage(error.to_string())),
         };
         let (option, long) = match argument {
             Arg::Value(operand) => {
@@ -119,26 +119,29 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Request,
             Value::Required => Some(parser.value().map_err(|_missing| missing_value(option, long))?),
             Value::Optional => parser.optional_value(),
             Value::None if long && parser.optional_value().is_some() => {
-                return Err(Failure::usage(format!("option '--{}' doesn't allow an argument", option.long)));
+                return Err(LosetupFailure::usage(format!(
+                    "option '--{}' doesn't allow an argument",
+                    option.long
+                )));
             }
             Value::None => None,
         };
         check_exclusive(&given.seen, option.id)?;
         given.seen.push(option.id);
         match option.id {
-            Id::Help => return Ok(only(Action::Help)),
-            Id::Version => return Ok(only(Action::Version)),
+            Id::Help => return Ok(only(LosetupAction::Help)),
+            Id::Version => return Ok(only(LosetupAction::Version)),
             id => given.take(id, value.unwrap_or_default())?,
         }
     }
     given.into_request(count)
 }
 
-fn only(action: Action) -> Request {
-    Request {
+fn only(action: LosetupAction) -> LosetupRequest {
+    LosetupRequest {
         action,
         columns: None,
-        format: Format::default(),
+        format: ListFormat::default(),
         offset: None,
         size_limit: None,
         block_size: None,
@@ -151,21 +154,21 @@ fn only(action: Action) -> Request {
     }
 }
 
-fn unsupported(shown: &str, version: &str, remedy: &str) -> Failure {
-    Failure::message(format!("option '{shown}' of util-linux {version} is not supported; {remedy}"))
+fn unsupported(shown: &str, version: &str, remedy: &str) -> LosetupFailure {
+    LosetupFailure::message(format!("option '{shown}' of util-linux {version} is not supported; {remedy}"))
 }
 
-fn by_letter(letter: char) -> Result<&'static Opt, Failure> {
+fn by_letter(letter: char) -> Result<&'static Opt, LosetupFailure> {
     if let Some(option) = OPTIONS.iter().find(|option| option.short == Some(letter)) {
         return Ok(option);
     }
     match UNSUPPORTED.iter().find(|option| option.short == Some(letter)) {
         Some(option) => Err(unsupported(&format!("-{letter}"), option.version, option.remedy)),
-        None => Err(Failure::usage(format!("invalid option -- '{letter}'"))),
+        None => Err(LosetupFailure::usage(format!("invalid option -- '{letter}'"))),
     }
 }
 
-fn by_prefix(name: &str) -> Result<&'static Opt, Failure> {
+fn by_prefix(name: &str) -> Result<&'static Opt, LosetupFailure> {
     if let Some(option) = OPTIONS.iter().find(|option| option.long == name) {
         return Ok(option);
     }
@@ -178,23 +181,23 @@ fn by_prefix(name: &str) -> Result<&'static Opt, Failure> {
         matching.retain(|option| option.id != Id::Remove);
     }
     match matching[..] {
-        [] => Err(Failure::usage(format!("unrecognized option '--{name}'"))),
+        [] => Err(LosetupFailure::usage(format!("unrecognized option '--{name}'"))),
         [option] => Ok(option),
         _ => {
             let names: String = matching.iter().map(|option| format!(" '--{}'", option.long)).collect();
-            Err(Failure::usage(format!("option '--{name}' is ambiguous; possibilities:{names}")))
+            Err(LosetupFailure::usage(format!("option '--{name}' is ambiguous; possibilities:{names}")))
         }
     }
 }
 
-fn missing_value(option: &Opt, long: bool) -> Failure {
+fn missing_value(option: &Opt, long: bool) -> LosetupFailure {
     match option.short {
-        Some(letter) if !long => Failure::usage(format!("option requires an argument -- '{letter}'")),
-        _ => Failure::usage(format!("option '--{}' requires an argument", option.long)),
+        Some(letter) if !long => LosetupFailure::usage(format!("option requires an argument -- '{letter}'")),
+        _ => LosetupFailure::usage(format!("option '--{}' requires an argument", option.long)),
     }
 }
 
-fn check_exclusive(seen: &[Id], id: Id) -> Result<(), Failure> {
+fn check_exclusive(seen: &[Id], id: Id) -> Result<(), LosetupFailure> {
     let excludes = |row: &[Id], other: &Id| match row.contains(&Id::Remove) {
         true => *other != id && (id == Id::Remove || *other == Id::Remove),
         false => *other != id,
@@ -205,11 +208,11 @@ fn check_exclusive(seen: &[Id], id: Id) -> Result<(), Failure> {
     let Some(row) = EXCLUSIVE.iter().find(conflicts) else { return Ok(()) };
     let long = |id: &Id| OPTIONS.iter().find(|option| option.id == *id).map(|option| option.long);
     let names: String = row.iter().filter_map(long).map(|long| format!(" --{long}")).collect();
-    Err(Failure::message(format!("mutually exclusive arguments:{names}")))
+    Err(LosetupFailure::message(format!("mutually exclusive arguments:{names}")))
 }
 
 impl Given {
-    fn take(&mut self, id: Id, value: OsString) -> Result<(), Failure> {
+    fn take(&mut self, id: Id, value: OsString) -> Result<(), LosetupFailure> {
         match id {
             Id::SetCapacity | Id::Detach => self.device = Some(value),
             Id::Associated => self.associated = Some(value),
@@ -223,7 +226,12 @@ impl Given {
                 let enabled = match value.as_bytes() {
                     b"" | b"on" => true,
                     b"off" => false,
-                    _ => return Err(Failure::message(format!("argument error: '{}'", os_text(&value)))),
+                    _ => {
+                        return Err(LosetupFailure::message(format!(
+                            "argument error: '{}'",
+                            os_text(&value)
+                        )));
+                    }
                 };
                 self.direct_io = Some(enabled);
                 self.direct_io_requested |= enabled;
@@ -234,30 +242,30 @@ impl Given {
         Ok(())
     }
 
-    fn into_request(mut self, count: usize) -> Result<Request, Failure> {
-        let format = Format {
+    fn into_request(mut self, count: usize) -> Result<LosetupRequest, LosetupFailure> {
+        let format = ListFormat {
             no_headings: self.has(Id::NoHeadings),
             raw: self.has(Id::Raw),
             json: self.has(Id::Json),
         };
         let mut list = self.has(Id::List) || self.has(Id::Output) || self.has(Id::OutputAll);
         let action = self.action(count, &mut list)?;
-        let creates = matches!(action, Action::Create { .. });
+        let creates = matches!(action, LosetupAction::Create { .. });
         // `--direct-io` of a bound device is an action of its own.
-        let direct_io = self.direct_io_requested && !matches!(action, Action::SetDirectIo(..));
+        let direct_io = self.direct_io_requested && !matches!(action, LosetupAction::SetDirectIo(..));
         let setup_only = self.size_limit != 0
             || direct_io
             || [Id::ReadOnly, Id::PartScan, Id::Show].iter().any(|id| self.has(*id));
         if !creates && setup_only {
-            return Err(Failure::message(
+            return Err(LosetupFailure::message(
                 "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only",
             ));
         }
-        if self.offset.is_some() && !creates && !matches!(action, Action::Show(Some(_))) {
-            return Err(Failure::message("the option --offset is not allowed in this context"));
+        if self.offset.is_some() && !creates && !matches!(action, LosetupAction::Show(Some(_))) {
+            return Err(LosetupFailure::message("the option --offset is not allowed in this context"));
         }
         let columns = self.columns(list)?;
-        Ok(Request {
+        Ok(LosetupRequest {
             action,
             columns,
             format,
@@ -274,9 +282,9 @@ impl Given {
     }
 
     /// Decides on the action. Sets `list` if the command line has only options of output.
-    fn action(&mut self, count: usize, list: &mut bool) -> Result<Action, Failure> {
+    fn action(&mut self, count: usize, list: &mut bool) -> Result<LosetupAction, LosetupFailure> {
         let mut operands = std::mem::take(&mut self.operands).into_iter();
-        let no_device = || Failure::message("no loop device specified");
+        let no_device = || LosetupFailure::message("no loop device specified");
         let acts = |id: &&Id| {
             matches!(
                 id,
@@ -293,44 +301,44 @@ impl Given {
         let format_only = count == 1 && (self.has(Id::Raw) || self.has(Id::Json));
         if action.is_none() && (count == 0 || format_only) {
             *list = true;
-            return Ok(Action::Show(None));
+            return Ok(LosetupAction::Show(None));
         }
         match action {
-            Some(Id::All) => return Ok(Action::Show(self.associated.take())),
-            Some(Id::Associated) => return Ok(Action::Show(self.associated.take())),
+            Some(Id::All) => return Ok(LosetupAction::Show(self.associated.take())),
+            Some(Id::Associated) => return Ok(LosetupAction::Show(self.associated.take())),
             Some(Id::SetCapacity) => {
-                return self.device.take().map(Action::SetCapacity).ok_or_else(no_device);
+                return self.device.take().map(LosetupAction::SetCapacity).ok_or_else(no_device);
             }
             Some(Id::Detach) => {
-                return Ok(Action::Detach(self.device.take().into_iter().chain(operands).collect()));
+                return Ok(LosetupAction::Detach(self.device.take().into_iter().chain(operands).collect()));
             }
-            Some(Id::DetachAll) => return Ok(Action::DetachAll),
+            Some(Id::DetachAll) => return Ok(LosetupAction::DetachAll),
             Some(Id::Remove) if operands.len() == 0 => return Err(no_device()),
-            Some(Id::Remove) => return Ok(Action::Remove(operands.collect())),
+            Some(Id::Remove) => return Ok(LosetupAction::Remove(operands.collect())),
             Some(Id::Find) => {
-                let Some(file) = operands.next() else { return Ok(Action::FindFree) };
+                let Some(file) = operands.next() else { return Ok(LosetupAction::FindFree) };
                 if operands.next().is_some() {
-                    return Err(Failure::message("unexpected arguments"));
+                    return Err(LosetupFailure::message("unexpected arguments"));
                 }
-                return Ok(Action::Create { device: None, file });
+                return Ok(LosetupAction::Create { device: None, file });
             }
             _ => {}
         }
         if *list && operands.len() == 0 {
-            return Ok(Action::Show(None));
+            return Ok(LosetupAction::Show(None));
         }
         let device = operands.next().ok_or_else(no_device)?;
         if let Some(file) = operands.next() {
-            return Ok(Action::Create { device: Some(device), file });
+            return Ok(LosetupAction::Create { device: Some(device), file });
         }
         Ok(match (self.direct_io, self.block_size) {
-            (Some(enabled), _) => Action::SetDirectIo(device, enabled),
-            (None, Some(size)) => Action::SetBlockSize(device, size),
-            (None, None) => Action::ShowOne(device),
+            (Some(enabled), _) => LosetupAction::SetDirectIo(device, enabled),
+            (None, Some(size)) => LosetupAction::SetBlockSize(device, size),
+            (None, None) => LosetupAction::ShowOne(device),
         })
     }
 
-    fn columns(&self, list: bool) -> Result<Option<Vec<Column>>, Failure> {
+    fn columns(&self, list: bool) -> Result<Option<Vec<Column>>, LosetupFailure> {
         let mut columns = match (list, self.has(Id::OutputAll)) {
             (false, _) => return Ok(None),
             (true, true) => Column::ALL.to_vec(),
@@ -347,18 +355,18 @@ impl Given {
         };
         for name in names.split(',') {
             if name.is_empty() {
-                return Err(Failure::silent());
+                return Err(LosetupFailure::silent());
             }
             let column = Column::ALL.into_iter().find(|column| column.title().eq_ignore_ascii_case(name));
-            columns.push(column.ok_or_else(|| Failure::message(format!("unknown column: {name}")))?);
+            columns.push(column.ok_or_else(|| LosetupFailure::message(format!("unknown column: {name}")))?);
         }
         Ok(Some(columns))
     }
 }
 
-fn parse_size(text: &OsStr, failure: &str) -> Result<u64, Failure> {
+fn parse_size(text: &OsStr, failure: &str) -> Result<u64, LosetupFailure> {
     size::parse(text.as_bytes())
-        .map_err(|errno| Failure::os(format!("{failure}: '{}'", os_text(text)), errno as i32))
+        .map_err(|errno| LosetupFailure::os(format!("{failure}: '{}'", os_text(text)), errno as i32))
 }
 
 #[cfg(test)]
@@ -367,37 +375,37 @@ mod tests {
 
     use super::*;
 
-    fn parsed(args: &[&str]) -> Result<Request, Failure> {
+    fn parsed(args: &[&str]) -> Result<LosetupRequest, LosetupFailure> {
         parse(args.iter().map(OsString::from))
     }
 
-    fn action(args: &[&str]) -> Action {
+    fn action(args: &[&str]) -> LosetupAction {
         parsed(args).unwrap().action
     }
 
     #[rstest]
-    #[case::nothing(&[], Action::Show(None))]
-    #[case::raw_alone(&["--raw"], Action::Show(None))]
-    #[case::list(&["-l", "-n"], Action::Show(None))]
-    #[case::one(&["/dev/loop3"], Action::ShowOne("/dev/loop3".into()))]
-    #[case::of_file(&["-j", "f", "-o", "1K"], Action::Show(Some("f".into())))]
-    #[case::prefix(&["--assoc=f"], Action::Show(Some("f".into())))]
-    #[case::free(&["--find"], Action::FindFree)]
-    #[case::permuted(&["f", "-f", "--show"], Action::Create { device: None, file: "f".into() })]
-    #[case::cluster(&["-fP", "f"], Action::Create { device: None, file: "f".into() })]
-    #[case::exact(&["loop3", "f"], Action::Create { device: Some("loop3".into()), file: "f".into() })]
-    #[case::end_of_options(&["-f", "--", "-x"], Action::Create { device: None, file: "-x".into() })]
-    #[case::detach(&["-d", "a", "b"], Action::Detach(vec!["a".into(), "b".into()]))]
-    #[case::detach_all(&["-D"], Action::DetachAll)]
-    #[case::capacity(&["-c", "a"], Action::SetCapacity("a".into()))]
-    #[case::direct_io(&["--direct-io", "a"], Action::SetDirectIo("a".into(), true))]
-    #[case::no_direct_io(&["--direct-io=off", "a"], Action::SetDirectIo("a".into(), false))]
-    #[case::block_size(&["-b", "4K", "a"], Action::SetBlockSize("a".into(), 4096))]
-    #[case::prefix_of_2_41(&["--re", "-f", "f"], Action::Create { device: None, file: "f".into() })]
-    #[case::remove_shortened(&["--rem", "a"], Action::Remove(vec!["a".into()]))]
-    #[case::remove(&["--remove", "a", "b"], Action::Remove(vec!["a".into(), "b".into()]))]
-    #[case::version(&["-V", "--bogus"], Action::Version)]
-    fn the_arguments_select_the_action(#[case] args: &[&str], #[case] expected: Action) {
+    #[case::nothing(&[], LosetupAction::Show(None))]
+    #[case::raw_alone(&["--raw"], LosetupAction::Show(None))]
+    #[case::list(&["-l", "-n"], LosetupAction::Show(None))]
+    #[case::one(&["/dev/loop3"], LosetupAction::ShowOne("/dev/loop3".into()))]
+    #[case::of_file(&["-j", "f", "-o", "1K"], LosetupAction::Show(Some("f".into())))]
+    #[case::prefix(&["--assoc=f"], LosetupAction::Show(Some("f".into())))]
+    #[case::free(&["--find"], LosetupAction::FindFree)]
+    #[case::permuted(&["f", "-f", "--show"], LosetupAction::Create { device: None, file: "f".into() })]
+    #[case::cluster(&["-fP", "f"], LosetupAction::Create { device: None, file: "f".into() })]
+    #[case::exact(&["loop3", "f"], LosetupAction::Create { device: Some("loop3".into()), file: "f".into() })]
+    #[case::end_of_options(&["-f", "--", "-x"], LosetupAction::Create { device: None, file: "-x".into() })]
+    #[case::detach(&["-d", "a", "b"], LosetupAction::Detach(vec!["a".into(), "b".into()]))]
+    #[case::detach_all(&["-D"], LosetupAction::DetachAll)]
+    #[case::capacity(&["-c", "a"], LosetupAction::SetCapacity("a".into()))]
+    #[case::direct_io(&["--direct-io", "a"], LosetupAction::SetDirectIo("a".into(), true))]
+    #[case::no_direct_io(&["--direct-io=off", "a"], LosetupAction::SetDirectIo("a".into(), false))]
+    #[case::block_size(&["-b", "4K", "a"], LosetupAction::SetBlockSize("a".into(), 4096))]
+    #[case::prefix_of_2_41(&["--re", "-f", "f"], LosetupAction::Create { device: None, file: "f".into() })]
+    #[case::remove_shortened(&["--rem", "a"], LosetupAction::Remove(vec!["a".into()]))]
+    #[case::remove(&["--remove", "a", "b"], LosetupAction::Remove(vec!["a".into(), "b".into()]))]
+    #[case::version(&["-V", "--bogus"], LosetupAction::Version)]
+    fn the_arguments_select_the_action(#[case] args: &[&str], #[case] expected: LosetupAction) {
         assert_eq!(action(args), expected);
     }
 
@@ -410,7 +418,7 @@ mod tests {
     #[case(&["--offset"], "option '--offset' requires an argument")]
     #[case(&["-d"], "option requires an argument -- 'd'")]
     fn an_option_error_has_the_message_of_getopt(#[case] args: &[&str], #[case] expected: &str) {
-        assert_eq!(parsed(args), Err(Failure::usage(expected)));
+        assert_eq!(parsed(args), Err(LosetupFailure::usage(expected)));
     }
 
     #[rstest]
@@ -428,7 +436,7 @@ mod tests {
     #[case(&["-e", "aes"], "option '-e' of util-linux 2.24 is not supported; use cryptsetup(8) for encryption")]
     #[case(&["--pass-fd=3"], "option '--pass-fd' of util-linux 2.24 is not supported; use cryptsetup(8) for encryption")]
     fn contradicting_arguments_are_refused(#[case] args: &[&str], #[case] expected: &str) {
-        assert_eq!(parsed(args), Err(Failure::message(expected)));
+        assert_eq!(parsed(args), Err(LosetupFailure::message(expected)));
     }
 
     #[test]
@@ -437,7 +445,7 @@ mod tests {
         assert_eq!(columns(&["-O", "name,RO"]), [Column::Name, Column::ReadOnly]);
         assert_eq!(columns(&["-O", "+REF"]).len(), DEFAULT_COLUMNS.len() + 1);
         assert_eq!(columns(&["--output-all"]), Column::ALL);
-        assert_eq!(parsed(&["-O", "NAME,,RO"]), Err(Failure::silent()));
+        assert_eq!(parsed(&["-O", "NAME,,RO"]), Err(LosetupFailure::silent()));
         assert_eq!(parsed(&["-a"]).unwrap().columns, None);
         assert_eq!(parsed(&["-Ja"]).unwrap().columns, None);
         assert!(parsed(&["-J"]).unwrap().columns.is_some());
@@ -447,15 +455,15 @@ mod tests {
     fn sizes_that_cannot_be_read_are_refused_with_the_errno() {
         assert_eq!(
             parsed(&["-o", "x", "-f", "f"]),
-            Err(Failure::os("failed to parse offset: 'x'", libc_errno::EINVAL))
+            Err(LosetupFailure::os("failed to parse offset: 'x'", libc_errno::EINVAL))
         );
         assert_eq!(
             parsed(&["-o=5", "-f", "f"]),
-            Err(Failure::os("failed to parse offset: '=5'", libc_errno::EINVAL))
+            Err(LosetupFailure::os("failed to parse offset: '=5'", libc_errno::EINVAL))
         );
         assert_eq!(
             parsed(&["--sizelimit", "16E", "-f", "f"]),
-            Err(Failure::os("failed to parse size: '16E'", libc_errno::ERANGE))
+            Err(LosetupFailure::os("failed to parse size: '16E'", libc_errno::ERANGE))
         );
     }
 

@@ -7,7 +7,7 @@ use loopfs::loop_device::unmanaged::Attributes;
 
 /// How a list is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Format {
+pub(crate) struct ListFormat {
     pub(crate) no_headings: bool,
     pub(crate) raw: bool,
     pub(crate) json: bool,
@@ -46,7 +46,7 @@ pub(crate) enum Column {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ColumnKind {
     Text,
     Number,
     Boolean,
@@ -82,36 +82,38 @@ impl Column {
         self.describe().2
     }
 
-    fn describe(self) -> (&'static str, Kind, &'static str) {
+    fn describe(self) -> (&'static str, ColumnKind, &'static str) {
         match self {
-            Self::Name => ("NAME", Kind::Text, "path of the device"),
+            Self::Name => ("NAME", ColumnKind::Text, "path of the device"),
             Self::AutoClear => {
-                ("AUTOCLEAR", Kind::Boolean, "the kernel detaches the device at its last close")
+                ("AUTOCLEAR", ColumnKind::Boolean, "the kernel detaches the device at its last close")
             }
-            Self::BackingFile => ("BACK-FILE", Kind::Text, "path of the file"),
-            Self::BackingInode => ("BACK-INO", Kind::Number, "inode number of the file"),
-            Self::BackingNumber => ("BACK-MAJ:MIN", Kind::Text, "device number of the file's file system"),
-            Self::BackingMajor => ("BACK-MAJ", Kind::Text, "major part of that number"),
-            Self::BackingMinor => ("BACK-MIN", Kind::Text, "minor part of that number"),
-            Self::Number => ("MAJ:MIN", Kind::Text, "device number of the loop device"),
-            Self::Major => ("MAJ", Kind::Number, "major part of that number"),
-            Self::Minor => ("MIN", Kind::Number, "minor part of that number"),
-            Self::Offset => ("OFFSET", Kind::Number, "where the device begins in the file, in bytes"),
-            Self::PartScan => ("PARTSCAN", Kind::Boolean, "the kernel scans the partition table"),
-            Self::Ref => ("REF", Kind::Text, "name that the kernel keeps with the device"),
-            Self::ReadOnly => ("RO", Kind::Boolean, "the device refuses writes"),
-            Self::SizeLimit => ("SIZELIMIT", Kind::Number, "size limit in bytes, 0 for none"),
-            Self::DirectIo => ("DIO", Kind::Boolean, "I/O bypasses the page cache of the file"),
-            Self::BlockSize => ("LOG-SEC", Kind::Number, "logical block size in bytes"),
+            Self::BackingFile => ("BACK-FILE", ColumnKind::Text, "path of the file"),
+            Self::BackingInode => ("BACK-INO", ColumnKind::Number, "inode number of the file"),
+            Self::BackingNumber => {
+                ("BACK-MAJ:MIN", ColumnKind::Text, "device number of the file's file system")
+            }
+            Self::BackingMajor => ("BACK-MAJ", ColumnKind::Text, "major part of that number"),
+            Self::BackingMinor => ("BACK-MIN", ColumnKind::Text, "minor part of that number"),
+            Self::Number => ("MAJ:MIN", ColumnKind::Text, "device number of the loop device"),
+            Self::Major => ("MAJ", ColumnKind::Number, "major part of that number"),
+            Self::Minor => ("MIN", ColumnKind::Number, "minor part of that number"),
+            Self::Offset => ("OFFSET", ColumnKind::Number, "where the device begins in the file, in bytes"),
+            Self::PartScan => ("PARTSCAN", ColumnKind::Boolean, "the kernel scans the partition table"),
+            Self::Ref => ("REF", ColumnKind::Text, "name that the kernel keeps with the device"),
+            Self::ReadOnly => ("RO", ColumnKind::Boolean, "the device refuses writes"),
+            Self::SizeLimit => ("SIZELIMIT", ColumnKind::Number, "size limit in bytes, 0 for none"),
+            Self::DirectIo => ("DIO", ColumnKind::Boolean, "I/O bypasses the page cache of the file"),
+            Self::BlockSize => ("LOG-SEC", ColumnKind::Number, "logical block size in bytes"),
         }
     }
 
     /// Numbers and flags are aligned to the right.
     fn is_right(self) -> bool {
-        self.describe().1 != Kind::Text
+        self.describe().1 != ColumnKind::Text
     }
 
-    fn cell(self, row: &Row, format: Format) -> Option<Vec<u8>> {
+    fn cell(self, row: &Row, format: ListFormat) -> Option<Vec<u8>> {
         let Attributes { backing, .. } = row.attributes;
         let of = &row.attributes;
         let flag = |value: bool| Some(if value { "1" } else { "0" }.to_owned());
@@ -173,7 +175,7 @@ impl Row {
 }
 
 /// Returns the list in the requested format. `utf8`: the locale has UTF-8, so that characters beyond ASCII are printed.
-pub(crate) fn list(rows: &[Row], columns: &[Column], format: Format, utf8: bool) -> Vec<u8> {
+pub(crate) fn list(rows: &[Row], columns: &[Column], format: ListFormat, utf8: bool) -> Vec<u8> {
     if format.json {
         return json(rows, columns, format);
     }
@@ -250,16 +252,16 @@ fn escape_table(cell: &[u8], utf8: bool) -> Vec<u8> {
     escaped
 }
 
-fn json(rows: &[Row], columns: &[Column], format: Format) -> Vec<u8> {
+fn json(rows: &[Row], columns: &[Column], format: ListFormat) -> Vec<u8> {
     let object = |row: &Row| {
         let members = columns.iter().map(|column| {
             let mut member = format!("         \"{}\": ", column.title().to_ascii_lowercase()).into_bytes();
             let value = column.cell(row, format);
             match (value, column.describe().1) {
                 (None, _) => member.extend(b"null"),
-                (Some(value), Kind::Text) => member.extend(quoted(&value)),
-                (Some(value), Kind::Number) => member.extend(value),
-                (Some(value), Kind::Boolean) => {
+                (Some(value), ColumnKind::Text) => member.extend(quoted(&value)),
+                (Some(value), ColumnKind::Number) => member.extend(value),
+                (Some(value), ColumnKind::Boolean) => {
                     member.extend(if value == b"1" { &b"true"[..] } else { b"false" });
                 }
             }
@@ -316,19 +318,19 @@ mod tests {
 
     const COLUMNS: [Column; 4] = [Column::Name, Column::SizeLimit, Column::BackingFile, Column::BlockSize];
 
-    fn printed(columns: &[Column], format: Format, utf8: bool) -> String {
+    fn printed(columns: &[Column], format: ListFormat, utf8: bool) -> String {
         String::from_utf8(list(&rows(), columns, format, utf8)).unwrap()
     }
 
     #[test]
     fn a_table_is_aligned_and_its_last_column_is_not_padded() {
         assert_eq!(
-            printed(&COLUMNS, Format::default(), true),
+            printed(&COLUMNS, ListFormat::default(), true),
             "NAME               SIZELIMIT BACK-FILE    LOG-SEC\n\
              /dev/loop1              8192 /srv/x ü.img     512\n\
              /dev/loop12 (lost)                        \n"
         );
-        let format = Format { no_headings: true, ..Format::default() };
+        let format = ListFormat { no_headings: true, ..ListFormat::default() };
         assert_eq!(
             printed(&[Column::ReadOnly, Column::BackingFile], format, false),
             "1 /srv/x \\xc3\\xbc.img\n0 \n"
@@ -337,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_raw_list_escapes_blanks() {
-        let format = Format { raw: true, ..Format::default() };
+        let format = ListFormat { raw: true, ..ListFormat::default() };
         assert_eq!(
             printed(&COLUMNS, format, true),
             "NAME SIZELIMIT BACK-FILE LOG-SEC\n\
@@ -348,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_json_list_has_numbers_booleans_and_null() {
-        let format = Format { json: true, ..Format::default() };
+        let format = ListFormat { json: true, ..ListFormat::default() };
         let text = printed(&Column::ALL, format, true);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         let first = &value["loopdevices"][0];
@@ -359,7 +361,7 @@ mod tests {
         assert!(text.starts_with("{\n   \"loopdevices\": [\n      {\n         \"name\": \"/dev/loop1\",\n"));
         assert!(text.ends_with("\n      }\n   ]\n}\n"));
         assert_eq!(list(&[], &COLUMNS, format, true), b"{\n   \"loopdevices\": [\n\n   ]\n}\n");
-        assert_eq!(list(&[], &COLUMNS, Format::default(), true), b"");
+        assert_eq!(list(&[], &COLUMNS, ListFormat::default(), true), b"");
     }
 
     #[test]

@@ -15,9 +15,9 @@ use loopfs::{DeviceNumber, Result};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use super::arguments::{Action, Request};
+use super::arguments::{LosetupAction, LosetupRequest};
 use super::columns::{self, Row};
-use super::failure::{Failure, os_text};
+use super::failure::{LosetupFailure, os_text};
 use super::help;
 use super::stored::devices_of;
 
@@ -30,56 +30,56 @@ const NODE_PAUSE: Duration = Duration::from_millis(25);
 
 /// What a command prints, and whether it failed.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct LosetupOutcome {
     pub(crate) stdout: Vec<u8>,
-    pub(crate) warnings: Vec<Failure>,
+    pub(crate) warnings: Vec<LosetupFailure>,
     pub(crate) failed: bool,
 }
 
-impl Outcome {
+impl LosetupOutcome {
     fn print(text: impl Into<Vec<u8>>) -> Self {
         Self { stdout: text.into(), ..Self::default() }
     }
 
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: LosetupFailure) {
         self.warnings.push(failure);
         self.failed = true;
     }
 }
 
 /// Runs the action.
-pub(crate) fn run(request: &Request) -> std::result::Result<Outcome, Failure> {
+pub(crate) fn run(request: &LosetupRequest) -> std::result::Result<LosetupOutcome, LosetupFailure> {
     match &request.action {
-        Action::Help => Ok(Outcome::print(help::text())),
-        Action::Version => Ok(Outcome::print(help::version())),
-        Action::Create { device, file } => create(request, device.as_deref(), file),
-        Action::Detach(devices) => Ok(for_each(devices, "detach failed", detach)),
-        Action::DetachAll => {
-            let bound =
-                unmanaged::bound_indices().map_err(|error| Failure::of("cannot list the devices", &error))?;
+        LosetupAction::Help => Ok(LosetupOutcome::print(help::text())),
+        LosetupAction::Version => Ok(LosetupOutcome::print(help::version())),
+        LosetupAction::Create { device, file } => create(request, device.as_deref(), file),
+        LosetupAction::Detach(devices) => Ok(for_each(devices, "detach failed", detach)),
+        LosetupAction::DetachAll => {
+            let bound = unmanaged::bound_indices()
+                .map_err(|error| LosetupFailure::of("cannot list the devices", &error))?;
             let devices: Vec<OsString> = bound.iter().map(|index| format!("loop{index}").into()).collect();
             Ok(for_each(&devices, "detach failed", detach))
         }
-        Action::Remove(devices) => Ok(for_each(devices, "remove failed", remove)),
-        Action::Show(file) => show(request, file.as_deref()),
-        Action::ShowOne(device) => show_one(request, device),
-        Action::FindFree => {
+        LosetupAction::Remove(devices) => Ok(for_each(devices, "remove failed", remove)),
+        LosetupAction::Show(file) => show(request, file.as_deref()),
+        LosetupAction::ShowOne(device) => show_one(request, device),
+        LosetupAction::FindFree => {
             let index = find_free()?;
             let name = format!("/dev/loop{index}");
             let lost = if Path::new(&name).exists() { "" } else { " (lost)" };
-            Ok(Outcome::print(format!("{name}{lost}\n")))
+            Ok(LosetupOutcome::print(format!("{name}{lost}\n")))
         }
-        Action::SetCapacity(device) => {
+        LosetupAction::SetCapacity(device) => {
             Ok(for_each(std::slice::from_ref(device), "set capacity failed", |path| {
                 Device::open_path(path, Access::ReadOnly)?.refresh_capacity()
             }))
         }
-        Action::SetDirectIo(device, enabled) => {
+        LosetupAction::SetDirectIo(device, enabled) => {
             Ok(for_each(std::slice::from_ref(device), "set direct io failed", |path| {
                 Device::open_path(path, Access::ReadOnly)?.set_direct_io(*enabled)
             }))
         }
-        Action::SetBlockSize(device, size) => {
+        LosetupAction::SetBlockSize(device, size) => {
             Ok(for_each(std::slice::from_ref(device), "set logical block size failed", |path| {
                 Device::open_path(path, Access::ReadOnly)?.set_block_size(block_size(*size))
             }))
@@ -98,12 +98,12 @@ fn path_of(device: &OsStr) -> PathBuf {
 }
 
 /// Runs a call for each device, and continues after a failure.
-fn for_each(devices: &[OsString], failure: &str, call: impl Fn(&Path) -> Result<()>) -> Outcome {
-    let mut outcome = Outcome::default();
+fn for_each(devices: &[OsString], failure: &str, call: impl Fn(&Path) -> Result<()>) -> LosetupOutcome {
+    let mut outcome = LosetupOutcome::default();
     for device in devices {
         let path = path_of(device);
         if let Err(error) = call(&path) {
-            outcome.fail(Failure::of(format!("{}: {failure}", path.display()), &error));
+            outcome.fail(LosetupFailure::of(format!("{}: {failure}", path.display()), &error));
             outcome.warnings.extend(lost(&path));
         }
     }
@@ -111,14 +111,14 @@ fn for_each(devices: &[OsString], failure: &str, call: impl Fn(&Path) -> Result<
 }
 
 /// Returns a warning if the kernel has the device but its node does not exist.
-fn lost(path: &Path) -> Option<Failure> {
+fn lost(path: &Path) -> Option<LosetupFailure> {
     if path.exists() {
         return None;
     }
     let name = path.file_name()?.to_str()?;
     let number = std::fs::read_to_string(format!("/sys/block/{name}/dev")).ok()?;
     let (path, number) = (path.display(), number.trim_end());
-    Some(Failure::message(format!(
+    Some(LosetupFailure::message(format!(
         "device node {path} ({number}) is lost. You may use mknod(1) to recover it."
     )))
 }
@@ -154,8 +154,11 @@ fn row_of(index: u32) -> Row {
     }
 }
 
-fn show(request: &Request, file: Option<&OsStr>) -> std::result::Result<Outcome, Failure> {
-    let failed = |error: loopfs::Error| Failure::of("cannot list the devices", &error);
+fn show(
+    request: &LosetupRequest,
+    file: Option<&OsStr>,
+) -> std::result::Result<LosetupOutcome, LosetupFailure> {
+    let failed = |error: loopfs::Error| LosetupFailure::of("cannot list the devices", &error);
     let rows: Vec<Row> = match file.map(|file| (file, std::fs::metadata(file))) {
         None => unmanaged::bound_indices().map_err(failed)?.into_iter().map(row_of).collect(),
         Some((_, Ok(status))) => {
@@ -171,13 +174,13 @@ fn show(request: &Request, file: Option<&OsStr>) -> std::result::Result<Outcome,
     // A device may have been detached in the meantime.
     let bound = |row: &Row| row.attributes.backing_path.is_some();
     let rows: Vec<Row> = rows.into_iter().filter(selected).filter(bound).collect();
-    Ok(Outcome::print(match &request.columns {
+    Ok(LosetupOutcome::print(match &request.columns {
         Some(columns) => columns::list(&rows, columns, request.format, locale_is_utf8()),
         None => rows.iter().filter_map(Row::line).flatten().collect(),
     }))
 }
 
-fn show_one(request: &Request, device: &OsStr) -> std::result::Result<Outcome, Failure> {
+fn show_one(request: &LosetupRequest, device: &OsStr) -> std::result::Result<LosetupOutcome, LosetupFailure> {
     let path = path_of(device);
     let status = std::fs::metadata(&path).ok().filter(|status| status.file_type().is_block_device());
     let attributes = unmanaged::index_of(&path).map_or_else(Attributes::default, unmanaged::attributes);
@@ -188,10 +191,12 @@ fn show_one(request: &Request, device: &OsStr) -> std::result::Result<Outcome, F
         attributes,
     };
     match &request.columns {
-        Some(columns) => Ok(Outcome::print(columns::list(&[row], columns, request.format, locale_is_utf8()))),
+        Some(columns) => {
+            Ok(LosetupOutcome::print(columns::list(&[row], columns, request.format, locale_is_utf8())))
+        }
         None => match row.line() {
-            Some(line) => Ok(Outcome::print(line)),
-            None => Err(Failure::os(row.name, Errno::ENOENT as i32)),
+            Some(line) => Ok(LosetupOutcome::print(line)),
+            None => Err(LosetupFailure::os(row.name, Errno::ENOENT as i32)),
         },
     }
 }
@@ -209,37 +214,45 @@ fn locale_is_utf8() -> bool {
     })
 }
 
-fn find_free() -> std::result::Result<u32, Failure> {
-    unmanaged::find_free().map_err(|error| Failure::of("cannot find an unused loop device", &error))
+fn find_free() -> std::result::Result<u32, LosetupFailure> {
+    unmanaged::find_free().map_err(|error| LosetupFailure::of("cannot find an unused loop device", &error))
 }
 
-fn create(request: &Request, device: Option<&OsStr>, file: &OsStr) -> std::result::Result<Outcome, Failure> {
+fn create(
+    request: &LosetupRequest,
+    device: Option<&OsStr>,
+    file: &OsStr,
+) -> std::result::Result<LosetupOutcome, LosetupFailure> {
     let device = device.map(path_of);
     let shown = os_text(file);
     let bound = match reusable(request, device.is_some(), file)? {
         Some(index) => PathBuf::from(format!("/dev/loop{index}")),
         None => bind(request, device.as_deref(), file)?,
     };
-    let mut outcome = Outcome::default();
+    let mut outcome = LosetupOutcome::default();
     if request.show {
         outcome.stdout = [bound.as_os_str().as_bytes(), b"\n"].concat();
     }
     outcome
         .warnings
-        .extend(size_warning(request, file).map(|text| Failure::message(format!("{shown}: {text}"))));
+        .extend(size_warning(request, file).map(|text| LosetupFailure::message(format!("{shown}: {text}"))));
     Ok(outcome)
 }
 
 /// Returns the device with the requested offset and size limit, which `--nooverlap` uses again. Returns an error if a device maps
 /// another range of the file that overlaps the requested one.
-fn reusable(request: &Request, has_device: bool, file: &OsStr) -> std::result::Result<Option<u32>, Failure> {
+fn reusable(
+    request: &LosetupRequest,
+    has_device: bool,
+    file: &OsStr,
+) -> std::result::Result<Option<u32>, LosetupFailure> {
     let Ok(status) = std::fs::metadata(file) else { return Ok(None) };
     if !request.no_overlap {
         return Ok(None);
     }
     let shown = os_text(file);
     let found = devices_of(&identity_of(&status))
-        .map_err(|error| Failure::of("failed to inspect loop devices", &error))?;
+        .map_err(|error| LosetupFailure::of("failed to inspect loop devices", &error))?;
     let wanted = (request.offset.unwrap_or(0), request.size_limit.map_or(0, std::num::NonZeroU64::get));
     for index in found {
         let attributes = unmanaged::attributes(index);
@@ -248,15 +261,17 @@ fn reusable(request: &Request, has_device: bool, file: &OsStr) -> std::result::R
             continue;
         }
         if has_device || wanted != (offset, size_limit) {
-            return Err(Failure::message(format!("{shown}: overlapping loop device exists")));
+            return Err(LosetupFailure::message(format!("{shown}: overlapping loop device exists")));
         }
         if attributes.read_only && !request.read_only {
-            return Err(Failure::message(format!("{shown}: overlapping read-only loop device exists")));
+            return Err(LosetupFailure::message(format!(
+                "{shown}: overlapping read-only loop device exists"
+            )));
         }
         // The device must not go away at its last close.
         Device::open_index(index, Access::ReadOnly)
             .and_then(|device| device.cancel_detach())
-            .map_err(|_refused| Failure::message(format!("{shown}: failed to re-use loop device")))?;
+            .map_err(|_refused| LosetupFailure::message(format!("{shown}: failed to re-use loop device")))?;
         return Ok(Some(index));
     }
     Ok(None)
@@ -273,10 +288,14 @@ fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
 }
 
 /// Binds the file to the given device, or to a free one, and returns the path of the device.
-fn bind(request: &Request, device: Option<&Path>, file: &OsStr) -> std::result::Result<PathBuf, Failure> {
+fn bind(
+    request: &LosetupRequest,
+    device: Option<&Path>,
+    file: &OsStr,
+) -> std::result::Result<PathBuf, LosetupFailure> {
     let path = std::fs::canonicalize(file).unwrap_or_else(|_missing| file.into());
     let failed = |object: &OsStr, errno| {
-        Failure::os(format!("{}: failed to set up loop device", os_text(object)), errno)
+        LosetupFailure::os(format!("{}: failed to set up loop device", os_text(object)), errno)
     };
     let opened = open_file(request, &path);
     let (opened, access) = opened.map_err(|error| {
@@ -322,7 +341,7 @@ fn errno_of(error: &loopfs::Error) -> i32 {
 }
 
 /// Opens the file for writing too, or for reading if it cannot be written.
-fn open_file(request: &Request, path: &Path) -> std::result::Result<(File, Access), IoError> {
+fn open_file(request: &LosetupRequest, path: &Path) -> std::result::Result<(File, Access), IoError> {
     let flags = if request.direct_io { OFlag::O_DIRECT.bits() } else { 0 };
     let open = |write: bool| File::options().read(true).write(write).custom_flags(flags).open(path);
     if !request.read_only {
@@ -357,7 +376,7 @@ fn open_node(path: &Path) -> std::result::Result<Device, i32> {
     }
 }
 
-fn size_warning(request: &Request, file: &OsStr) -> Option<&'static str> {
+fn size_warning(request: &LosetupRequest, file: &OsStr) -> Option<&'static str> {
     let size = match request.size_limit {
         Some(limit) => limit.get(),
         None => {

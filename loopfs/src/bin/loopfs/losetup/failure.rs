@@ -7,7 +7,7 @@ pub(crate) const NAME: &str = "losetup";
 
 /// A message on standard error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct LosetupFailure {
     /// `None` prints nothing.
     text: Option<String>,
     errno: Option<i32>,
@@ -15,7 +15,7 @@ pub(crate) struct Failure {
     usage: bool,
 }
 
-impl Failure {
+impl LosetupFailure {
     pub(crate) fn message(text: impl Into<String>) -> Self {
         Self { text: Some(text.into()), ..Self::default() }
     }

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 pub(crate) use failure::NAME;
 
-use failure::Failure;
+use failure::LosetupFailure;
 
 /// Returns `true` if the program was called by the name `losetup`.
 pub(crate) fn is_program_name(program: &OsStr) -> bool {
@@ -35,7 +35,7 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(&outcome.stdout).and_then(|()| stdout.flush());
-    outcome.warnings.iter().for_each(Failure::print);
+    outcome.warnings.iter().for_each(LosetupFailure::print);
     match written {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             eprintln!("{NAME}: write error: {error}");
