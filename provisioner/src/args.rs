@@ -64,8 +64,8 @@ pub struct CommonArgs {
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,
     /// Format of the log
-    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = ProvisionerLogFormat::Text)]
+    pub log_format: ProvisionerLogFormat,
 }
 
 /// The options of the role `node`.
@@ -167,7 +167,7 @@ fn lower_case(text: &str) -> Result<String, std::convert::Infallible> {
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+pub enum ProvisionerLogFormat {
     Text,
     Json,
 }

@@ -53,7 +53,10 @@ use crate::{
     tasks::ended_early,
 };
 pub use crate::{
-    args::{Args, AuditArgs, CommonArgs, ControllerArgs, LogFormat, NodeArgs, PodArgs, RestoreArgs, Role},
+    args::{
+        Args, AuditArgs, CommonArgs, ControllerArgs, NodeArgs, PodArgs, ProvisionerLogFormat, RestoreArgs,
+        Role,
+    },
     loss::NodeLoss,
 };
 
@@ -132,14 +135,14 @@ fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {
         claim_labels: claim_labels(pod_namespace.as_deref(), common),
         capacity: pod_namespace.map(|namespace| CapacityConfig { namespace, owner }),
         node_loss: common.node_loss,
-        audit: Some(audit::Settings {
+        audit: Some(audit::AuditSettings {
             interval: Duration::from_secs(audit.audit_interval),
             collection: audit.collect.then_some(audit::Collection {
                 after: Duration::from_secs(audit.collect_after),
                 at_most_percent: audit.collect_at_most,
             }),
         }),
-        project_audit: Some(project_audit::Settings {
+        project_audit: Some(project_audit::ProjectAuditSettings {
             interval: Duration::from_secs(audit.audit_interval),
             all: audit.audit_projects,
             repair: audit.repair_projects,
@@ -148,9 +151,9 @@ fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {
 }
 
 /// Returns where the record of labelled claims is. The namespace of a process without a pod is unknown.
-fn claim_labels(namespace: Option<&str>, common: &CommonArgs) -> Option<claim_labels::Source> {
+fn claim_labels(namespace: Option<&str>, common: &CommonArgs) -> Option<claim_labels::LabelRecordSource> {
     let (namespace, name) = namespace.zip(common.claim_labels.as_deref().filter(|name| !name.is_empty()))?;
-    Some(claim_labels::Source { namespace: namespace.to_owned(), name: name.to_owned() })
+    Some(claim_labels::LabelRecordSource { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
 async fn list_findings(
@@ -170,7 +173,7 @@ async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
     let options = options(pod, &common, &audit);
     let custody_path = Custody::path_beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let parts = node::process::Parts { client, identity, custody_path, open, options, monitoring };
+    let parts = node::process::NodeProcessParts { client, identity, custody_path, open, options, monitoring };
     until_signal(node::process::spawn(parts)).await
 }
 
@@ -184,21 +187,22 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
     } = args;
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), namespace, pod = holder, "starting");
-    let builtin = builtin_objects.map(|config_map| builtin::Source {
+    let builtin = builtin_objects.map(|config_map| builtin::DeclarationSource {
         namespace: namespace.clone(),
         config_map,
         repair_delay: builtin::REPAIR_DELAY,
     });
     let claim_labels = claim_labels(Some(&namespace), &common);
     let unready_nodes = controller::unready_nodes::Timing::DEFAULT;
-    let node_loss = controller::node_loss::Settings {
+    let node_loss = controller::node_loss::NodeLossSettings {
         mode: common.node_loss,
         at_most_percent,
         list_interval: controller::node_loss::LIST_INTERVAL,
     };
     let duties = Duties { builtin, claim_labels, node_loss, unready_nodes };
     let candidate = Candidate { namespace, holder };
-    let parts = controller::process::Parts { client, identity, candidate, duties, monitoring };
+    let parts =
+        controller::process::ControllerProcessParts { client, identity, candidate, duties, monitoring };
     until_signal(controller::process::spawn(parts)).await
 }
 

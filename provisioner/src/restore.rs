@@ -32,7 +32,7 @@ use crate::{
 
 /// What `loopfs --json store list` prints, without what is not needed.
 #[derive(Debug, Deserialize)]
-struct Listing {
+struct RestoreInput {
     filesystem_uuid: String,
     volumes: Vec<Listed>,
 }
@@ -69,7 +69,7 @@ struct Restored {
 /// # Errors
 /// When the input is not such a list.
 pub(crate) fn restore(input: impl Read, identity: &Identity) -> anyhow::Result<(Value, Vec<String>)> {
-    let listing: Listing = serde_json::from_reader(input)
+    let listing: RestoreInput = serde_json::from_reader(input)
         .context("read the volumes from the standard input, which must be the output of `loopfs --json store list DIR`")?;
     let Restored { volumes, claims, notes } = objects(listing, identity);
     let volumes = volumes.into_iter().map(|volume| json!(volume));
@@ -77,7 +77,7 @@ pub(crate) fn restore(input: impl Read, identity: &Identity) -> anyhow::Result<(
     Ok((json!({"apiVersion": "v1", "kind": "List", "items": items}), notes))
 }
 
-fn objects(listing: Listing, identity: &Identity) -> Restored {
+fn objects(listing: RestoreInput, identity: &Identity) -> Restored {
     let mut restored = Restored::default();
     let mut recorded = Vec::new();
     for listed in listing.volumes {

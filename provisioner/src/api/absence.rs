@@ -11,7 +11,7 @@ use kube::{
     core::{PartialObjectMeta, Status},
 };
 
-use crate::api::queue::Object;
+use crate::api::queue::KubernetesObject;
 
 /// Returns `true` if an object can have this name. Tenants write names into claims, and the name is part of the path of a request: `?`
 /// would list all objects.
@@ -24,7 +24,7 @@ fn is_object_name(name: &str) -> bool {
 ///
 /// # Errors
 /// When the request fails, and for a status 404 that proves nothing.
-pub(crate) async fn get_opt<K: Object>(api: &Api<K>, name: &str) -> kube::Result<Option<K>> {
+pub(crate) async fn get_opt<K: KubernetesObject>(api: &Api<K>, name: &str) -> kube::Result<Option<K>> {
     if !is_object_name(name) {
         return Ok(None);
     }
@@ -35,7 +35,7 @@ pub(crate) async fn get_opt<K: Object>(api: &Api<K>, name: &str) -> kube::Result
 ///
 /// # Errors
 /// As [`get_opt`].
-pub(crate) async fn get_metadata_opt<K: Object>(
+pub(crate) async fn get_metadata_opt<K: KubernetesObject>(
     api: &Api<K>,
     name: &str,
 ) -> kube::Result<Option<PartialObjectMeta<K>>> {

@@ -40,13 +40,13 @@ pub(crate) struct Backoff<K, C> {
 
 #[derive(Debug)]
 struct Failures<K, C> {
-    by_object: HashMap<K, Failure<C>>,
+    by_object: HashMap<K, FailureSeries<C>>,
     /// When objects that are not retried any more are next removed. `None` before the first failure.
     purge_at: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Failure<C> {
+struct FailureSeries<C> {
     retry_key: C,
     attempts: u32,
     retry_at: Instant,
@@ -102,7 +102,7 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
             wait if attempts > 1 => wait + wait.mul_f64(share_of(&key)),
             wait => wait,
         };
-        failures.by_object.insert(key, Failure { retry_key, attempts, retry_at: now + wait });
+        failures.by_object.insert(key, FailureSeries { retry_key, attempts, retry_at: now + wait });
         wait
     }
 

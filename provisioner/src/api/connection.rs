@@ -104,7 +104,7 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -
         .map_err(BoxError::from)
         .service(connections);
     let builder = ClientBuilder::new(service, config.default_namespace);
-    Ok(builder.with_layer(&Pages::default()).with_layer(&Deadlines(timeouts)).with_layer(traffic).build())
+    Ok(builder.with_layer(&Pages::default()).with_layer(&DeadlineLayer(timeouts)).with_layer(traffic).build())
 }
 
 fn tls(config: &Config) -> anyhow::Result<HttpsConnector<HttpConnector>> {
@@ -130,9 +130,9 @@ fn tcp() -> HttpConnector {
 
 /// A layer that gives each request and each event of a watch this much time.
 #[derive(Debug, Clone, Copy)]
-struct Deadlines(Timeouts);
+struct DeadlineLayer(Timeouts);
 
-impl<S> Layer<S> for Deadlines {
+impl<S> Layer<S> for DeadlineLayer {
     type Service = WithDeadlines<S>;
 
     fn layer(&self, service: S) -> WithDeadlines<S> {
@@ -340,7 +340,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_lasts_longer_than_the_deadline_of_a_request() {
         let (service, mut server) = mock::pair::<Request<Body>, Response<_>>();
-        let client = Client::new(Deadlines(Timeouts::default()).layer(service), "default");
+        let client = Client::new(DeadlineLayer(Timeouts::default()).layer(service), "default");
         tokio::spawn(async move {
             let (_request, respond) = server.next_request().await.unwrap();
             let bookmarks = stream::iter(0..10).then(async |number| {

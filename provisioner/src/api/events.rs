@@ -237,7 +237,7 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut requests: mp
         tokio::select! {
             request = requests.recv() => {
                 let Some(request) = request else { break };
-                let key = Key::of(&request);
+                let key = EventKey::of(&request);
                 let write = writer.aggregator.observe(&key, Instant::now());
                 log(&request, write.as_ref());
                 match write {
@@ -288,11 +288,11 @@ struct EventWriter {
 }
 
 impl EventWriter {
-    async fn write(&mut self, key: &Key, request: &EventRequest, write: Write) {
+    async fn write(&mut self, key: &EventKey, request: &EventRequest, write: EventWrite) {
         let events = namespaced(&self.client, request);
         let written = match write {
-            Write::Repeat { name, count } => repeat(&events, &name, count).await,
-            Write::First => {
+            EventWrite::Repeat { name, count } => repeat(&events, &name, count).await,
+            EventWrite::First => {
                 self.serial += 1;
                 let event = new_event(request, &self.identity, self.serial);
                 let name = event.metadata.name.clone().unwrap_or_default();
@@ -321,16 +321,18 @@ fn is_of_deleted_namespace(error: &kube::Error) -> bool {
 }
 
 /// Logs the first occurrence at the level of its type, and repetitions at level debug.
-fn log(request: &EventRequest, write: Option<&Write>) {
+fn log(request: &EventRequest, write: Option<&EventWrite>) {
     let EventRequest { regarding, reason, note, .. } = request;
     let kind = regarding.kind.as_deref().unwrap_or_default();
     let namespace = regarding.namespace.as_deref().unwrap_or_default();
     let name = regarding.name.as_deref().unwrap_or_default();
     match (write, reason.type_()) {
-        (Some(Write::First), WARNING) => {
+        (Some(EventWrite::First), WARNING) => {
             tracing::warn!(kind, namespace, name, reason = reason.as_str(), "{note}")
         }
-        (Some(Write::First), _) => tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}"),
+        (Some(EventWrite::First), _) => {
+            tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}")
+        }
         _ => tracing::debug!(kind, namespace, name, reason = reason.as_str(), "again: {note}"),
     }
 }
@@ -385,25 +387,25 @@ pub(crate) fn truncated(text: &str, limit: usize) -> &str {
 
 /// The identity of an event: two requests with the same key are repetitions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    subject: Subject,
+struct EventKey {
+    subject: EventSubject,
     /// A hash of the note. The notes themselves would take megabytes.
     note: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Subject {
+struct EventSubject {
     uid: Option<String>,
     name: Option<String>,
     namespace: Option<String>,
     reason: Reason,
 }
 
-impl Key {
+impl EventKey {
     fn of(request: &EventRequest) -> Self {
         let ObjectReference { uid, name, namespace, .. } = request.regarding.clone();
-        Key {
-            subject: Subject { uid, name, namespace, reason: request.reason },
+        EventKey {
+            subject: EventSubject { uid, name, namespace, reason: request.reason },
             note: fnv1a(&[&request.note]),
         }
     }
@@ -429,9 +431,9 @@ const SUBJECTS_MAX: usize = 4096;
 /// The series of events in progress. It decides which requests are written.
 #[derive(Debug, Default)]
 struct Aggregator {
-    subjects: HashMap<Subject, Texts>,
+    subjects: HashMap<EventSubject, Texts>,
     /// The subjects in the order of their last requests.
-    by_last_request: BTreeMap<u64, Subject>,
+    by_last_request: BTreeMap<u64, EventSubject>,
     /// The number of requests so far.
     requests: u64,
     swept: Option<Instant>,
@@ -456,14 +458,14 @@ struct Series {
 
 /// A write to the API server.
 #[derive(Debug, PartialEq, Eq)]
-enum Write {
+enum EventWrite {
     First,
     Repeat { name: String, count: i32 },
 }
 
 impl Aggregator {
     /// Counts a request. Returns the write to make, or `None` if there is none.
-    fn observe(&mut self, key: &Key, now: Instant) -> Option<Write> {
+    fn observe(&mut self, key: &EventKey, now: Instant) -> Option<EventWrite> {
         self.sweep(now);
         let texts = self.requested(&key.subject);
         texts.retain(|_, series| !series.is_over(now));
@@ -474,17 +476,17 @@ impl Aggregator {
                 return None;
             }
             series.written = now;
-            return Some(Write::Repeat { name: series.name.clone(), count: series.count });
+            return Some(EventWrite::Repeat { name: series.name.clone(), count: series.count });
         }
         if texts.len() >= TEXTS_PER_SUBJECT {
             return None;
         }
         texts.insert(key.note, Series { name: String::new(), count: 1, seen: now, written: now });
-        Some(Write::First)
+        Some(EventWrite::First)
     }
 
     /// Returns the series about a subject for which there is a request, and forgets another subject if there are too many.
-    fn requested(&mut self, subject: &Subject) -> &mut HashMap<u64, Series> {
+    fn requested(&mut self, subject: &EventSubject) -> &mut HashMap<u64, Series> {
         self.requests += 1;
         if let Some(known) = self.subjects.get(subject) {
             self.by_last_request.remove(&known.last_request);
@@ -499,14 +501,14 @@ impl Aggregator {
         &mut texts.series
     }
 
-    fn created(&mut self, key: &Key, name: String) {
+    fn created(&mut self, key: &EventKey, name: String) {
         let texts = self.subjects.get_mut(&key.subject);
         if let Some(series) = texts.and_then(|texts| texts.series.get_mut(&key.note)) {
             series.name = name;
         }
     }
 
-    fn forget(&mut self, key: &Key) {
+    fn forget(&mut self, key: &EventKey) {
         if let Some(texts) = self.subjects.get_mut(&key.subject) {
             texts.series.remove(&key.note);
         }

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     pruned::{Prune, Pruned},
-    queue::Object,
+    queue::KubernetesObject,
 };
 
 /// Number of objects in each response.
@@ -18,7 +18,7 @@ const PAGE_SIZE: u32 = 500;
 ///
 /// # Errors
 /// When the request of a page fails.
-pub(crate) async fn selected<K: Object + Prune>(
+pub(crate) async fn selected<K: KubernetesObject + Prune>(
     api: &Api<Pruned<K>>,
     parameters: ListParams,
     wanted: impl Fn(&K) -> bool,
@@ -52,7 +52,7 @@ pub(crate) async fn of_items<T: Clone + Debug + DeserializeOwned>(
 ///
 /// # Errors
 /// When the request of a page fails.
-pub(crate) async fn of_metadata<K: Object, T, C: Default + Extend<T>>(
+pub(crate) async fn of_metadata<K: KubernetesObject, T, C: Default + Extend<T>>(
     api: &Api<K>,
     parameters: ListParams,
     part: impl Fn(ObjectMeta) -> Option<T>,

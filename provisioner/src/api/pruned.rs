@@ -232,7 +232,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for SkipEntry<V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(Entries { path: self.path, map, is_on_path: false })
+        self.inner.visit_map(SkippingMapAccess { path: self.path, map, is_on_path: false })
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
@@ -259,14 +259,14 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for SkipEntry<S> {
 }
 
 /// A map on the path, or the map that contains the skipped entry.
-struct Entries<A> {
+struct SkippingMapAccess<A> {
     path: &'static [&'static str],
     map: A,
     /// `true` if the path continues in the next value.
     is_on_path: bool,
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for SkippingMapAccess<A> {
     type Error = A::Error;
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {

@@ -31,11 +31,14 @@ use crate::api::{
 };
 
 /// A type of Kubernetes object.
-pub(crate) trait Object:
+pub(crate) trait KubernetesObject:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static
 {
 }
-impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
+impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static>
+    KubernetesObject for K
+{
+}
 
 /// When an object is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +84,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     ctx: Arc<Ctx>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) where
-    K: Object,
+    K: KubernetesObject,
     Reconciling: Future<Output = Next> + Send + 'static,
 {
     let Workers { concurrency, slow: Slow { slots, is_slow }, depth } = workers;
@@ -114,7 +117,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
 
 /// Reconciles the objects that `turns` names but for those that `pass_on` takes, until it ends and the reconciliations in progress have
 /// ended.
-async fn reconcile_fast<K: Object, Reconciling: Future<Output = Next> + Send + 'static>(
+async fn reconcile_fast<K: KubernetesObject, Reconciling: Future<Output = Next> + Send + 'static>(
     concurrency: u16,
     turns: impl Stream<Item = ObjectRef<K>>,
     cache: Store<K>,
@@ -152,7 +155,7 @@ async fn reconcile_fast<K: Object, Reconciling: Future<Output = Next> + Send + '
 
 /// Reconciles the objects that `turns` names, as the queue grants them slots, until `naming` and the reconciliations in progress have
 /// ended. An object that waits takes no more memory than its name.
-async fn reconcile_slow<K: Object, Reconciling: Future<Output = Next> + Send + 'static>(
+async fn reconcile_slow<K: KubernetesObject, Reconciling: Future<Output = Next> + Send + 'static>(
     slots: usize,
     mut turns: mpsc::UnboundedReceiver<ObjectRef<K>>,
     mut naming: AbortOnDropHandle<()>,
@@ -227,7 +230,7 @@ pub(crate) enum CacheChange<K> {
 ///
 /// An object that is not of interest any more leaves the cache as if it were deleted. An object that never was of interest is
 /// not stored, so memory does not grow with the objects of other nodes.
-pub(crate) fn watch<K: Object + Prune>(
+pub(crate) fn watch<K: KubernetesObject + Prune>(
     api: Api<Pruned<K>>,
     config: watcher::Config,
     cache: Writer<K>,
@@ -241,7 +244,7 @@ where
 
 /// As [`watch`], but whenever the value of `selection` changes, another watch with the options of the new value begins with a list of
 /// its own. The first one begins once there is a value.
-pub(crate) fn watch_selection<K: Object + Prune, S: Copy + PartialEq + Send + Sync + 'static>(
+pub(crate) fn watch_selection<K: KubernetesObject + Prune, S: Copy + PartialEq + Send + Sync + 'static>(
     api: Api<Pruned<K>>,
     selection: watch::Receiver<Option<S>>,
     config: impl Fn(S) -> watcher::Config + Send + 'static,
@@ -268,7 +271,7 @@ where
     changes(events, cache, of_interest)
 }
 
-fn changes<K: Object>(
+fn changes<K: KubernetesObject>(
     events: impl Stream<Item = watcher::Result<Event<Pruned<K>>>> + Send,
     mut cache: Writer<K>,
     of_interest: impl Fn(&K) -> bool + Send + 'static,
@@ -290,7 +293,7 @@ where
     changes.flatten()
 }
 
-fn narrow<K: Object>(
+fn narrow<K: KubernetesObject>(
     event: Event<Pruned<K>>,
     of_interest: impl Fn(&K) -> bool,
     is_cached: impl Fn(&ObjectRef<K>) -> bool,
@@ -308,7 +311,7 @@ fn narrow<K: Object>(
 ///
 /// The objects of a list enter the cache together with the last one. Reconciled earlier, they would be reconciled as they were
 /// before the list, and an object that changed while the watch was interrupted would not be reconciled as it is now.
-fn apply_to<K: Object>(cache: &mut Writer<K>, event: Event<Pruned<K>>) -> Vec<CacheChange<K>>
+fn apply_to<K: KubernetesObject>(cache: &mut Writer<K>, event: Event<Pruned<K>>) -> Vec<CacheChange<K>>
 where
     K::DynamicType: Hash + Eq,
 {

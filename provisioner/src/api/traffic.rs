@@ -25,7 +25,7 @@ type Requests = Family<[(&'static str, String); 3], Counter>;
 type Times = Family<[(&'static str, String); 1], Gauge>;
 
 /// Whether the API server answered a request. The error says why not.
-pub(crate) type Outcome = Result<(), String>;
+pub(crate) type RequestOutcome = Result<(), String>;
 
 /// All requests since the process started, and the outcome of the latest one.
 ///
@@ -39,12 +39,12 @@ pub(crate) struct ApiTraffic {
     writes: Requests,
     /// When the watches of each resource last delivered something.
     watched: Times,
-    latest: Arc<Mutex<Option<Latest>>>,
+    latest: Arc<Mutex<Option<LatestOutcome>>>,
 }
 
 #[derive(Debug)]
-struct Latest {
-    outcome: Outcome,
+struct LatestOutcome {
+    outcome: RequestOutcome,
     refuses_token: bool,
 }
 
@@ -59,13 +59,13 @@ impl ApiTraffic {
     }
 
     /// Returns the latest outcome, or `None` before the first.
-    pub(crate) fn latest(&self) -> Option<Outcome> {
+    pub(crate) fn latest(&self) -> Option<RequestOutcome> {
         self.lock().as_ref().map(|latest| latest.outcome.clone())
     }
 
     #[cfg(test)]
-    pub(crate) fn record(&self, outcome: Outcome) {
-        *self.lock() = Some(Latest { outcome, refuses_token: false });
+    pub(crate) fn record(&self, outcome: RequestOutcome) {
+        *self.lock() = Some(LatestOutcome { outcome, refuses_token: false });
     }
 
     /// Records that a response delivered something. That of a watch lasts for minutes.
@@ -77,11 +77,11 @@ impl ApiTraffic {
         }
         let mut latest = self.lock();
         if !latest.as_ref().is_some_and(|latest| latest.refuses_token) {
-            *latest = Some(Latest { outcome: Ok(()), refuses_token: false });
+            *latest = Some(LatestOutcome { outcome: Ok(()), refuses_token: false });
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Latest>> {
+    fn lock(&self) -> MutexGuard<'_, Option<LatestOutcome>> {
         // Each critical section leaves the value whole, so a panicked holder does no harm.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,13 +93,13 @@ impl ApiTraffic {
         let code = status.as_ref().map(|status| status.as_str().to_owned()).unwrap_or_default();
         let refuses_token = status == Ok(StatusCode::UNAUTHORIZED);
         let outcome = status.and_then(|status| answered(verb, &resource, status));
-        *self.lock() = Some(Latest { outcome, refuses_token });
+        *self.lock() = Some(LatestOutcome { outcome, refuses_token });
         requests.get_or_create(&[("verb", verb.to_owned()), ("resource", resource), ("code", code)]).inc();
     }
 }
 
 /// A refusal is an answer, unless it concerns each request of this process.
-fn answered(verb: &str, resource: &str, status: StatusCode) -> Outcome {
+fn answered(verb: &str, resource: &str, status: StatusCode) -> RequestOutcome {
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::TOO_MANY_REQUESTS => {}
         _ if status.is_server_error() => {}

@@ -42,7 +42,7 @@ use crate::{
     },
     error::Error,
     objects::{
-        claim_labels::{self, BINDING_UID, RequiredLabel, Source},
+        claim_labels::{self, BINDING_UID, LabelRecordSource, RequiredLabel},
         identity::is_label_value,
         ownership,
     },
@@ -63,12 +63,12 @@ const DEBOUNCE: Duration = Duration::from_millis(100);
 const CONCURRENCY: usize = 16;
 
 /// Labels claims until shutdown.
-pub(crate) async fn run(cluster: &Cluster, source: &Source) {
+pub(crate) async fn run(cluster: &Cluster, source: &LabelRecordSource) {
     run_after(PROPAGATION_TIME, cluster, source).await;
 }
 
 /// As [`run`], with the time that the API servers take to apply a policy.
-pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, source: &Source) {
+pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, source: &LabelRecordSource) {
     let (claims, cache) = reflector::store();
     let (synced, changed) = (SyncSignal::default(), Notify::new());
     let identity = cluster.identity.clone();
@@ -103,7 +103,7 @@ pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, sou
 struct Labeller<'a> {
     propagation_time: Duration,
     cluster: &'a Cluster,
-    source: &'a Source,
+    source: &'a LabelRecordSource,
     /// The claims whose label may have to be set.
     claims: Store<PersistentVolumeClaim>,
     /// The bound claims whose PersistentVolume requires no other label, by UID.
@@ -141,7 +141,7 @@ impl<'a> Labeller<'a> {
     fn new(
         propagation_time: Duration,
         cluster: &'a Cluster,
-        source: &'a Source,
+        source: &'a LabelRecordSource,
         claims: Store<PersistentVolumeClaim>,
     ) -> Self {
         Self {
@@ -429,7 +429,7 @@ mod tests {
     ) -> Vec<Duration> {
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
-        let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let claims = cache(vec![claim.clone()]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = Instant::now();
@@ -580,7 +580,7 @@ mod tests {
         requests.extend([recorded(None), lists(&[&changed]), recorded(None), records(Some("binding-uid"))]);
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
-        let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let (claims, mut watch) = cache(vec![bound(json!({}))]);
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = labeller.next_reconcile;
@@ -606,7 +606,7 @@ mod tests {
         ]);
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
-        let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let (claims, mut watch) = cache(vec![bound(json!({"status": {"phase": "Pending"}}))]);
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = labeller.next_reconcile;
@@ -676,7 +676,7 @@ mod tests {
         ];
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         let ctx = Arc::clone(&test_context.ctx);
-        let source = Source { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let claims = cache(vec![fixtures::claim(json!({}))]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = Instant::now();

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The source of the health endpoints' responses.
-pub(crate) struct HealthEndpoints {
+pub(crate) struct ControllerHealthEndpoints {
     pub(crate) events: EventCounter,
     pub(crate) traffic: ApiTraffic,
     pub(crate) leads: watch::Receiver<bool>,
@@ -27,7 +27,7 @@ pub(crate) struct HealthEndpoints {
     pub(crate) policies: watch::Receiver<Enforced>,
 }
 
-impl monitoring::HealthEndpoints for HealthEndpoints {
+impl monitoring::HealthEndpoints for ControllerHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let mut registry = Registry::with_prefix("loopfs_controller");
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -89,10 +89,10 @@ mod tests {
         request::ApiRequest,
     };
 
-    fn endpoints(leads: bool, performs: bool) -> HealthEndpoints {
+    fn endpoints(leads: bool, performs: bool) -> ControllerHealthEndpoints {
         let (events, _requests) = Events::new("node-a");
         let value = |value| watch::Sender::new(value).subscribe();
-        HealthEndpoints {
+        ControllerHealthEndpoints {
             events: events.counter().clone(),
             traffic: ApiTraffic::default(),
             leads: value(leads),
@@ -108,7 +108,8 @@ mod tests {
         let (events, _requests) = Events::new("node-a");
         // Counters without a value are not served.
         events.publish_on_node(Reason::DeclarationInvalid, "missing");
-        let endpoints = HealthEndpoints { events: events.counter().clone(), ..endpoints(true, true) };
+        let endpoints =
+            ControllerHealthEndpoints { events: events.counter().clone(), ..endpoints(true, true) };
         for verb in ["list", "create"] {
             let request = ApiRequest { verb, resource: "leases".to_owned() };
             endpoints.traffic.ended(request, Ok(StatusCode::OK));

@@ -41,7 +41,7 @@ const AT_ONCE: Duration = Duration::from_secs(3600);
 
 /// When volumes of deleted nodes are reconciled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct NodeLossSettings {
     pub(crate) mode: NodeLoss,
     /// If more than one node, and a larger share of the nodes with volumes, is deleted at once, nothing is deleted. It is then more likely
     /// that Node objects were deleted by mistake while their machines run.
@@ -58,7 +58,7 @@ pub(crate) const LIST_INTERVAL: Duration = Duration::from_secs(60);
 pub(crate) async fn run(
     cluster: &Cluster,
     nodes: &RegisteredNodes,
-    settings: Settings,
+    settings: NodeLossSettings,
     lost_volumes: &watch::Sender<usize>,
 ) {
     nodes.synced.wait().await;
@@ -66,7 +66,7 @@ pub(crate) async fn run(
     let mut controller = NodeLossController::new(cluster, nodes, settings);
     loop {
         let wait = match controller.reconcile(Instant::now()).await {
-            Ok(Pass { volumes, next }) => {
+            Ok(NodeLossCheck { volumes, next }) => {
                 lost_volumes.send_replace(volumes);
                 next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL)
             }
@@ -86,7 +86,7 @@ pub(crate) async fn run(
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pass {
+struct NodeLossCheck {
     /// The number of volumes on deleted nodes.
     volumes: usize,
     /// The time after which a volume has to be checked again, if no event announces that.
@@ -94,7 +94,7 @@ struct Pass {
 }
 
 /// The deleted nodes that a check finds.
-struct Found {
+struct DeletedNodes {
     /// The number of nodes with volumes.
     named: usize,
     lost: BTreeMap<LostStorage, Lost>,
@@ -115,7 +115,7 @@ impl Witness for &Cluster {
 struct NodeLossController<'a> {
     cluster: &'a Cluster,
     nodes: &'a RegisteredNodes,
-    settings: Settings,
+    settings: NodeLossSettings,
     /// The nodes with volumes, and when they were listed.
     named: Option<(Instant, BTreeSet<String>)>,
     /// When this process first saw that each node is missing.
@@ -124,7 +124,7 @@ struct NodeLossController<'a> {
 }
 
 impl<'a> NodeLossController<'a> {
-    fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, settings: Settings) -> Self {
+    fn new(cluster: &'a Cluster, nodes: &'a RegisteredNodes, settings: NodeLossSettings) -> Self {
         let losses = LossReconciler::new(cluster, cluster, settings.mode);
         NodeLossController { cluster, nodes, settings, named: None, missing_since: BTreeMap::new(), losses }
     }
@@ -134,9 +134,10 @@ impl<'a> NodeLossController<'a> {
     /// # Errors
     /// When the nodes or the PersistentVolumes cannot be read from the API server. A node may then come back without being seen, so all
     /// grace times start again.
-    async fn reconcile(&mut self, now: Instant) -> Result<Pass, Error> {
+    async fn reconcile(&mut self, now: Instant) -> Result<NodeLossCheck, Error> {
         let found = self.find_lost(now).await;
-        let Found { named, lost, relisted_after } = found.inspect_err(|_error| self.losses.interrupted())?;
+        let DeletedNodes { named, lost, relisted_after } =
+            found.inspect_err(|_error| self.losses.interrupted())?;
         let volumes = lost.values().map(|lost| lost.volumes.len()).sum();
         let next = if self.is_doubtful(&lost, named, now) {
             self.losses.interrupted();
@@ -145,11 +146,11 @@ impl<'a> NodeLossController<'a> {
             self.losses.reconcile(lost, now).await
         };
         // A node that has a volume only since the last list can be deleted too.
-        Ok(Pass { volumes, next: next.into_iter().chain(relisted_after).min() })
+        Ok(NodeLossCheck { volumes, next: next.into_iter().chain(relisted_after).min() })
     }
 
     /// Lists the nodes with volumes, unless it has done so within the interval, and finds those that were deleted.
-    async fn find_lost(&mut self, now: Instant) -> Result<Found, Error> {
+    async fn find_lost(&mut self, now: Instant) -> Result<DeletedNodes, Error> {
         let interval = self.settings.list_interval;
         let known = self.named.take().filter(|(listed, _)| now < *listed + interval);
         let relisted_after = known.as_ref().map(|(listed, _)| *listed + interval - now);
@@ -159,7 +160,7 @@ impl<'a> NodeLossController<'a> {
         };
         let lost = self.deleted_nodes(&named, now).await;
         let (_, named) = self.named.insert((listed, named));
-        Ok(Found { named: named.len(), lost: lost?, relisted_after })
+        Ok(DeletedNodes { named: named.len(), lost: lost?, relisted_after })
     }
 
     /// Returns the nodes that PersistentVolumes of this driver are labelled with.

@@ -6,8 +6,9 @@ use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    builtin, claim_labels, health_endpoints::HealthEndpoints, immediate, lease, lost_snapshots, node_loss,
-    pending_claims::PendingClaims, registered_nodes::RegisteredNodes, unready_nodes, wrong_selections,
+    builtin, claim_labels, health_endpoints::ControllerHealthEndpoints, immediate, lease, lost_snapshots,
+    node_loss, pending_claims::PendingClaims, registered_nodes::RegisteredNodes, unready_nodes,
+    wrong_selections,
 };
 use crate::{
     api::{
@@ -17,7 +18,7 @@ use crate::{
         traffic::ApiTraffic,
     },
     loss::NodeLoss,
-    objects::{claim_labels::Source, identity::Identity},
+    objects::{claim_labels::LabelRecordSource, identity::Identity},
     tasks::{named, until},
 };
 
@@ -25,15 +26,15 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Duties {
     /// The ConfigMap that declares the built-in objects.
-    pub(crate) builtin: Option<builtin::Source>,
+    pub(crate) builtin: Option<builtin::DeclarationSource>,
     /// Where to record that all claims are labelled with their nodes.
-    pub(crate) claim_labels: Option<Source>,
-    pub(crate) node_loss: node_loss::Settings,
+    pub(crate) claim_labels: Option<LabelRecordSource>,
+    pub(crate) node_loss: node_loss::NodeLossSettings,
     pub(crate) unready_nodes: unready_nodes::Timing,
 }
 
 /// The parts that the process is created from.
-pub(crate) struct Parts {
+pub(crate) struct ControllerProcessParts {
     pub(crate) client: Client,
     /// The driver, and the node that this replica runs on.
     pub(crate) identity: Identity,
@@ -44,8 +45,8 @@ pub(crate) struct Parts {
 }
 
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
-pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
-    let Parts { client, identity, candidate, duties, monitoring } = parts;
+pub(crate) fn spawn(parts: ControllerProcessParts) -> (JoinSet<&'static str>, CancellationToken) {
+    let ControllerProcessParts { client, identity, candidate, duties, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (leads, performs) = (watch::Sender::new(false), watch::Sender::new(false));
@@ -56,7 +57,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
 
     let mut tasks = JoinSet::new();
     if let Some((listeners, traffic)) = monitoring {
-        let endpoints = HealthEndpoints {
+        let endpoints = ControllerHealthEndpoints {
             events: cluster.events.counter().clone(),
             traffic,
             leads: leads.subscribe(),
@@ -71,7 +72,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let of_check = cluster.clone();
     let checking = async move { policies::check(&of_check, &forbidden, &policies).await };
     tasks.spawn(named("policies", until(stop.clone(), checking)));
-    let progress = Progress { performs, unready_volumes, lost_volumes };
+    let progress = DutyReports { performs, unready_volumes, lost_volumes };
     let performing = perform_while_leading(cluster, duties, leading, progress);
     tasks.spawn(named("duties", until(stop.clone(), performing)));
     tasks.spawn(named("lease", lease::compete(client.clone(), candidate, leads, stop.clone())));
@@ -81,7 +82,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
 }
 
 /// What the duties report to the health endpoints.
-struct Progress {
+struct DutyReports {
     /// `true` once this replica leads and has read the objects that the duties of every controller need.
     performs: watch::Sender<bool>,
     /// The number of volumes whose node is not ready, while this replica leads.
@@ -95,7 +96,7 @@ async fn perform_while_leading(
     cluster: Cluster,
     duties: Duties,
     mut leads: watch::Receiver<bool>,
-    progress: Progress,
+    progress: DutyReports,
 ) {
     loop {
         // An error means that the task which competes for the Lease has ended. That ends the process.
@@ -115,7 +116,7 @@ async fn perform_while_leading(
     }
 }
 
-async fn perform(cluster: &Cluster, duties: &Duties, progress: &Progress) {
+async fn perform(cluster: &Cluster, duties: &Duties, progress: &DutyReports) {
     let (nodes, node_cache) = RegisteredNodes::new();
     let (claims, claim_cache) = PendingClaims::new();
     let keeping_objects = async {

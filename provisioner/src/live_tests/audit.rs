@@ -3,16 +3,16 @@
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::*;
-use crate::node::audit::{Collection, Settings};
+use crate::node::audit::{AuditSettings, Collection};
 use crate::restore;
 
 pub(super) fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
-    let settings = Settings { interval: Duration::from_millis(50), collection };
+    let settings = AuditSettings { interval: Duration::from_millis(50), collection };
     Options { audit: Some(settings), ..Options::default() }
 }
 
-impl Cluster {
+impl TestCluster {
     /// Creates a volume in the store that no PersistentVolume names.
     pub(super) fn create_orphan(&self, suffix: &str) -> VolumeId {
         let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
@@ -57,7 +57,7 @@ impl Cluster {
 
 #[tokio::test]
 async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let orphan = cluster.create_orphan("orphan");
     // Its disk was on another node before.
     let moved = cluster.create_orphan("moved");
@@ -93,7 +93,7 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
 /// The cluster is new: it has the claims' namespace, and none of the objects.
 #[tokio::test]
 async fn restored_objects_bind_and_keep_their_data() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let ids = [cluster.create_orphan("a"), cluster.create_orphan("b")];
     let listed = [("a", &ids[0]), ("b", &ids[1])]
         .map(|(name, id)| restore::tests::listed(id.as_str(), &cluster.namespace, name, &cluster.class));
@@ -125,7 +125,7 @@ async fn restored_objects_bind_and_keep_their_data() {
 /// Their PersistentVolumes may have been deleted while the node was deleted, or while the disk was elsewhere.
 #[tokio::test]
 async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let node = Api::<Node>::all(cluster.admin.clone()).get_metadata(HERE).await.unwrap();
     let earlier = Custody::next(None, "earlier", fixtures::FILESYSTEM, &BTreeSet::new());
     earlier.write(&cluster.custody_path()).unwrap();
@@ -142,7 +142,7 @@ async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
 
 #[tokio::test]
 async fn orphaned_volumes_are_removed_if_requested() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let (orphan, adopted) = (cluster.create_orphan("orphan"), cluster.create_orphan("adopted"));
     let foreign = VolumeId::parse(&format!("csi-{}", cluster.namespace)).unwrap();
     cluster.volumes.state().volumes.insert(foreign.clone(), (VolumeKind::Block, Bytes(MIB)));

@@ -34,7 +34,7 @@ fn class(name: &str, option: &str) -> String {
     )
 }
 
-impl Cluster {
+impl TestCluster {
     fn config_maps(&self) -> Api<ConfigMap> {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
@@ -52,17 +52,20 @@ impl Cluster {
     }
 
     async fn controller_that_repairs_after(&self, repair_delay: Duration, holder: &str) -> Provisioner {
-        let source =
-            builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned(), repair_delay };
+        let source = builtin::DeclarationSource {
+            namespace: SYSTEM.to_owned(),
+            config_map: CONFIG_MAP.to_owned(),
+            repair_delay,
+        };
         let duties = Duties { builtin: Some(source), ..controllers::ONLY_PLACEMENT };
         self.controller_named(holder, duties).await
     }
 
-    fn all<K: Object<Scope = k8s_openapi::ClusterResourceScope>>(&self) -> Api<K> {
+    fn all<K: KubernetesObject<Scope = k8s_openapi::ClusterResourceScope>>(&self) -> Api<K> {
         Api::all(self.admin.clone())
     }
 
-    async fn change<K: Object>(&self, api: &Api<K>, name: &str, change: Value) {
+    async fn change<K: KubernetesObject>(&self, api: &Api<K>, name: &str, change: Value) {
         api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
     }
 
@@ -82,7 +85,7 @@ fn options_of(class: &StorageClass) -> Vec<String> {
 
 #[tokio::test]
 async fn built_in_objects_are_kept_as_declared() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (name, priority) = (format!("{}-kept", cluster.class), format!("loopfs-{}", cluster.class));
     let priorities = format!(
@@ -171,7 +174,7 @@ async fn built_in_objects_are_kept_as_declared() {
 /// A controller can restore only the role rules that it has itself.
 #[tokio::test]
 async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_rights() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
     let before = roles.get(ROLE).await.unwrap();
@@ -261,7 +264,7 @@ async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_righ
 /// An upgrade changes a role before the ConfigMap that declares it. The controller could not restore the new rule.
 #[tokio::test]
 async fn an_upgrade_in_progress_is_not_undone() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let roles: Api<ClusterRole> = cluster.all();
     let before = roles.get(ROLE).await.unwrap();
@@ -301,7 +304,7 @@ async fn an_upgrade_in_progress_is_not_undone() {
 /// One write repairs each difference, and a replica that has not received a new declaration does not undo it.
 #[tokio::test]
 async fn two_replicas_repair_each_difference_with_one_write() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let name = format!("{}-kept", cluster.class);
     let classes: Api<StorageClass> = cluster.all();

@@ -7,7 +7,7 @@ use crate::{
     api::{self, events::Events},
     controller::claim_labels,
     objects::{
-        claim_labels::{Source, are_complete, written_binding},
+        claim_labels::{LabelRecordSource, are_complete, written_binding},
         ownership::SELECTED_NODE,
     },
 };
@@ -24,11 +24,11 @@ const RIGHTS: [&str; 2] = [
     include_str!("../../../csi/deploy/claim-labels/admission.yaml"),
 ];
 
-pub(super) fn source() -> Source {
-    Source { namespace: SYSTEM.to_owned(), name: NAME.to_owned() }
+pub(super) fn source() -> LabelRecordSource {
+    LabelRecordSource { namespace: SYSTEM.to_owned(), name: NAME.to_owned() }
 }
 
-impl Cluster {
+impl TestCluster {
     async fn provisioner_with_labels(&self, node: &str, volumes: &Arc<FakeStore>) -> Provisioner {
         let options = Options { claim_labels: Some(source()), ..Options::default() };
         self.provisioner_with(node, volumes, options).await
@@ -73,7 +73,7 @@ impl Provisioner {
 /// The orders in which a policy, a record, a controller and claims may appear and disappear.
 #[tokio::test]
 async fn no_claim_is_missed_while_labels_are_introduced_and_removed() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&RIGHTS).await;
     let provisioner = cluster.provisioner_with_labels(HERE, &cluster.volumes).await;
     provisioner.until_it_watches_all_claims(true).await;
@@ -166,7 +166,7 @@ async fn no_claim_is_missed_while_labels_are_introduced_and_removed() {
 /// The policy was removed in a way that left the ConfigMap, and nothing owns it that the garbage collector could notice.
 #[tokio::test]
 async fn a_record_of_a_policy_that_is_gone_is_removed() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&RIGHTS).await;
     cluster.opt_in(&[CONFIG_MAP]).await;
     let data = json!({"data": {crate::objects::claim_labels::BINDING_UID: "of-an-earlier-binding"}});

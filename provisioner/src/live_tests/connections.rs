@@ -37,7 +37,7 @@ struct Connections {
 
 impl Forwarder {
     async fn start(timeouts: Timeouts) -> Self {
-        let mut config = client::config(Some(Cluster::kubeconfig_of(HERE))).await.unwrap();
+        let mut config = client::config(Some(TestCluster::kubeconfig_of(HERE))).await.unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let api_server = config.cluster_url.authority().unwrap().to_string();
         config.tls_server_name = Some(config.cluster_url.host().unwrap().to_owned());
@@ -55,7 +55,7 @@ impl Forwarder {
         Forwarder { client, traffic, shared, _accepting: accepting }
     }
 
-    async fn provisioner(&self, cluster: &Cluster) -> Provisioner {
+    async fn provisioner(&self, cluster: &TestCluster) -> Provisioner {
         let (client, traffic) = (self.client.clone(), self.traffic.clone());
         cluster.start(HERE, &cluster.volumes, Options::default(), client, traffic).await
     }
@@ -99,7 +99,7 @@ async fn forward(mut stream: TcpStream, shared: Arc<Connections>) {
 
 #[tokio::test]
 async fn all_requests_and_watches_share_one_connection() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let forwarder = Forwarder::start(Timeouts::default()).await;
     let provisioner = forwarder.provisioner(&cluster).await;
     // The first requests may have begun to connect at the same time.
@@ -124,7 +124,7 @@ async fn all_requests_and_watches_share_one_connection() {
 #[tokio::test]
 async fn a_list_takes_less_than_a_quarter_of_its_size_on_the_connection() {
     const CLAIMS: usize = 200;
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let forwarder = Forwarder::start(Timeouts::default()).await;
     for number in 0..CLAIMS {
         cluster.claim(&format!("data-{number}"), json!({"metadata": {"annotations": null}})).await;
@@ -141,7 +141,7 @@ async fn a_list_takes_less_than_a_quarter_of_its_size_on_the_connection() {
 /// Neither the deadline of requests nor that of watches ends in this test.
 #[tokio::test]
 async fn a_connection_that_falls_silent_is_replaced_after_an_unanswered_ping() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let timeouts = Timeouts { ping: TIMEOUTS.ping, ..Timeouts::default() };
     let forwarder = Forwarder::start(timeouts).await;
     let provisioner = forwarder.provisioner(&cluster).await;

@@ -10,8 +10,8 @@ use crate::{
     api::connection::Timeouts,
     controller::{
         lease::Candidate,
-        node_loss::Settings,
-        process::{Duties, Parts},
+        node_loss::NodeLossSettings,
+        process::{ControllerProcessParts, Duties},
         unready_nodes::Timing,
     },
     loss::NodeLoss,
@@ -32,22 +32,22 @@ pub(super) const ONLY_PLACEMENT: Duties = Duties {
 };
 
 /// Returns the settings of a controller that checks for deleted nodes.
-pub(super) const fn checking(mode: NodeLoss) -> Settings {
-    Settings { mode, at_most_percent: 20, list_interval: Duration::ZERO }
+pub(super) const fn checking(mode: NodeLoss) -> NodeLossSettings {
+    NodeLossSettings { mode, at_most_percent: 20, list_interval: Duration::ZERO }
 }
 
 /// Returns the kubeconfig of a replica, and the node in its token.
 pub(super) fn kubeconfig() -> (PathBuf, String) {
-    let kubeconfigs = Cluster::kubeconfig_of(HERE);
+    let kubeconfigs = TestCluster::kubeconfig_of(HERE);
     let files = std::fs::read_dir(kubeconfigs.parent().unwrap()).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let node_of =
         |name: String| name.strip_prefix("controller-")?.strip_suffix(".kubeconfig").map(str::to_owned);
     let node = names.filter_map(node_of).min().expect("a kubeconfig of the controller");
-    (Cluster::kubeconfig_of(&format!("controller-{node}")), node)
+    (TestCluster::kubeconfig_of(&format!("controller-{node}")), node)
 }
 
-impl Cluster {
+impl TestCluster {
     /// Returns a client with the rights of a replica, and the node in its token.
     pub(super) async fn controller_client(&self, traffic: &ApiTraffic) -> (Client, String) {
         let (path, node) = kubeconfig();
@@ -75,7 +75,7 @@ impl Cluster {
         let identity = Identity::new(fixtures::identity().driver(), &kubeconfig().1).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
-        let (tasks, stop) = crate::controller::process::spawn(Parts {
+        let (tasks, stop) = crate::controller::process::spawn(ControllerProcessParts {
             client,
             identity,
             candidate: Candidate { namespace: SYSTEM.to_owned(), holder: holder.to_owned() },
@@ -135,7 +135,7 @@ fn selected(claim: &PersistentVolumeClaim) -> Option<&str> {
 
 #[tokio::test]
 async fn without_a_controller_only_claims_of_immediate_classes_wait() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
     cluster.unplaced_claim("now", &class).await;
@@ -157,7 +157,7 @@ async fn without_a_controller_only_claims_of_immediate_classes_wait() {
 
 #[tokio::test]
 async fn one_replica_leads_and_the_next_one_takes_over() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
     let first = cluster.controller_named("first", ONLY_PLACEMENT).await;
@@ -190,7 +190,7 @@ async fn one_replica_leads_and_the_next_one_takes_over() {
 /// A Lease can name a dead holder for years, for example after the clock of a node was wrong.
 #[tokio::test]
 async fn a_replica_leads_after_an_administrator_deleted_the_lease() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let dead = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE},
         "spec": {
@@ -235,7 +235,7 @@ pub(super) fn stalls(call: &Call, verb: &str, resource: &str) -> Option<Fault> {
 #[tokio::test]
 async fn the_leader_changes_in_the_middle_of_a_placement() {
     const CLAIMS: &str = "persistentvolumeclaims";
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
     let api_server = FaultyApiServer::in_front_of(&cluster, kubeconfig().0).await;

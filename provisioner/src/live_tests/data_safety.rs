@@ -43,7 +43,7 @@ struct Hidden {
 
 impl Hidden {
     /// Creates volumes with PersistentVolumes that only a read of the single object shows.
-    async fn create(cluster: &Cluster, api_server: &FaultyApiServer) -> Self {
+    async fn create(cluster: &TestCluster, api_server: &FaultyApiServer) -> Self {
         // The old lists.
         let objects: Api<PersistentVolume> =
             Api::all(api_server.client(TIMEOUTS, &ApiTraffic::default()).await);
@@ -83,7 +83,7 @@ impl Hidden {
         self.volumes.iter().map(|(_, id)| id.as_str()).collect()
     }
 
-    fn assert_kept(&self, cluster: &Cluster) {
+    fn assert_kept(&self, cluster: &TestCluster) {
         for (fault, id) in &self.volumes {
             assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{fault:?} deleted the data of {id}");
         }
@@ -92,7 +92,7 @@ impl Hidden {
 
 #[tokio::test]
 async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let hidden = Hidden::create(&cluster, &api_server).await;
     for (_, id) in &hidden.volumes {
@@ -117,7 +117,7 @@ async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
 
 #[tokio::test]
 async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let hidden = Hidden::create(&cluster, &api_server).await;
     hidden.inject(&api_server);
@@ -138,7 +138,7 @@ async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
 /// An administrator binds the data of an orphaned volume again, and keeps the labels of its former PersistentVolume.
 #[tokio::test]
 async fn the_audit_keeps_a_volume_that_is_named_again_while_the_watch_is_silent() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let orphan = cluster.create_orphan("orphan");
     let (silent, read) = (orphan.to_string(), orphan.to_string());
@@ -170,7 +170,7 @@ async fn the_audit_keeps_a_volume_that_is_named_again_while_the_watch_is_silent(
     cluster.finish([]).await;
 }
 
-impl Cluster {
+impl TestCluster {
     /// Waits until the provisioner has received the newest version of a PersistentVolume.
     async fn until_received(&self, api_server: &FaultyApiServer, name: &str) {
         let version = self.objects().get(name).await.unwrap().resource_version().unwrap();
@@ -198,7 +198,7 @@ impl Cluster {
 /// An administrator keeps the data of volumes whose deletion has failed so far. The provisioner does not receive that.
 #[tokio::test]
 async fn a_retried_deletion_respects_changes_that_a_silent_watch_hides() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let node = (HERE, &cluster.volumes);
     let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("kept", json!({})).await;
     let volume = cluster.bound("kept").await;
@@ -26,7 +26,7 @@ async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted(
 
 #[tokio::test]
 async fn an_available_volume_is_deleted_with_its_persistent_volume() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
     let name = cluster.bound("data").await.name_any();
@@ -54,7 +54,7 @@ async fn an_available_volume_is_deleted_with_its_persistent_volume() {
 
 #[tokio::test]
 async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
     let name = cluster.bound("data").await.name_any();
@@ -81,7 +81,7 @@ async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
 
 #[tokio::test]
 async fn a_volume_in_use_is_reported_and_not_deleted() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("busy", json!({})).await;
     let volume = cluster.bound("busy").await;

@@ -42,9 +42,9 @@ impl Subjects {
 
 /// Numbers the calls of each verb, resource and claim from zero.
 #[derive(Debug, Default)]
-struct Numbers(Mutex<HashMap<(&'static str, String, String), u32>>);
+struct CallNumbers(Mutex<HashMap<(&'static str, String, String), u32>>);
 
-impl Numbers {
+impl CallNumbers {
     fn next(&self, call: &Call, subject: &str) -> u32 {
         let mut numbers = self.0.lock().unwrap();
         let number = numbers.entry((call.verb, call.resource.clone(), subject.to_owned())).or_default();
@@ -55,7 +55,7 @@ impl Numbers {
 
 /// Returns a rule whose faults depend on the seed, and on the verb, the resource, the claim and the number of the call.
 pub(super) fn seeded(seed: u64, subjects: Subjects) -> impl Fn(&Call) -> Option<Fault> + Send + Sync {
-    let numbers = Numbers::default();
+    let numbers = CallNumbers::default();
     move |call| {
         let subject = subjects.of(call);
         let number = numbers.next(call, &subject);
@@ -75,7 +75,7 @@ pub(super) fn seeded(seed: u64, subjects: Subjects) -> impl Fn(&Call) -> Option<
 
 /// Returns a rule by which the first write of each kind about a claim has the fault after which the claim is named.
 pub(super) fn of_each_write(subjects: Subjects) -> impl Fn(&Call) -> Option<Fault> + Send + Sync {
-    let numbers = Numbers::default();
+    let numbers = CallNumbers::default();
     move |call| {
         let subject = subjects.of(call);
         let fault = Fault::OF_WRITES.into_iter().find(|fault| claim_of(*fault) == subject)?;

@@ -23,7 +23,7 @@ const MAX_EVENT_WRITES: usize = 40;
 
 /// The claims of one node, and its provisioner behind a faulty API server.
 struct Lives<'a> {
-    cluster: &'a Cluster,
+    cluster: &'a TestCluster,
     node: &'static str,
     volumes: Arc<FakeStore>,
     api_server: FaultyApiServer,
@@ -34,7 +34,7 @@ struct Lives<'a> {
 
 impl<'a> Lives<'a> {
     async fn begin(
-        cluster: &'a Cluster,
+        cluster: &'a TestCluster,
         node: &'static str,
         names: Vec<String>,
         rule: impl FnOnce(Subjects) -> Box<dyn Fn(&Call) -> Option<Fault> + Send + Sync>,
@@ -176,7 +176,7 @@ impl<'a> Lives<'a> {
 
 #[tokio::test]
 async fn a_fault_of_each_write_leaves_one_volume_for_each_claim() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let names = Fault::OF_WRITES.map(claim_of).to_vec();
     let lives = Lives::begin(&cluster, HERE, names, |subjects| Box::new(of_each_write(subjects))).await;
     lives.live().await;
@@ -188,7 +188,7 @@ async fn random_faults_leave_one_volume_for_each_claim() {
     let given = std::env::var("LOOPFS_TEST_SEED").ok().map(|seed| seed.parse().unwrap());
     let seed = given.unwrap_or_else(|| Timestamp::now().as_microsecond().unsigned_abs());
     println!("LOOPFS_TEST_SEED={seed}");
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let lives = |node, seed| {
         let names = (0..5).map(|number| format!("c{number}-{node}")).collect();
         let cluster = &cluster;

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.volumes.state().refreshed = true;
     let provisioner = cluster.provisioner().await;
     cluster.claim("refreshed", json!({"spec": {"volumeMode": "Block"}})).await;
@@ -19,7 +19,7 @@ async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
 
 #[tokio::test]
 async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
     cluster.bound("disk").await;
@@ -52,7 +52,7 @@ async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
 
 #[tokio::test]
 async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
     cluster.bound("first").await;

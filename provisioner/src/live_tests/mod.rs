@@ -37,17 +37,17 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{queue::Object, traffic::ApiTraffic},
+    api::{queue::KubernetesObject, traffic::ApiTraffic},
     node::{
         capacity::CapacityConfig,
-        process::{Options, Parts},
+        process::{NodeProcessParts, Options},
     },
     objects::{
         claim_status::{ResizeStatus, recorded},
         identity::Identity,
         ownership,
     },
-    store::{claim_record::ClaimRecord, custody::Custody, storage::Opener, volumes::Volumes},
+    store::{claim_record::ClaimRecord, custody::Custody, storage::Opener, volumes::VolumeBackend},
     testing::{fake_store::FakeStore, fixtures},
 };
 
@@ -86,7 +86,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Serialises the tests: all use the same node, and a provisioner serves every claim of its node.
 static TEST_LOCK: Mutex<()> = Mutex::const_new(());
 
-struct Cluster {
+struct TestCluster {
     _test_lock: MutexGuard<'static, ()>,
     admin: Client,
     namespace: String,
@@ -114,12 +114,12 @@ impl Provisioner {
         traffic: ApiTraffic,
     ) -> Provisioner {
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
-        let volumes: Arc<dyn Volumes> = volumes.clone();
+        let volumes: Arc<dyn VolumeBackend> = volumes.clone();
         let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
         let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(pod) };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
-        let (tasks, stop) = crate::node::process::spawn(Parts {
+        let (tasks, stop) = crate::node::process::spawn(NodeProcessParts {
             client,
             identity,
             custody_path,
@@ -161,12 +161,12 @@ impl Provisioner {
     }
 }
 
-impl Cluster {
+impl TestCluster {
     async fn connect() -> Self {
         let test_lock = TEST_LOCK.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
             // Only the first test of a run starts logging.
-            drop(crate::logging::init(&level, crate::LogFormat::Text));
+            drop(crate::logging::init(&level, crate::ProvisionerLogFormat::Text));
         }
         let admin = administrator().await;
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
@@ -175,7 +175,7 @@ impl Cluster {
         let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
         let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
-        let cluster = Cluster {
+        let cluster = TestCluster {
             _test_lock: test_lock,
             admin,
             namespace: name.clone(),
@@ -349,7 +349,7 @@ impl Cluster {
         objects.collect()
     }
 
-    async fn wait_until_deleted<K: Object>(&self, api: &Api<K>, name: &str) {
+    async fn wait_until_deleted<K: KubernetesObject>(&self, api: &Api<K>, name: &str) {
         eventually(&format!("{name} deleted"), || async {
             api.get_opt(name).await.unwrap().is_none().then_some(())
         })
@@ -423,7 +423,7 @@ fn is_held(volume: &PersistentVolume) -> bool {
     volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
 }
 
-async fn until<K: Object>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
+async fn until<K: KubernetesObject>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
     eventually(name, || async { api.get(name).await.ok().filter(|object| done(object)) }).await
 }
 
@@ -455,7 +455,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
 
 #[tokio::test]
 async fn a_claim_is_provisioned_expanded_and_deleted() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
@@ -488,7 +488,7 @@ async fn a_claim_is_provisioned_expanded_and_deleted() {
 
 #[tokio::test]
 async fn metrics_count_the_writes_of_a_claim() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     provisioner.until_ready().await;
     cluster.claim("data", json!({})).await;
@@ -517,7 +517,7 @@ async fn metrics_count_the_writes_of_a_claim() {
 
 #[tokio::test]
 async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     // A provisioner was killed after it created the volume and before it created the PersistentVolume.
     let claim = cluster.claim("deleted", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
@@ -536,7 +536,7 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
 /// The provisioner is killed many times at random moments. Every claim ends with one volume and one PersistentVolume, or none.
 #[tokio::test]
 async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let mut provisioner = cluster.provisioner().await;
     for number in 0..24 {
         cluster.claim(&format!("c{number}"), json!({})).await;
@@ -564,7 +564,7 @@ async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
 
 #[tokio::test]
 async fn a_store_that_opens_late_serves_the_waiting_claims() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.volumes.state().broken = Some(crate::testing::fake_store::error(
         loopfs::ErrorKind::NotMounted,
         "nothing is mounted there; mount it",

@@ -28,7 +28,7 @@ const LOST: &str = "node-c";
 /// A disk that no remaining node has.
 const OTHER_DISK: &str = "5a1e6f0c-0000-4000-8000-000000000001";
 
-impl Cluster {
+impl TestCluster {
     async fn create_node(&self) {
         self.create_node_named(LOST).await;
     }
@@ -117,7 +117,7 @@ fn is_released(volume: &PersistentVolume) -> bool {
 
 #[tokio::test]
 async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
@@ -153,7 +153,7 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
 
 #[tokio::test]
 async fn claims_of_a_node_that_is_not_ready_are_reported_while_it_is_not() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     // No kubelet runs there that would report that the node is ready.
     cluster.create_node().await;
     let retained =
@@ -183,7 +183,7 @@ async fn claims_of_a_node_that_is_not_ready_are_reported_while_it_is_not() {
 /// The controller loses the API server after each of its writes, and then the node is back.
 #[tokio::test]
 async fn a_node_that_comes_back_keeps_its_data() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let is_ours = |call: &Call| {
         call.is_write() && ["persistentvolumes", "persistentvolumeclaims"].contains(&call.resource.as_str())
@@ -232,7 +232,7 @@ async fn a_node_that_comes_back_keeps_its_data() {
 /// The snapshotter of the node would remove the finalizer.
 #[tokio::test]
 async fn a_deleted_snapshot_of_a_deleted_node_is_released() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.define_snapshots().await;
     // Both policies apply to the controller, if both components are there.
     let opt_in = [OPT_IN[0], OPT_IN[1], include_str!("../../../csi/deploy/snapshots/admission.yaml")];
@@ -268,7 +268,7 @@ async fn a_deleted_snapshot_of_a_deleted_node_is_released() {
 #[tokio::test]
 async fn nothing_is_deleted_while_several_nodes_are_missing() {
     const ALSO_LOST: &str = "node-d";
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
     cluster.create_node_named(ALSO_LOST).await;
@@ -304,7 +304,7 @@ async fn nothing_is_deleted_while_several_nodes_are_missing() {
 /// The administrator mounts the right disk while the provisioner deletes the objects of its volumes.
 #[tokio::test]
 async fn a_disk_that_comes_back_keeps_its_data() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (claim, volume) = cluster.claim_on(HERE, "data", "deleteClaim", json!({})).await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
@@ -340,7 +340,7 @@ async fn a_disk_that_comes_back_keeps_its_data() {
 #[tokio::test]
 async fn the_leader_changes_in_the_middle_of_the_loss_of_a_node() {
     const CLAIMS: &str = "persistentvolumeclaims";
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
     let (_claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
@@ -383,7 +383,7 @@ async fn the_leader_changes_in_the_middle_of_the_loss_of_a_node() {
 
 #[tokio::test]
 async fn no_fault_proves_that_a_node_is_deleted() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
@@ -432,7 +432,7 @@ async fn no_fault_proves_that_a_node_is_deleted() {
 
 #[tokio::test]
 async fn retained_volumes_of_a_deleted_node_are_kept() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
     let retain =
@@ -474,7 +474,7 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
 
 #[tokio::test]
 async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
@@ -496,7 +496,7 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
 /// nodes.
 #[tokio::test]
 async fn a_controller_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let (taken_over, its_node) = cluster.controller_client(&ApiTraffic::default()).await;
     // The scheduler chooses the nodes of the replicas.
     let there = if its_node == THERE { HERE } else { THERE };

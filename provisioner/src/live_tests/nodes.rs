@@ -28,7 +28,7 @@ fn node_of(volume: &PersistentVolume) -> String {
     volume.labels()["csi.loopfs.dev/node"].clone()
 }
 
-impl Cluster {
+impl TestCluster {
     /// Starts a provisioner here, and one with its own store on the other node.
     async fn provisioners(&self, there: &Arc<FakeStore>) -> [Provisioner; 2] {
         [self.provisioner().await, self.provisioner_on(THERE, there).await]
@@ -98,7 +98,7 @@ impl Cluster {
 
 #[tokio::test]
 async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
     let controller = cluster.controller(ONLY_PLACEMENT).await;
@@ -121,7 +121,7 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
 
 #[tokio::test]
 async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
     let controller = cluster.controller(ONLY_PLACEMENT).await;
@@ -142,7 +142,7 @@ async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class
 
 #[tokio::test]
 async fn a_node_that_the_class_does_not_allow_does_not_provision() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.another_class("there", json!({"allowedTopologies": allowing(THERE)})).await;
     cluster.claim("misplaced", json!({"spec": {"storageClassName": class}})).await;
@@ -153,7 +153,7 @@ async fn a_node_that_the_class_does_not_allow_does_not_provision() {
 
 #[tokio::test]
 async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
     cluster.claim("large", of_size("100Mi")).await;
@@ -174,7 +174,7 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
 
 #[tokio::test]
 async fn the_scheduler_selects_a_node_with_enough_capacity() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.volumes.state().size = Bytes(0);
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
@@ -199,7 +199,7 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
 
 #[tokio::test]
 async fn the_published_capacity_follows_the_free_capacity() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.publishes("node-a", Some("64Mi")).await;
     let object = cluster.capacity("node-a").await.unwrap();
@@ -229,7 +229,7 @@ async fn the_published_capacity_follows_the_free_capacity() {
 
 #[tokio::test]
 async fn a_claim_is_copied_on_the_node_of_its_data_source() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
     let copy_of = |source: &str, size: &str| {
@@ -272,7 +272,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
 /// The manifests deny these writes to the provisioner of each node, even if it is compromised.
 #[tokio::test]
 async fn a_provisioner_cannot_write_objects_of_other_nodes() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.publishes("node-a", Some("64Mi")).await;
     provisioner.stop().await;

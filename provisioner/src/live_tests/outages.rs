@@ -9,13 +9,13 @@ use crate::api::connection::Timeouts;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl FaultyApiServer {
-    async fn usual_provisioner(&self, cluster: &Cluster) -> Provisioner {
+    async fn usual_provisioner(&self, cluster: &TestCluster) -> Provisioner {
         let node = (HERE, &cluster.volumes);
         self.provisioner(cluster, node, Timeouts::default(), Options::default()).await
     }
 }
 
-impl Cluster {
+impl TestCluster {
     pub(super) fn stored(&self) -> Vec<String> {
         self.volumes.state().volumes.keys().map(ToString::to_string).collect()
     }
@@ -46,7 +46,7 @@ impl Cluster {
 
 #[tokio::test]
 async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_between_them() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let provisioner = api_server.usual_provisioner(&cluster).await;
     for claim in ["a", "b"] {
@@ -64,7 +64,7 @@ async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_betwe
 
 #[tokio::test]
 async fn claims_are_served_on_new_connections_after_a_silent_outage() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3), ..TIMEOUTS };
     let node = (HERE, &cluster.volumes);
@@ -99,7 +99,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
 
 #[tokio::test]
 async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orphan() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     for deletes_claim in [false, true] {
         let provisioner = api_server.usual_provisioner(&cluster).await;
@@ -121,7 +121,7 @@ async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orph
     cluster.finish([]).await;
 }
 
-impl Cluster {
+impl TestCluster {
     /// Deletes the claim while no provisioner runs. Waits until the next one has deleted the volume.
     async fn delete_claim_without_provisioner(&self, claim: &str, api_server: &FaultyApiServer) {
         self.delete_claim(claim).await;
@@ -135,7 +135,7 @@ impl Cluster {
 /// Each fault of the watch, once, before a claim is created.
 #[tokio::test]
 async fn a_claim_is_served_after_each_fault_of_the_watch() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let node = (HERE, &cluster.volumes);
     let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
@@ -162,7 +162,7 @@ async fn a_claim_is_served_after_each_fault_of_the_watch() {
 /// provisioner can expand it only once the watch delivers again.
 #[tokio::test]
 async fn own_writes_count_while_the_watch_of_persistent_volumes_is_silent() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     api_server.set(|call| call.is("watch", "persistentvolumes").then_some(Fault::Silence));
     let node = (HERE, &cluster.volumes);
@@ -182,7 +182,7 @@ async fn own_writes_count_while_the_watch_of_persistent_volumes_is_silent() {
 
 #[tokio::test]
 async fn an_expired_token_is_reported_and_claims_wait() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let provisioner = api_server.usual_provisioner(&cluster).await;
     let reports_refusal = async |refused: bool| {

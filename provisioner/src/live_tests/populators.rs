@@ -4,7 +4,7 @@ use super::{audit::auditing, *};
 
 #[tokio::test]
 async fn a_volume_is_handed_over_by_its_populator() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
     let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
     cluster.claim("data", json!({"spec": {"dataSourceRef": source}})).await;

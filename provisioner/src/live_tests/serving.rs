@@ -9,7 +9,7 @@ use loopfs::Bytes;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
-    Cluster, HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, administrator, claim_labels, kubeconfigs,
+    HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, TestCluster, administrator, claim_labels, kubeconfigs,
     owner_reference,
 };
 use crate::{
@@ -41,17 +41,17 @@ const ALL_READY: &str = "all provisioners are ready";
 #[ignore = "no test: it runs a provisioner until SIGTERM"]
 async fn until_sigterm() {
     let terminate = terminate();
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let store = Arc::new(FakeStore::of_size(SIZE));
     let traffic = ApiTraffic::default();
-    let config = client::config(Some(Cluster::kubeconfig_of(HERE))).await.unwrap();
+    let config = client::config(Some(TestCluster::kubeconfig_of(HERE))).await.unwrap();
     let client = connection::client(config, timeouts(), &traffic).unwrap();
     let provisioner = cluster.start(HERE, &store, Options::default(), client, traffic).await;
     serve(cluster, provisioner, &store, terminate).await;
 }
 
 /// Waits for SIGTERM, stops the process and prints the volumes in its store.
-async fn serve(cluster: Cluster, mut process: Provisioner, store: &FakeStore, mut terminate: Signal) {
+async fn serve(cluster: TestCluster, mut process: Provisioner, store: &FakeStore, mut terminate: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         ended = process.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
@@ -109,7 +109,7 @@ async fn serve_fleet() {
 /// Starts the provisioner of a node, and waits until it can serve claims and watches only its own.
 async fn start_of_fleet(scratch: &Path, pod: OwnerReference, node: String) -> Provisioner {
     let traffic = ApiTraffic::default();
-    let kubeconfig = Cluster::kubeconfig_of(&node);
+    let kubeconfig = TestCluster::kubeconfig_of(&node);
     let client = crate::api::client::connect(Some(kubeconfig), &traffic).await.unwrap();
     let custody_path = Custody::path_beside(&scratch.join(&node));
     let volumes = Arc::new(FakeStore::of_size(SIZE));

@@ -19,7 +19,7 @@ fn resource(kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1", kind))
 }
 
-impl Cluster {
+impl TestCluster {
     /// Applies the definitions of the snapshot kinds, and waits until the API server serves all of them.
     pub(super) async fn define_snapshots(&self) {
         self.opt_in(&DEFINITIONS).await;
@@ -56,7 +56,7 @@ async fn create_with_status(api: &Api<DynamicObject>, name: &str, object: Value)
 
 #[tokio::test]
 async fn a_claim_is_copied_from_a_snapshot() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let from = |snapshot: &str| json!({"spec": {"dataSource": {"apiGroup": GROUP, "kind": "VolumeSnapshot", "name": snapshot}}});
     cluster.claim("early", from("before")).await;
@@ -117,7 +117,7 @@ async fn a_claim_is_copied_from_a_snapshot() {
 
 #[tokio::test]
 async fn the_size_of_a_snapshot_is_a_quantity() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     cluster.define_snapshots().await;
     let snapshots: Api<DynamicObject> =
         Api::namespaced_with(cluster.admin.clone(), &cluster.namespace, &resource("VolumeSnapshot"));

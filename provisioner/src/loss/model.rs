@@ -35,9 +35,9 @@ const GRACE: u64 = 10;
 const STEPS: usize = 10_000;
 
 /// A deterministic source of choices (xorshift).
-struct Choices(u64);
+struct RandomChoices(u64);
 
-impl Choices {
+impl RandomChoices {
     fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -64,7 +64,7 @@ struct Machine {
 }
 
 /// A request that has left its sender.
-enum Write {
+enum InFlightWrite {
     DeleteVolume { name: String, version: Option<String> },
     RemoveFinalizer { name: String },
     DeleteClaim { name: String, version: Option<String> },
@@ -72,7 +72,7 @@ enum Write {
 
 /// Storage that is lost.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum StorageLoss {
     Node(usize),
     /// The disk with this number is not in this machine any more.
     Disk(usize, usize),
@@ -80,13 +80,13 @@ enum Place {
 
 /// A process that reconciles lost storage: with the role `controller`, which believes that it leads, or of a node.
 #[derive(Default)]
-struct Reconciler {
+struct ModelReconciler {
     /// The machine of a provisioner.
     machine: Option<usize>,
-    lost_since: BTreeMap<(Place, String), u64>,
+    lost_since: BTreeMap<(StorageLoss, String), u64>,
     /// The volumes to work on, as the pass has listed them.
-    listed: Vec<(Place, PersistentVolume)>,
-    in_flight: Option<Write>,
+    listed: Vec<(StorageLoss, PersistentVolume)>,
+    in_flight: Option<InFlightWrite>,
 }
 
 /// What the model takes from the program.
@@ -98,8 +98,8 @@ struct Rules {
 
 const RULES: Rules = Rules { decide, keeps: Custody::keeps };
 
-struct Model {
-    choices: Choices,
+struct LossModel {
+    choices: RandomChoices,
     rules: Rules,
     now: u64,
     version: u64,
@@ -111,19 +111,19 @@ struct Model {
     /// The data on each disk.
     disks: [BTreeSet<VolumeId>; 2],
     /// Two controllers, and the provisioner of each machine.
-    reconcilers: [Reconciler; 4],
+    reconcilers: [ModelReconciler; 4],
     /// The requests of processes that were killed.
-    late: Vec<Write>,
+    late: Vec<InFlightWrite>,
     created: usize,
     deleted: usize,
     settled: usize,
 }
 
-impl Model {
+impl LossModel {
     fn new(seed: u64, rules: Rules) -> Self {
         let machine = |disk| Machine { node: Some(1), runs: true, disk, ..Machine::default() };
-        Model {
-            choices: Choices(seed),
+        LossModel {
+            choices: RandomChoices(seed),
             rules,
             now: 0,
             version: 1,
@@ -133,7 +133,7 @@ impl Model {
             machines: [machine(0), machine(1)],
             disks: Default::default(),
             reconcilers: [None, None, Some(0), Some(1)]
-                .map(|machine| Reconciler { machine, ..Reconciler::default() }),
+                .map(|machine| ModelReconciler { machine, ..ModelReconciler::default() }),
             late: Vec::new(),
             created: 0,
             deleted: 0,
@@ -147,7 +147,7 @@ impl Model {
     }
 
     /// Returns one of the names, if there are any.
-    fn one_of<T>(choices: &mut Choices, all: &BTreeMap<String, T>) -> Option<String> {
+    fn one_of<T>(choices: &mut RandomChoices, all: &BTreeMap<String, T>) -> Option<String> {
         (!all.is_empty()).then(|| all.keys().nth(choices.below(all.len())).unwrap().clone())
     }
 
@@ -189,8 +189,10 @@ impl Model {
     /// A process ends. Its request may arrive later.
     fn kill(&mut self, which: usize) {
         let machine = self.reconcilers[which].machine;
-        let killed =
-            std::mem::replace(&mut self.reconcilers[which], Reconciler { machine, ..Reconciler::default() });
+        let killed = std::mem::replace(
+            &mut self.reconcilers[which],
+            ModelReconciler { machine, ..ModelReconciler::default() },
+        );
         self.late.extend(killed.in_flight);
     }
 
@@ -299,10 +301,10 @@ impl Model {
     }
 
     /// The API server performs a request.
-    fn arrive(&mut self, write: Write) {
+    fn arrive(&mut self, write: InFlightWrite) {
         let version = self.next_version();
         match write {
-            Write::DeleteVolume { name, version: expected } => {
+            InFlightWrite::DeleteVolume { name, version: expected } => {
                 if let Some(volume) = self.volumes.get_mut(&name)
                     && volume.metadata.resource_version == expected
                 {
@@ -311,14 +313,14 @@ impl Model {
                     self.remove_without_finalizers(&name);
                 }
             }
-            Write::RemoveFinalizer { name } => {
+            InFlightWrite::RemoveFinalizer { name } => {
                 if let Some(volume) = self.volumes.get_mut(&name) {
                     volume.finalizers_mut().retain(|finalizer| finalizer != pv::FINALIZER);
                     volume.metadata.resource_version = version;
                     self.remove_without_finalizers(&name);
                 }
             }
-            Write::DeleteClaim { name, version: expected } => {
+            InFlightWrite::DeleteClaim { name, version: expected } => {
                 if let Some(claim) = self.claims.get_mut(&name)
                     && claim.metadata.resource_version == expected
                 {
@@ -347,15 +349,15 @@ impl Model {
         let since = self.reconcilers[which].lost_since.get(&(place.clone(), name.clone())).copied();
         let lost_for = Duration::from_secs(since.map_or(0, |since| self.now - since));
         let Some(volume) = self.volumes.get(&name) else { return };
-        let (Place::Node(machine) | Place::Disk(machine, _)) = place;
+        let (StorageLoss::Node(machine) | StorageLoss::Disk(machine, _)) = place;
         let state = NodeLossState { volume, node: NODES[machine], claim: self.claims.get(&name), lost_for };
         let decision = (self.rules.decide)(state, &fixtures::identity());
         let version = volume.resource_version();
         let claim = self.claims.get(&name).and_then(ResourceExt::resource_version);
         let write = match decision {
-            Decision::DeletePv => Write::DeleteVolume { name, version },
-            Decision::RemoveFinalizer => Write::RemoveFinalizer { name },
-            Decision::DeleteClaim => Write::DeleteClaim { name, version: claim },
+            Decision::DeletePv => InFlightWrite::DeleteVolume { name, version },
+            Decision::RemoveFinalizer => InFlightWrite::RemoveFinalizer { name },
+            Decision::DeleteClaim => InFlightWrite::DeleteClaim { name, version: claim },
             _ => return,
         };
         if self.is_lost(&place) {
@@ -365,33 +367,33 @@ impl Model {
         }
     }
 
-    fn is_lost(&self, place: &Place) -> bool {
+    fn is_lost(&self, place: &StorageLoss) -> bool {
         match *place {
-            Place::Node(machine) => self.machines[machine].node.is_none(),
-            Place::Disk(machine, disk) => self.machines[machine].disk != disk,
+            StorageLoss::Node(machine) => self.machines[machine].node.is_none(),
+            StorageLoss::Disk(machine, disk) => self.machines[machine].disk != disk,
         }
     }
 
     fn list(&mut self, which: usize) {
         let machine = self.reconcilers[which].machine;
         let places = match machine {
-            None => vec![Place::Node(0), Place::Node(1)],
+            None => vec![StorageLoss::Node(0), StorageLoss::Node(1)],
             // A provisioner does nothing about a lost disk before it has recorded the present one.
             Some(machine) if self.take_custody(machine).is_some() => {
-                vec![Place::Disk(machine, 1 - self.machines[machine].disk)]
+                vec![StorageLoss::Disk(machine, 1 - self.machines[machine].disk)]
             }
             Some(_) => vec![],
         };
         let mut lost_since = BTreeMap::new();
         let mut listed = Vec::new();
         for place in places.into_iter().filter(|place| self.is_lost(place)) {
-            let (Place::Node(machine) | Place::Disk(machine, _)) = place;
+            let (StorageLoss::Node(machine) | StorageLoss::Disk(machine, _)) = place;
             for (name, volume) in &self.volumes {
                 let identity = fixtures::identity();
                 let filesystem = ownership::filesystem_uuid(volume, &identity);
                 let is_there = match place {
-                    Place::Node(_) => true,
-                    Place::Disk(_, disk) => filesystem == Some(disk.to_string().as_str()),
+                    StorageLoss::Node(_) => true,
+                    StorageLoss::Disk(_, disk) => filesystem == Some(disk.to_string().as_str()),
                 };
                 if is_there && ownership::is_only_on(volume, NODES[machine], &identity) {
                     let key = (place.clone(), name.clone());
@@ -446,17 +448,17 @@ impl Model {
                 return Ok(());
             }
             self.delete_data(disk, &id, "its provisioner")?;
-            self.arrive(Write::RemoveFinalizer { name });
+            self.arrive(InFlightWrite::RemoveFinalizer { name });
             return Ok(());
         }
         let Some(name) = Self::one_of(&mut self.choices, &machine.cache) else { return Ok(()) };
         let cached = &machine.cache[&name];
-        if let Ok(delete::Plan::Delete(deletion)) = delete::plan(cached, &identity) {
+        if let Ok(delete::DeletionPlan::Delete(deletion)) = delete::plan(cached, &identity) {
             let version = cached.resource_version();
             let is_unchanged =
                 self.volumes.get(&name).is_some_and(|volume| volume.resource_version() == version);
             if is_unchanged {
-                self.arrive(Write::DeleteVolume { name: name.clone(), version });
+                self.arrive(InFlightWrite::DeleteVolume { name: name.clone(), version });
                 self.machines[which].marked = Some((name, deletion.id));
             }
         }
@@ -505,7 +507,7 @@ impl Model {
 fn violation(rules: Rules, seeds: std::ops::Range<u64>) -> Option<String> {
     let (mut deleted, mut settled) = (0, 0);
     for seed in seeds {
-        let mut model = Model::new(seed * 2_654_435_761 + 1, rules);
+        let mut model = LossModel::new(seed * 2_654_435_761 + 1, rules);
         for step in 0..STEPS {
             if let Err(violation) = model.step() {
                 return Some(format!("seed {seed}, step {step}: {violation}"));

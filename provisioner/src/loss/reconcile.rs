@@ -328,7 +328,7 @@ pub(crate) async fn is_node_deleted(cluster: &Cluster, name: &str) -> Result<boo
 }
 
 /// Deletes an object, unless it changed since the decision. A newer object of the same name has another UID.
-async fn delete<K: queue::Object + Prune>(
+async fn delete<K: queue::KubernetesObject + Prune>(
     api: &Api<Pruned<K>>,
     operation: &'static str,
     object: &K,

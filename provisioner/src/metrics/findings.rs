@@ -10,21 +10,21 @@ use tokio::sync::watch;
 
 /// The findings of an audit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Findings {
+pub(crate) struct AuditFindings {
     /// Orphaned volumes: no PersistentVolume names them.
     pub(crate) orphans: BTreeSet<VolumeId>,
     /// PersistentVolumes whose volume is missing, by name, and why.
     pub(crate) missing: BTreeMap<String, String>,
 }
 
-impl Findings {
+impl AuditFindings {
     pub(crate) fn is_empty(&self) -> bool {
         self.orphans.is_empty() && self.missing.is_empty()
     }
 
     /// Returns the findings that both comparisons have in common.
-    pub(crate) fn confirmed_by(self, later: Findings) -> Findings {
-        Findings {
+    pub(crate) fn confirmed_by(self, later: AuditFindings) -> AuditFindings {
+        AuditFindings {
             orphans: self.orphans.intersection(&later.orphans).cloned().collect(),
             missing: later.missing.into_iter().filter(|(name, _)| self.missing.contains_key(name)).collect(),
         }
@@ -33,7 +33,7 @@ impl Findings {
 
 /// The findings of the last audit, and when it ended, as the time since the Unix epoch.
 #[derive(Debug)]
-pub(crate) struct LatestFindings(watch::Sender<Option<(Findings, Duration)>>);
+pub(crate) struct LatestFindings(watch::Sender<Option<(AuditFindings, Duration)>>);
 
 impl Default for LatestFindings {
     fn default() -> Self {
@@ -42,11 +42,11 @@ impl Default for LatestFindings {
 }
 
 impl LatestFindings {
-    pub(crate) fn get(&self) -> Option<(Findings, Duration)> {
+    pub(crate) fn get(&self) -> Option<(AuditFindings, Duration)> {
         self.0.borrow().clone()
     }
 
-    pub(crate) fn set(&self, findings: Option<Findings>) {
+    pub(crate) fn set(&self, findings: Option<AuditFindings>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.0.send_replace(findings.map(|findings| (findings, now)));
     }

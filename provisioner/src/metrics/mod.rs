@@ -6,7 +6,7 @@ mod operations;
 mod sample;
 
 pub(crate) use self::{
-    findings::{Findings, LatestFindings},
+    findings::{AuditFindings, LatestFindings},
     operations::{Operation, Operations},
-    sample::{POLICIES_ENFORCED, Sample, register},
+    sample::{POLICIES_ENFORCED, ProvisionerSample, register},
 };

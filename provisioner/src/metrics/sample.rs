@@ -6,7 +6,7 @@ use loopfs::volume_store::{Space, StoreCounts};
 use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
-use super::{findings::Findings, operations::Operations};
+use super::{findings::AuditFindings, operations::Operations};
 use crate::api::{event_counter::EventCounter, queue_metrics::QueueMetrics, traffic::ApiTraffic};
 
 const PREFIX: &str = "loopfs_provisioner";
@@ -17,7 +17,7 @@ pub(crate) const POLICIES_ENFORCED: &str =
 
 /// The values of the process and its node at one moment.
 #[derive(Debug)]
-pub(crate) struct Sample {
+pub(crate) struct ProvisionerSample {
     /// Claims of this node that have no volume yet.
     pub(crate) claims_waiting: usize,
     /// Claims of this node's volumes that request a larger size than they have.
@@ -33,7 +33,7 @@ pub(crate) struct Sample {
     /// `None` while the store is unavailable.
     pub(crate) store: Option<(Space, StoreCounts)>,
     /// The findings of the last audit, and when it ended, as the time since the Unix epoch.
-    pub(crate) audit: Option<(Findings, Duration)>,
+    pub(crate) audit: Option<(AuditFindings, Duration)>,
 }
 
 /// Returns the registry of all metrics. Values that are unknown now are omitted; they are neither 0 nor the last known value.
@@ -42,7 +42,7 @@ pub(crate) fn register(
     events: &EventCounter,
     traffic: &ApiTraffic,
     queues: &QueueMetrics,
-    sample: &Sample,
+    sample: &ProvisionerSample,
 ) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);

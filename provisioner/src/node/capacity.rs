@@ -37,7 +37,7 @@ use crate::{
         identity::{Identity, MANAGER},
         parameters::Parameters,
         quantity,
-        topology::{self, Candidate},
+        topology::{self, CandidateNode},
     },
     store::volumes::StorageError,
 };
@@ -119,14 +119,14 @@ struct KnownNode(Option<ReadNode>);
 
 #[derive(Debug)]
 struct ReadNode {
-    node: Candidate,
+    node: CandidateNode,
     at: Instant,
     lifetime: Duration,
 }
 
 impl KnownNode {
     /// Returns this node. Reads it again if its labels may have changed.
-    async fn current(&mut self, ctx: &Context, now: Instant) -> Result<&Candidate, Error> {
+    async fn current(&mut self, ctx: &Context, now: Instant) -> Result<&CandidateNode, Error> {
         let known = match self.0.take() {
             Some(known) if now < known.at + known.lifetime => known,
             earlier => {
@@ -145,7 +145,7 @@ async fn publish(
     ctx: &Context,
     publishing: &CapacityConfig,
     api: &Api<Pruned<CSIStorageCapacity>>,
-    node: impl Future<Output = Result<&Candidate, Error>>,
+    node: impl Future<Output = Result<&CandidateNode, Error>>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
     let space = match ctx.storage.run(|volumes| volumes.space()).await {
@@ -166,13 +166,13 @@ async fn publish(
     let writes = plan(desired, published);
     for write in &writes {
         match write {
-            Write::Apply(object) => {
+            CapacityWrite::Apply(object) => {
                 let name = object.name_any();
                 let parameters = PatchParams::apply(MANAGER).force();
                 let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
                 applied.map_err(|error| Error::api("write CSIStorageCapacity", name, error))?;
             }
-            Write::Delete(name) => match api.delete(name, &DeleteParams::default()).await {
+            CapacityWrite::Delete(name) => match api.delete(name, &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 deleted => {
                     deleted.map_err(|error| Error::api("delete CSIStorageCapacity", name, error))?;
@@ -185,7 +185,7 @@ async fn publish(
 
 /// A planned write.
 #[derive(Debug, Clone, PartialEq)]
-enum Write {
+enum CapacityWrite {
     Apply(Box<CSIStorageCapacity>),
     Delete(String),
 }
@@ -193,7 +193,7 @@ enum Write {
 /// Returns the desired objects.
 fn desired(
     classes: &[Arc<StorageClass>],
-    node: Option<&Candidate>,
+    node: Option<&CandidateNode>,
     space: Space,
     publishing: &CapacityConfig,
     identity: &Identity,
@@ -251,18 +251,18 @@ fn name(class: &str, identity: &Identity) -> String {
 }
 
 /// Plans the writes from the published to the desired objects.
-fn plan(desired: Vec<CSIStorageCapacity>, published: &[Arc<CSIStorageCapacity>]) -> Vec<Write> {
+fn plan(desired: Vec<CSIStorageCapacity>, published: &[Arc<CSIStorageCapacity>]) -> Vec<CapacityWrite> {
     let superfluous = published
         .iter()
         .map(|object| object.name_any())
         .filter(|name| desired.iter().all(|object| object.metadata.name.as_ref() != Some(name)));
-    let superfluous: Vec<_> = superfluous.map(Write::Delete).collect();
+    let superfluous: Vec<_> = superfluous.map(CapacityWrite::Delete).collect();
     let current = |object: &CSIStorageCapacity| {
         let found = published.iter().find(|other| other.metadata.name == object.metadata.name);
         found.is_some_and(|found| has_same_content(found, object))
     };
     let missing = desired.into_iter().filter(|object| !current(object));
-    missing.map(|object| Write::Apply(Box::new(object))).chain(superfluous).collect()
+    missing.map(|object| CapacityWrite::Apply(Box::new(object))).chain(superfluous).collect()
 }
 
 fn has_same_content(published: &CSIStorageCapacity, desired: &CSIStorageCapacity) -> bool {
@@ -384,7 +384,7 @@ mod tests {
             ]})
         };
         let classes = classes(&[class("here", "west"), class("there", "east"), json!({})]);
-        let node = Candidate {
+        let node = CandidateNode {
             name: "node-a".to_owned(),
             labels: BTreeMap::from([("zone".to_owned(), "west".to_owned())]),
         };
@@ -408,14 +408,14 @@ mod tests {
         fixtures::merge(&mut published, change);
         let published: CSIStorageCapacity = serde_json::from_value(published).unwrap();
         let writes = plan(wanted.clone(), &[Arc::new(published)]);
-        let expected = if same { vec![] } else { vec![Write::Apply(Box::new(wanted[0].clone()))] };
+        let expected = if same { vec![] } else { vec![CapacityWrite::Apply(Box::new(wanted[0].clone()))] };
         assert_eq!(writes, expected);
     }
 
     #[test]
     fn objects_of_deleted_classes_are_deleted() {
         let [before] = wanted(MIB).try_into().unwrap();
-        let deletion = Write::Delete(name("loopfs", &fixtures::identity()));
+        let deletion = CapacityWrite::Delete(name("loopfs", &fixtures::identity()));
         assert_eq!(plan(vec![], &[Arc::new(before)]), [deletion]);
     }
 

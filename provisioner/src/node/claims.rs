@@ -110,7 +110,7 @@ fn observe(
 
 /// The progress of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum ClaimProgress {
     /// There is nothing to do.
     UpToDate,
     /// This process has done its step; another component does the next one.
@@ -123,7 +123,7 @@ enum Progress {
 
 /// A failure and the reason of its event.
 #[derive(Debug)]
-struct Failure {
+struct ClaimFailure {
     reason: Reason,
     error: Error,
 }
@@ -137,25 +137,25 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
         return Next::After(wait);
     }
     let attempted = attempt(&claim, &ctx).await;
-    if !matches!(&attempted, Err(Failure { error, .. }) if error.is_conflict()) {
+    if !matches!(&attempted, Err(ClaimFailure { error, .. }) if error.is_conflict()) {
         ctx.claims.conflicts.clear(&key);
     }
     match attempted {
-        Ok(Progress::UpToDate) => ctx.claims.backoff.clear(&key),
+        Ok(ClaimProgress::UpToDate) => ctx.claims.backoff.clear(&key),
         // Without back-off, the kubelet would fail again and this process would request the resize again, in an endless loop.
-        Ok(Progress::Done | Progress::Pending)
+        Ok(ClaimProgress::Done | ClaimProgress::Pending)
             if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) =>
         {
             ctx.claims.backoff.failed(key, retry_key, Instant::now());
         }
-        Ok(Progress::Done | Progress::Pending | Progress::Elsewhere) => {}
+        Ok(ClaimProgress::Done | ClaimProgress::Pending | ClaimProgress::Elsewhere) => {}
         // Without a claim, nothing would clear its back-off.
-        Err(Failure { error: Error::CopyEnded(_), .. }) if ctx.claims.cache.get(&key).is_none() => {}
-        Err(Failure { error, .. }) if error.is_conflict() => {
+        Err(ClaimFailure { error: Error::CopyEnded(_), .. }) if ctx.claims.cache.get(&key).is_none() => {}
+        Err(ClaimFailure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "the claim changed in the meantime, or another task works on its volume; it is reconciled again");
             return Next::After(ctx.claims.conflicts.failed(key, (), Instant::now()));
         }
-        Err(Failure { reason, error }) => {
+        Err(ClaimFailure { reason, error }) => {
             let wait = ctx.claims.backoff.failed(key, retry_key, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
             if let Some(patch) =
@@ -197,26 +197,26 @@ fn class_of(claim: &PersistentVolumeClaim, ctx: &Context) -> Option<Arc<StorageC
     ctx.classes.get(&ObjectRef::new(ownership::class_name(claim)?))
 }
 
-async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Failure> {
+async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<ClaimProgress, ClaimFailure> {
     let begun = Instant::now();
     let (operation, reason, outcome) = match ownership::bound_volume(claim) {
         None => (Operation::Provision, Reason::ProvisioningFailed, provision_volume(claim, ctx).await),
         Some(name) => (Operation::Resize, Reason::VolumeResizeFailed, resize_volume(claim, name, ctx).await),
     };
     match &outcome {
-        Ok(Progress::Done) => ctx.operations.ended(operation, begun, Ok(())),
+        Ok(ClaimProgress::Done) => ctx.operations.ended(operation, begun, Ok(())),
         // No attempt was made.
         Ok(_) => {}
         Err(error) => ctx.operations.ended(operation, begun, Err(error)),
     }
-    outcome.map_err(|error| Failure { reason, error })
+    outcome.map_err(|error| ClaimFailure { reason, error })
 }
 
-async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Error> {
+async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<ClaimProgress, Error> {
     let class = class_of(claim, ctx);
     let existing = ownership::volume_id_for(claim).ok().and_then(|id| ctx.volume(id.as_str()));
     if !ownership::is_claim_to_provision(claim, &ctx.cluster.identity) {
-        return Ok(Progress::UpToDate);
+        return Ok(ClaimProgress::UpToDate);
     }
     let placement = placement::of(claim, class.as_deref(), ctx).await?;
     // Only the node that provisions reads the data source.
@@ -233,7 +233,7 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
                  the populator binds to it, and waits while no populator of this kind runs"
             );
             ctx.cluster.events.publish(claim, Reason::Provisioning, note);
-            return Ok(Progress::Pending);
+            return Ok(ClaimProgress::Pending);
         }
     };
     match provision::plan(
@@ -244,24 +244,28 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
         data_source,
         &ctx.cluster.identity,
     )? {
-        provision::Plan::Ignore => Ok(Progress::Elsewhere),
-        provision::Plan::UpToDate => Ok(Progress::UpToDate),
-        provision::Plan::Create(creation) => {
+        provision::ProvisionPlan::Ignore => Ok(ClaimProgress::Elsewhere),
+        provision::ProvisionPlan::UpToDate => Ok(ClaimProgress::UpToDate),
+        provision::ProvisionPlan::Create(creation) => {
             provision::apply(claim, creation, ctx).await?;
-            Ok(Progress::Done)
+            Ok(ClaimProgress::Done)
         }
     }
 }
 
-async fn resize_volume(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Progress, Error> {
+async fn resize_volume(
+    claim: &PersistentVolumeClaim,
+    name: &str,
+    ctx: &Context,
+) -> Result<ClaimProgress, Error> {
     // A PersistentVolume that is not in the cache belongs to another node, or requeues the claim when it arrives.
-    let Some(volume) = ctx.volume(name) else { return Ok(Progress::UpToDate) };
+    let Some(volume) = ctx.volume(name) else { return Ok(ClaimProgress::UpToDate) };
     match resize::plan(claim, &volume, &ctx.cluster.identity) {
-        resize::Plan::UpToDate => Ok(Progress::UpToDate),
-        resize::Plan::AwaitNode => Ok(Progress::Pending),
-        resize::Plan::Expand { target } => {
+        resize::ResizePlan::UpToDate => Ok(ClaimProgress::UpToDate),
+        resize::ResizePlan::AwaitNode => Ok(ClaimProgress::Pending),
+        resize::ResizePlan::Expand { target } => {
             resize::apply(claim, &volume, target, ctx).await?;
-            Ok(Progress::Done)
+            Ok(ClaimProgress::Done)
         }
     }
 }

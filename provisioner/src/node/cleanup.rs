@@ -13,7 +13,7 @@ use crate::{
         context::Context,
         custody,
         references::{self, Labelled},
-        volume_deletion::{self, Deletion, Rule},
+        volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::ownership,
     store::{claim_record::ClaimRecord, volumes::StorageError},
@@ -130,7 +130,8 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
         } else {
             let owner = volume_deletion::owner_from(record);
             let filesystem_uuid = Some(custody.filesystem_uuid);
-            volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await?;
+            volume_deletion::delete(VolumeDeletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx)
+                .await?;
             return Ok(true);
         }
     }

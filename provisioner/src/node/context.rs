@@ -29,7 +29,7 @@ use crate::{
         mutation_cache::MutationCache,
         policies::Enforced,
         pruned::Pruned,
-        queue::Object,
+        queue::KubernetesObject,
         queue_metrics::QueueMetrics,
         signals::{RetryGeneration, SyncSignal},
     },
@@ -40,7 +40,7 @@ use crate::{
     store::{
         in_flight::InFlight,
         storage::Storage,
-        volumes::{VolumeError, Volumes},
+        volumes::{VolumeBackend, VolumeError},
     },
 };
 
@@ -168,7 +168,7 @@ impl Context {
     pub(crate) async fn run_on<T, F>(&self, expected: Option<String>, operation: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+        F: FnOnce(&dyn VolumeBackend) -> Result<T, VolumeError> + Send + 'static,
     {
         let run = self.storage.run(move |volumes| {
             let present = volumes.filesystem_uuid();
@@ -216,7 +216,7 @@ impl ClaimNames {
 }
 
 /// The state of the controller of one type of object.
-pub(crate) struct ControllerState<K: Object> {
+pub(crate) struct ControllerState<K: KubernetesObject> {
     pub(crate) cache: Store<K>,
     pub(crate) synced: SyncSignal,
     pub(crate) writes: MutationCache<K>,
@@ -224,7 +224,7 @@ pub(crate) struct ControllerState<K: Object> {
     pub(crate) conflicts: Backoff<ObjectRef<K>, ()>,
 }
 
-impl<K: Object> ControllerState<K> {
+impl<K: KubernetesObject> ControllerState<K> {
     fn new(cache: Store<K>) -> Self {
         ControllerState {
             cache,

@@ -9,7 +9,7 @@ use crate::{
     api::absence,
     error::Error,
     node::context::Context,
-    store::{custody::Custody, volumes::Volumes},
+    store::{custody::Custody, volumes::VolumeBackend},
 };
 
 /// Returns the record of the node and the file system to which the volumes belong, after it was made durable. Asked for before each
@@ -25,7 +25,7 @@ pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
     let node = node.map_err(|error| Error::api("read Node", name, error))?;
     let uid = node.and_then(|node| node.metadata.uid).ok_or_else(|| Error::NodeDeleted(name.to_owned()))?;
     let path = ctx.custody_path.clone();
-    let record = move |volumes: &dyn Volumes| {
+    let record = move |volumes: &dyn VolumeBackend| {
         let present: BTreeSet<_> = volumes.list()?.into_iter().collect();
         let before = Custody::read(&path)?;
         let next = Custody::next(before.clone(), &uid, &volumes.filesystem_uuid(), &present);

@@ -28,7 +28,7 @@ use loopfs::volume_store::VolumeId;
 
 /// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Plan {
+pub(crate) enum DeletionPlan {
     /// It belongs to another node or driver, or nothing has to be done.
     UpToDate,
     /// Its reclaim policy was changed to Delete: add the finalizer, so that it outlives its data.
@@ -38,12 +38,12 @@ pub(crate) enum Plan {
     /// Its claim was deleted and its data stays: report where the data is.
     ReportRetained,
     /// Delete the data and the PersistentVolume.
-    Delete(Deletion),
+    Delete(DiscardedVolume),
 }
 
 /// The volume to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Deletion {
+pub(crate) struct DiscardedVolume {
     pub(crate) id: VolumeId,
     /// The file system of the data, if the PersistentVolume names it.
     pub(crate) filesystem_uuid: Option<String>,
@@ -53,24 +53,24 @@ pub(crate) struct Deletion {
 ///
 /// # Errors
 /// When the volume has to be deleted but its handle is not a volume id.
-pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Plan, Error> {
+pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<DeletionPlan, Error> {
     if !ownership::is_our_volume(volume, identity) {
-        return Ok(Plan::UpToDate);
+        return Ok(DeletionPlan::UpToDate);
     }
     let is_deleted = volume.metadata.deletion_timestamp.is_some();
     let phase = pv::phase(volume);
     Ok(match (pv::has_delete_policy(volume), pv::has_finalizer(volume)) {
-        (false, true) => Plan::RemoveFinalizer,
-        (false, false) if phase == Some("Released") => Plan::ReportRetained,
-        (false, false) => Plan::UpToDate,
+        (false, true) => DeletionPlan::RemoveFinalizer,
+        (false, false) if phase == Some("Released") => DeletionPlan::ReportRetained,
+        (false, false) => DeletionPlan::UpToDate,
         // A user removed the finalizer: the PersistentVolume is deleted, and its data stays.
-        (true, false) if is_deleted => Plan::UpToDate,
-        (true, false) => Plan::AddFinalizer,
-        (true, true) if pv::is_discarded(volume) => Plan::Delete(Deletion {
+        (true, false) if is_deleted => DeletionPlan::UpToDate,
+        (true, false) => DeletionPlan::AddFinalizer,
+        (true, true) if pv::is_discarded(volume) => DeletionPlan::Delete(DiscardedVolume {
             id: ownership::volume_id(volume, identity)?,
             filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
         }),
-        (true, true) => Plan::UpToDate,
+        (true, true) => DeletionPlan::UpToDate,
     })
 }
 
@@ -78,12 +78,12 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
 ///
 /// # Errors
 /// When a step fails. The next attempt continues from there.
-pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) -> Result<(), Error> {
+pub(crate) async fn apply(volume: &PersistentVolume, plan: DeletionPlan, ctx: &Context) -> Result<(), Error> {
     match plan {
-        Plan::UpToDate => Ok(()),
-        Plan::AddFinalizer => set_finalizer(volume, true, ctx).await,
-        Plan::RemoveFinalizer => set_finalizer(volume, false, ctx).await,
-        Plan::ReportRetained => {
+        DeletionPlan::UpToDate => Ok(()),
+        DeletionPlan::AddFinalizer => set_finalizer(volume, true, ctx).await,
+        DeletionPlan::RemoveFinalizer => set_finalizer(volume, false, ctx).await,
+        DeletionPlan::ReportRetained => {
             let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
             let on = match ownership::filesystem_uuid(volume, &ctx.cluster.identity) {
                 Some(uuid) => format!(" on file system {uuid}"),
@@ -97,7 +97,7 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
             ctx.cluster.events.publish(volume, Reason::VolumeRetained, note);
             Ok(())
         }
-        Plan::Delete(deletion) => {
+        DeletionPlan::Delete(deletion) => {
             ctx.storage.require_open()?;
             let is_retry = ctx.volumes.has_failed(&ObjectRef::from_obj(volume));
             let labelled = if is_retry { Labelled::Listed } else { Labelled::Cached };
@@ -108,9 +108,9 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
             let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
                 return Err(Error::InFlight(deletion.id));
             };
-            let Deletion { id, filesystem_uuid } = deletion;
+            let DiscardedVolume { id, filesystem_uuid } = deletion;
             let (owner, rule) = (volume_deletion::owner_of(volume), Rule::ReclaimPolicy(volume.name_any()));
-            let deletion = volume_deletion::Deletion { id, filesystem_uuid, owner, rule };
+            let deletion = volume_deletion::VolumeDeletion { id, filesystem_uuid, owner, rule };
             volume_deletion::delete(deletion, ctx).await?;
             set_finalizer(volume, false, ctx).await
         }
@@ -159,8 +159,8 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    fn deletion() -> Plan {
-        Plan::Delete(Deletion {
+    fn deletion() -> DeletionPlan {
+        DeletionPlan::Delete(DiscardedVolume {
             id: VolumeId::parse(fixtures::VOLUME).unwrap(),
             filesystem_uuid: Some(fixtures::FILESYSTEM.to_owned()),
         })
@@ -169,25 +169,25 @@ mod tests {
     const DELETION_TIME: &str = "2026-01-01T00:00:00Z";
 
     #[rstest]
-    #[case::bound(json!({}), Plan::UpToDate)]
+    #[case::bound(json!({}), DeletionPlan::UpToDate)]
     #[case::released(json!({"status": {"phase": "Released"}}), deletion())]
     #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion())]
     #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion())]
-    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
-    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), Plan::UpToDate)]
-    #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::UpToDate)]
-    #[case::no_status(json!({"status": null}), Plan::UpToDate)]
-    #[case::failed(json!({"status": {"phase": "Failed"}}), Plan::UpToDate)]
-    #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), Plan::AddFinalizer)]
-    #[case::changed_to_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::AddFinalizer)]
-    #[case::finalizer_removed(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["other"]}}), Plan::UpToDate)]
-    #[case::changed_to_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
-    #[case::changed_to_retain_while_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
-    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::ReportRetained)]
-    #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::UpToDate)]
-    #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::RemoveFinalizer)]
-    #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Plan::UpToDate)]
-    fn plans(#[case] change: Value, #[case] expected: Plan) {
+    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::RemoveFinalizer)]
+    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), DeletionPlan::UpToDate)]
+    #[case::bound_again(json!({"status": {"phase": "Available"}}), DeletionPlan::UpToDate)]
+    #[case::no_status(json!({"status": null}), DeletionPlan::UpToDate)]
+    #[case::failed(json!({"status": {"phase": "Failed"}}), DeletionPlan::UpToDate)]
+    #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), DeletionPlan::AddFinalizer)]
+    #[case::changed_to_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), DeletionPlan::AddFinalizer)]
+    #[case::finalizer_removed(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["other"]}}), DeletionPlan::UpToDate)]
+    #[case::changed_to_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::RemoveFinalizer)]
+    #[case::changed_to_retain_while_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::RemoveFinalizer)]
+    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::ReportRetained)]
+    #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::UpToDate)]
+    #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), DeletionPlan::RemoveFinalizer)]
+    #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), DeletionPlan::UpToDate)]
+    fn plans(#[case] change: Value, #[case] expected: DeletionPlan) {
         assert_eq!(plan(&fixtures::volume(change), &fixtures::identity()).unwrap(), expected);
     }
 

@@ -7,20 +7,20 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     api::{policies, traffic::ApiTraffic},
-    metrics::{self, Sample},
+    metrics::{self, ProvisionerSample},
     node::{claim_scope::ClaimScope, context::Context, resize},
     objects::ownership,
 };
 
 /// The source of the health endpoints' responses.
-pub(crate) struct HealthEndpoints {
+pub(crate) struct NodeHealthEndpoints {
     ctx: Arc<Context>,
     traffic: ApiTraffic,
 }
 
-impl HealthEndpoints {
+impl NodeHealthEndpoints {
     pub(crate) fn new(ctx: Arc<Context>, traffic: ApiTraffic) -> Self {
-        HealthEndpoints { ctx, traffic }
+        NodeHealthEndpoints { ctx, traffic }
     }
 
     /// Returns the number of claims that only this node can serve and that have no volume yet.
@@ -40,7 +40,7 @@ impl HealthEndpoints {
         let waits = |claim: &PersistentVolumeClaim| {
             let volume = ownership::bound_volume(claim).and_then(|name| ctx.volume(name));
             volume.is_some_and(|volume| {
-                resize::plan(claim, &volume, &ctx.cluster.identity) != resize::Plan::UpToDate
+                resize::plan(claim, &volume, &ctx.cluster.identity) != resize::ResizePlan::UpToDate
             })
         };
         ctx.claims.cache.state().iter().filter(|claim| waits(claim)).count()
@@ -77,14 +77,14 @@ impl HealthEndpoints {
     }
 }
 
-impl monitoring::HealthEndpoints for HealthEndpoints {
+impl monitoring::HealthEndpoints for NodeHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.counts()?))).await;
         let store = store.inspect_err(
             |error| tracing::debug!(%error, "the metrics omit the store, because it is unavailable"),
         );
         let audit = self.ctx.audit.get();
-        let sample = Sample {
+        let sample = ProvisionerSample {
             claims_waiting: self.claims_waiting(),
             retries_waiting: [
                 ("claims", self.ctx.claims.retries_waiting()),
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{events::Reason, request::ApiRequest},
-        metrics::{Findings, Operation},
+        metrics::{AuditFindings, Operation},
         testing::{
             fake_store::{self, FakeStore},
             fixtures,
@@ -149,13 +149,13 @@ mod tests {
         },
     };
 
-    fn test_context(caches: Caches) -> (TestContext, HealthEndpoints) {
+    fn test_context(caches: Caches) -> (TestContext, NodeHealthEndpoints) {
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
-        let endpoints = HealthEndpoints::new(Arc::clone(&test_context.ctx), ApiTraffic::default());
+        let endpoints = NodeHealthEndpoints::new(Arc::clone(&test_context.ctx), ApiTraffic::default());
         (test_context, endpoints)
     }
 
-    async fn scraped(endpoints: &HealthEndpoints) -> String {
+    async fn scraped(endpoints: &NodeHealthEndpoints) -> String {
         let mut registry = endpoints.metrics().await.unwrap();
         monitoring::register_readiness(&mut registry, true);
         let mut text = String::new();
@@ -172,7 +172,7 @@ mod tests {
         drop(endpoints.ctx.queues.queue("claims"));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
-        endpoints.ctx.audit.set(Some(Findings::default()));
+        endpoints.ctx.audit.set(Some(AuditFindings::default()));
         for verb in ["list", "create"] {
             let request = ApiRequest { verb, resource: "persistentvolumes".to_owned() };
             endpoints.traffic.ended(request, Ok(StatusCode::OK));

@@ -26,7 +26,7 @@ use crate::{
 const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Keeps the scope up to date until shutdown.
-pub(crate) async fn run(ctx: Arc<Context>, source: claim_labels::Source) {
+pub(crate) async fn run(ctx: Arc<Context>, source: claim_labels::LabelRecordSource) {
     let config_maps: Api<_> = Api::namespaced(ctx.cluster.client.clone(), &source.namespace);
     let (cached, cache) = reflector::store::<ConfigMap>();
     let config = watcher::Config::default().fields(&format!("metadata.name={}", source.name));
@@ -43,7 +43,7 @@ pub(crate) async fn run(ctx: Arc<Context>, source: claim_labels::Source) {
         }
     };
     if timeout(FIRST_READ_TIMEOUT, listed).await.is_err() {
-        let claim_labels::Source { namespace, name } = &source;
+        let claim_labels::LabelRecordSource { namespace, name } = &source;
         tracing::warn!(
             "could not read ConfigMap {namespace}/{name}; until it can be read, this node watches all claims"
         );

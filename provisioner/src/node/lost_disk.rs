@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness},
     objects::{identity::Identity, ownership},
-    store::volumes::{StorageError, Volumes},
+    store::volumes::{StorageError, VolumeBackend},
 };
 
 /// Wait after a change of the store, which can open and close many times in a row.
@@ -68,7 +68,7 @@ struct Disk {
 
 impl Disk {
     async fn read(ctx: &Context) -> Result<Self, StorageError> {
-        let read = |volumes: &dyn Volumes| {
+        let read = |volumes: &dyn VolumeBackend| {
             Ok(Disk { filesystem: volumes.filesystem_uuid(), volumes: volumes.list()?.into_iter().collect() })
         };
         ctx.storage.run(read).await

@@ -132,7 +132,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Next {
 async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     let begun = Instant::now();
     let plan = delete::plan(volume, &ctx.cluster.identity);
-    let deletes = matches!(plan, Ok(delete::Plan::Delete(_)));
+    let deletes = matches!(plan, Ok(delete::DeletionPlan::Delete(_)));
     let outcome = match plan {
         Ok(plan) => delete::apply(volume, plan, ctx).await,
         Err(error) => Err(error),

@@ -16,7 +16,7 @@ use crate::{
     objects::{
         ownership,
         refusal::Refusal,
-        topology::{Candidate, allows, candidate},
+        topology::{CandidateNode, allows, candidate},
     },
 };
 
@@ -53,7 +53,7 @@ pub(crate) async fn of(
 }
 
 /// Decides the placement of a claim for which this node was selected.
-fn place(class: &StorageClass, node: &Candidate) -> Placement {
+fn place(class: &StorageClass, node: &CandidateNode) -> Placement {
     if allows(class, node) {
         Placement::Here
     } else {
@@ -65,7 +65,7 @@ fn place(class: &StorageClass, node: &Candidate) -> Placement {
 ///
 /// # Errors
 /// When the node cannot be read from the API server.
-pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
+pub(crate) async fn this_node(ctx: &Context) -> Result<CandidateNode, Error> {
     let name = ctx.cluster.identity.node();
     let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
     let node = absence::get_metadata_opt(&nodes, name).await;

@@ -23,7 +23,7 @@ use crate::{
         claim_scope::ClaimScope,
         claims, classes, cleanup,
         context::Context,
-        health_endpoints::HealthEndpoints,
+        health_endpoints::NodeHealthEndpoints,
         label_record, lost_disk, persistent_volumes, project_audit,
     },
     objects::{claim_labels, identity::Identity},
@@ -39,15 +39,15 @@ pub(crate) struct Options {
     /// What to do about volumes on a disk that the node does not have any more.
     pub(crate) node_loss: NodeLoss,
     /// The record that all claims have labels, with which this node watches only its own.
-    pub(crate) claim_labels: Option<claim_labels::Source>,
+    pub(crate) claim_labels: Option<claim_labels::LabelRecordSource>,
     /// How to audit volumes and PersistentVolumes.
-    pub(crate) audit: Option<audit::Settings>,
+    pub(crate) audit: Option<audit::AuditSettings>,
     /// How to search for files that are charged to another volume.
-    pub(crate) project_audit: Option<project_audit::Settings>,
+    pub(crate) project_audit: Option<project_audit::ProjectAuditSettings>,
 }
 
 /// The parts that the process is created from.
-pub(crate) struct Parts {
+pub(crate) struct NodeProcessParts {
     pub(crate) client: Client,
     pub(crate) identity: Identity,
     pub(crate) custody_path: PathBuf,
@@ -58,8 +58,8 @@ pub(crate) struct Parts {
 }
 
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
-pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
-    let Parts { client, identity, custody_path, open, options, monitoring } = parts;
+pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, CancellationToken) {
+    let NodeProcessParts { client, identity, custody_path, open, options, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
@@ -115,7 +115,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
     if let Some((listeners, traffic)) = monitoring {
-        let endpoints = HealthEndpoints::new(Arc::clone(&ctx), traffic);
+        let endpoints = NodeHealthEndpoints::new(Arc::clone(&ctx), traffic);
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
     tasks.spawn(named("cleanup", until(stop.clone(), cleanup::run(ctx))));

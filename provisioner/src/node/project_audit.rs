@@ -22,7 +22,7 @@ const REST: u32 = 19;
 
 /// When to search, and what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct ProjectAuditSettings {
     pub(crate) interval: Duration,
     /// Search all volumes each time, and not only when there is evidence.
     pub(crate) all: bool,
@@ -70,7 +70,7 @@ fn plan(evidence: ForeignEvidence, history: &History, all: bool, now: Instant) -
 }
 
 /// Searches at intervals, until shutdown.
-pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
+pub(crate) async fn run(ctx: Arc<Context>, settings: ProjectAuditSettings) {
     ctx.synced().await;
     ctx.storage.tried().await;
     let mut history = History::default();
@@ -93,7 +93,7 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     }
 }
 
-async fn round(ctx: &Context, settings: Settings, history: &mut History) -> Result<(), Error> {
+async fn round(ctx: &Context, settings: ProjectAuditSettings, history: &mut History) -> Result<(), Error> {
     let evidence = ctx.storage.run(|volumes| volumes.foreign_evidence()).await?;
     let began = Instant::now();
     let (scope, next) = plan(evidence, history, settings.all, began);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     /// Returns a context whose store finds files of a volume without a PersistentVolume in a volume that has one.
-    fn found() -> (TestContext, Settings) {
+    fn found() -> (TestContext, ProjectAuditSettings) {
         let caches = Caches { volumes: vec![fixtures::volume(json!({}))], ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
         let (holder, victim) =
@@ -292,7 +292,7 @@ mod tests {
         let charged = ChargedTo::Volume(victim);
         state.foreign.push(ForeignFiles { volume: holder, charged, names: 2, example: "a".into() });
         drop(state);
-        (test_context, Settings { interval: Duration::from_secs(600), all: true, repair: false })
+        (test_context, ProjectAuditSettings { interval: Duration::from_secs(600), all: true, repair: false })
     }
 
     #[tokio::test]
@@ -306,7 +306,7 @@ mod tests {
     #[tokio::test]
     async fn files_are_repaired_if_requested() {
         let (test_context, settings) = found();
-        let settings = Settings { repair: true, ..settings };
+        let settings = ProjectAuditSettings { repair: true, ..settings };
         round(&test_context.ctx, settings, &mut History::default()).await.unwrap();
         assert!(test_context.volumes.state().foreign.is_empty());
         round(&test_context.ctx, settings, &mut History::default()).await.unwrap();

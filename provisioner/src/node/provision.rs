@@ -22,7 +22,7 @@ use crate::{
         context::Context,
         data_source::DataSource,
         placement::Placement,
-        volume_deletion::{self, Deletion, Rule},
+        volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::{
         claim_status,
@@ -38,7 +38,7 @@ use crate::{
 
 /// The action for a claim.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Plan {
+pub(crate) enum ProvisionPlan {
     /// The claim belongs to another node or driver.
     Ignore,
     /// The claim has its PersistentVolume; kube-controller-manager binds the two.
@@ -70,18 +70,18 @@ pub(crate) fn plan(
     placement: Placement,
     data_source: Option<DataSource>,
     identity: &Identity,
-) -> Result<Plan, Error> {
+) -> Result<ProvisionPlan, Error> {
     if !ownership::is_claim_to_provision(claim, identity) {
-        return Ok(Plan::Ignore);
+        return Ok(ProvisionPlan::Ignore);
     }
     match placement {
         Placement::Here => {}
-        Placement::Elsewhere => return Ok(Plan::Ignore),
+        Placement::Elsewhere => return Ok(ProvisionPlan::Ignore),
         Placement::Refused(why) => return Err(why.into()),
     }
     let id = ownership::volume_id_for(claim)?;
     match existing {
-        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(Plan::UpToDate),
+        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(ProvisionPlan::UpToDate),
         Some(_) => return Err(Error::NameTaken(id.to_string())),
         None => {}
     }
@@ -90,7 +90,7 @@ pub(crate) fn plan(
         spec.storage_class_name.clone().filter(|name| !name.is_empty()).ok_or(Refusal::ClassUnnamed)?;
     let class = class.ok_or_else(|| Refusal::ClassMissing(class_name.clone()))?;
     if class.provisioner != identity.driver() {
-        return Ok(Plan::Ignore);
+        return Ok(ProvisionPlan::Ignore);
     }
     let parameters = Parameters::parse(class.parameters.as_ref())
         .map_err(|source| Refusal::Parameters { class: class_name.clone(), source })?;
@@ -111,7 +111,7 @@ pub(crate) fn plan(
             return Err(Refusal::SourceSize { of_source: data_source.capacity, requested }.into());
         }
     }
-    Ok(Plan::Create(Creation {
+    Ok(ProvisionPlan::Create(Creation {
         id,
         spec: parameters.settings.spec(kind, requested),
         reclaim_policy,
@@ -261,7 +261,7 @@ pub(crate) async fn apply(
             // The claim was rescheduled in the meantime.
             let owner = volume_deletion::owner_from(&record);
             let deletion =
-                Deletion { id: id.clone(), filesystem_uuid: None, owner, rule: Rule::OnAnotherNode };
+                VolumeDeletion { id: id.clone(), filesystem_uuid: None, owner, rule: Rule::OnAnotherNode };
             return volume_deletion::delete(deletion, ctx).await.map(drop);
         }
     }
@@ -331,7 +331,7 @@ mod tests {
     use crate::objects::loss_policy::OnNodeLoss;
     use crate::testing::fixtures;
 
-    fn planned(claim: Value, class: Value) -> Result<Plan, String> {
+    fn planned(claim: Value, class: Value) -> Result<ProvisionPlan, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
         plan(&claim, Some(&class), None, Placement::Here, None, &fixtures::identity())
             .map_err(|error| error.to_string())
@@ -339,7 +339,7 @@ mod tests {
 
     fn creation(claim: Value, class: Value) -> Creation {
         match planned(claim, class) {
-            Ok(Plan::Create(creation)) => creation,
+            Ok(ProvisionPlan::Create(creation)) => creation,
             other => panic!("{other:?}"),
         }
     }
@@ -407,7 +407,7 @@ mod tests {
         match planned(claim, class) {
             Err(error) => assert!(error.contains(expected), "{error}"),
             // 9E is less than 8Ei, so the size is valid. The store refuses it if it has less space.
-            Ok(Plan::Create(_)) => assert_eq!(expected, "created"),
+            Ok(ProvisionPlan::Create(_)) => assert_eq!(expected, "created"),
             Ok(plan) => panic!("{plan:?}"),
         }
     }
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn claims_of_other_drivers_classes_are_ignored() {
-        assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(Plan::Ignore));
+        assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(ProvisionPlan::Ignore));
     }
 
     #[rstest]
@@ -448,18 +448,18 @@ mod tests {
             plan(&claim, Some(&class), None, Placement::Here, Some(data_source), &fixtures::identity()),
             expected,
         ) {
-            (Ok(Plan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
+            (Ok(ProvisionPlan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             other => panic!("{other:?}"),
         }
     }
 
     #[rstest]
-    #[case::elsewhere(Placement::Elsewhere, Ok(Plan::Ignore))]
+    #[case::elsewhere(Placement::Elsewhere, Ok(ProvisionPlan::Ignore))]
     #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("requests no size"))]
     fn placement_is_decided_before_the_claim_is_checked(
         #[case] placement: Placement,
-        #[case] expected: Result<Plan, &str>,
+        #[case] expected: Result<ProvisionPlan, &str>,
     ) {
         // If a claim belongs to another node, that node reports what is wrong with it.
         let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
@@ -472,12 +472,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case::ours(json!({}), Some(Plan::UpToDate))]
+    #[case::ours(json!({}), Some(ProvisionPlan::UpToDate))]
     #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
     #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
     fn an_existing_persistent_volume_of_that_name_must_belong_to_the_claim(
         #[case] volume: Value,
-        #[case] expected: Option<Plan>,
+        #[case] expected: Option<ProvisionPlan>,
     ) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));

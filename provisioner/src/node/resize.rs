@@ -44,7 +44,7 @@ const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The action for a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Plan {
+pub(crate) enum ResizePlan {
     /// The volume has the requested size, or belongs to another node or driver.
     UpToDate,
     /// The kubelet does the next step.
@@ -54,14 +54,18 @@ pub(crate) enum Plan {
 }
 
 /// Decides what to do about a bound claim.
-pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, identity: &Identity) -> Plan {
+pub(crate) fn plan(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+    identity: &Identity,
+) -> ResizePlan {
     let status = claim.status.as_ref();
     let bound = status.and_then(|status| status.phase.as_deref()) == Some("Bound")
         && ownership::bound_volume(claim) == volume.metadata.name.as_deref();
     if !bound || !ownership::is_our_volume(volume, identity) || !ownership::is_volume_of(volume, claim) {
-        return Plan::UpToDate;
+        return ResizePlan::UpToDate;
     }
-    let Some(target) = requested_expansion(claim) else { return Plan::UpToDate };
+    let Some(target) = requested_expansion(claim) else { return ResizePlan::UpToDate };
     let node_has_its_turn = match (kind(volume), ResizeStatus::of(claim)) {
         (VolumeKind::Block, Some(ResizeStatus::NodeInProgress)) => true,
         // The kubelet has not started, so a further increase of the request does not wait for it.
@@ -70,12 +74,12 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
         }
         _ => false,
     };
-    if node_has_its_turn { Plan::AwaitNode } else { Plan::Expand { target } }
+    if node_has_its_turn { ResizePlan::AwaitNode } else { ResizePlan::Expand { target } }
 }
 
 /// The outcome of expanding the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ExpansionOutcome {
     /// The volume has this size, and its pod sees it.
     Expanded(Bytes),
     /// The volume has this size; the capacity of the pod's block device may not be refreshed yet.
@@ -120,7 +124,7 @@ fn allocated_for(claim: &PersistentVolumeClaim, size: Bytes) -> Bytes {
 
 /// The writes that record an outcome, in this order.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Record {
+pub(crate) struct ResizeRecord {
     /// The patch of the PersistentVolume. It comes first, so that a claim never has more than its PersistentVolume.
     pub(crate) volume: Option<Value>,
     /// The patch of the claim's status.
@@ -131,11 +135,11 @@ pub(crate) struct Record {
 pub(crate) fn record(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
-    outcome: &Outcome,
+    outcome: &ExpansionOutcome,
     now: Timestamp,
-) -> Record {
+) -> ResizeRecord {
     match outcome {
-        Outcome::Expanded(size) => Record {
+        ExpansionOutcome::Expanded(size) => ResizeRecord {
             volume: volume_patch(volume, *size),
             claim: StatusPatch::of(claim)
                 .allocated(allocated_for(claim, *size))
@@ -145,7 +149,7 @@ pub(crate) fn record(
                 .node_expansion_not_required(true)
                 .build(),
         },
-        Outcome::AwaitsNode(size) => {
+        ExpansionOutcome::AwaitsNode(size) => {
             let message =
                 "the volume was expanded; waiting for the kubelet to refresh the capacity of the pod's block device".to_owned();
             let pending = Some((ResizeCondition::FileSystemResizePending, message));
@@ -155,13 +159,15 @@ pub(crate) fn record(
                 .condition(pending, Earlier::Drop, now)
                 .node_expansion_not_required(false)
                 .build();
-            Record { volume: volume_patch(volume, *size), claim }
+            ResizeRecord { volume: volume_patch(volume, *size), claim }
         }
-        Outcome::Infeasible(why) => Record {
+        ExpansionOutcome::Infeasible(why) => ResizeRecord {
             volume: None,
             claim: failure(claim, why, now).resize_status(Some(ResizeStatus::ControllerInfeasible)).build(),
         },
-        Outcome::Failed(why) => Record { volume: None, claim: failure(claim, why, now).build() },
+        ExpansionOutcome::Failed(why) => {
+            ResizeRecord { volume: None, claim: failure(claim, why, now).build() }
+        }
     }
 }
 
@@ -232,20 +238,20 @@ pub(crate) async fn apply(
         return Err(error);
     }
     match outcome {
-        Outcome::Expanded(size) => {
+        ExpansionOutcome::Expanded(size) => {
             ctx.cluster.events.publish(
                 claim,
                 Reason::VolumeResizeSuccessful,
                 format!("volume {id} now has {size}"),
             );
         }
-        Outcome::AwaitsNode(size) => {
+        ExpansionOutcome::AwaitsNode(size) => {
             let note = format!(
                 "volume {id} now has {size}; the kubelet has yet to refresh the capacity of the pod's block device"
             );
             ctx.cluster.events.publish(claim, Reason::FileSystemResizeRequired, note);
         }
-        Outcome::Infeasible(_) | Outcome::Failed(_) => {}
+        ExpansionOutcome::Infeasible(_) | ExpansionOutcome::Failed(_) => {}
     }
     Ok(())
 }
@@ -255,7 +261,7 @@ async fn expand(
     target: Bytes,
     volume: &PersistentVolume,
     ctx: &Context,
-) -> (Outcome, Option<Error>) {
+) -> (ExpansionOutcome, Option<Error>) {
     let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
     let kind = kind(volume);
     let expanding = ctx.run_on(expected, move |volumes| {
@@ -263,7 +269,7 @@ async fn expand(
         // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
         let is_refreshed = kind == VolumeKind::Filesystem
             || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).unwrap_or(false);
-        Ok(if is_refreshed { Outcome::Expanded(size) } else { Outcome::AwaitsNode(size) })
+        Ok(if is_refreshed { ExpansionOutcome::Expanded(size) } else { ExpansionOutcome::AwaitsNode(size) })
     });
     let error = match expanding.await {
         Ok(outcome) => {
@@ -274,9 +280,9 @@ async fn expand(
     };
     let outcome = match &error {
         Error::Storage(StorageError::Volume(refused)) if refused.is_infeasible() => {
-            Outcome::Infeasible(error.to_string())
+            ExpansionOutcome::Infeasible(error.to_string())
         }
-        _ => Outcome::Failed(error.to_string()),
+        _ => ExpansionOutcome::Failed(error.to_string()),
     };
     (outcome, Some(error))
 }

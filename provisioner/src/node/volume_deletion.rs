@@ -45,7 +45,7 @@ impl fmt::Display for Rule {
 
 /// The volume to delete, and whose it is. The caller has locked the volume.
 #[derive(Debug)]
-pub(crate) struct Deletion {
+pub(crate) struct VolumeDeletion {
     pub(crate) id: VolumeId,
     /// The file system of the data, if it is known.
     pub(crate) filesystem_uuid: Option<String>,
@@ -59,8 +59,8 @@ pub(crate) struct Deletion {
 ///
 /// # Errors
 /// When the data cannot be deleted.
-pub(crate) async fn delete(deletion: Deletion, ctx: &Context) -> Result<bool, Error> {
-    let Deletion { id, filesystem_uuid, owner, rule } = deletion;
+pub(crate) async fn delete(deletion: VolumeDeletion, ctx: &Context) -> Result<bool, Error> {
+    let VolumeDeletion { id, filesystem_uuid, owner, rule } = deletion;
     let deleted = id.clone();
     if !ctx.run_on(filesystem_uuid, move |volumes| volumes.delete(&deleted)).await? {
         return Ok(false);
@@ -129,7 +129,7 @@ mod tests {
         }
         let volume = fixtures::volume(json!({}));
         let rule = Rule::ReclaimPolicy(volume.name_any());
-        let deletion = Deletion { id, filesystem_uuid: None, owner: owner_of(&volume), rule };
+        let deletion = VolumeDeletion { id, filesystem_uuid: None, owner: owner_of(&volume), rule };
         assert_eq!(delete(deletion, &test_context.ctx).await.unwrap(), exists);
         assert_eq!(test_context.finish().await, events);
     }

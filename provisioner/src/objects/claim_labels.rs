@@ -13,7 +13,7 @@ pub(crate) const BINDING_UID: &str = "policy-binding-uid";
 
 /// The ConfigMap with the record. The MutatingAdmissionPolicy and its binding have the same name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct LabelRecordSource {
     pub(crate) namespace: String,
     pub(crate) name: String,
 }

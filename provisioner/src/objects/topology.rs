@@ -8,7 +8,7 @@ use crate::objects::identity::Identity;
 
 /// A node that the driver runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct CandidateNode {
     pub(crate) name: String,
     /// The labels of its Node object, and the driver's own topology label.
     pub(crate) labels: BTreeMap<String, String>,
@@ -16,7 +16,7 @@ pub(crate) struct Candidate {
 
 /// Returns `true` if the class's `allowedTopologies` allow a node, as the scheduler evaluates them: all expressions of at least one
 /// term must match. Without terms every node is allowed, and an empty term matches no node.
-pub(crate) fn allows(class: &StorageClass, node: &Candidate) -> bool {
+pub(crate) fn allows(class: &StorageClass, node: &CandidateNode) -> bool {
     let terms = class.allowed_topologies.as_deref().unwrap_or_default();
     let matches =
         |key: &str, values: &[String]| node.labels.get(key).is_some_and(|value| values.contains(value));
@@ -33,10 +33,14 @@ pub(crate) fn is_immediate(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref().is_none_or(|mode| mode == "Immediate")
 }
 
-pub(crate) fn candidate(name: &str, mut labels: BTreeMap<String, String>, identity: &Identity) -> Candidate {
+pub(crate) fn candidate(
+    name: &str,
+    mut labels: BTreeMap<String, String>,
+    identity: &Identity,
+) -> CandidateNode {
     // The kubelet sets this label when the driver registers, which may be in progress.
     labels.insert(identity.topology_key(), name.to_owned());
-    Candidate { name: name.to_owned(), labels }
+    CandidateNode { name: name.to_owned(), labels }
 }
 
 #[cfg(test)]

@@ -17,62 +17,64 @@ use crate::{
     api::events::{Events, Reason},
     store::{
         throttle::{BackgroundThrottle, ForegroundOps},
-        volumes::{StorageError, VolumeError, Volumes},
+        volumes::{StorageError, VolumeBackend, VolumeError},
     },
 };
 
 /// A function that opens the store.
-pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> + Send + Sync>;
+pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn VolumeBackend>, VolumeError> + Send + Sync>;
 
 /// The store, which all tasks of the process share.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    state: watch::Sender<State>,
+    state: watch::Sender<StorageState>,
     foreground: Arc<ForegroundOps>,
 }
 
 /// The state of the store.
 #[derive(Debug, Clone)]
-pub(crate) enum State {
+pub(crate) enum StorageState {
     /// No attempt to open it has completed yet.
     Untried,
     Unavailable(String),
     /// No file system was ever mounted at the data directory. On a node without a disk for volumes that is no error.
     Absent(String),
-    Open(Arc<dyn Volumes>),
+    Open(Arc<dyn VolumeBackend>),
 }
 
-impl State {
-    fn volumes(&self) -> Result<Arc<dyn Volumes>, StorageError> {
+impl StorageState {
+    fn volumes(&self) -> Result<Arc<dyn VolumeBackend>, StorageError> {
         match self {
-            State::Open(volumes) => Ok(Arc::clone(volumes)),
-            State::Unavailable(why) | State::Absent(why) => Err(StorageError::Unavailable(why.clone())),
-            State::Untried => Err(StorageError::Untried),
+            StorageState::Open(volumes) => Ok(Arc::clone(volumes)),
+            StorageState::Unavailable(why) | StorageState::Absent(why) => {
+                Err(StorageError::Unavailable(why.clone()))
+            }
+            StorageState::Untried => Err(StorageError::Untried),
         }
     }
 }
 
 impl Default for Storage {
     fn default() -> Self {
-        Storage { state: watch::Sender::new(State::Untried), foreground: Arc::default() }
+        Storage { state: watch::Sender::new(StorageState::Untried), foreground: Arc::default() }
     }
 }
 
 impl Storage {
     /// Directs all operations to this store from now on.
-    pub(crate) fn open(&self, volumes: Arc<dyn Volumes>) {
-        self.state.send_replace(State::Open(volumes));
+    pub(crate) fn open(&self, volumes: Arc<dyn VolumeBackend>) {
+        self.state.send_replace(StorageState::Open(volumes));
     }
 
     /// Returns `true` if this node never had storage.
     pub(crate) fn is_absent(&self) -> bool {
-        matches!(*self.state.borrow(), State::Absent(_))
+        matches!(*self.state.borrow(), StorageState::Absent(_))
     }
 
     fn close(&self, why: VolumeError) {
         self.state.send_replace(match why.kind {
-            ErrorKind::NeverMounted => State::Absent(why.message),
-            _ => State::Unavailable(why.message),
+            ErrorKind::NeverMounted => StorageState::Absent(why.message),
+            _ => StorageState::Unavailable(why.message),
         });
     }
 
@@ -87,11 +89,11 @@ impl Storage {
     /// Returns once the store was opened or an attempt to open it failed.
     pub(crate) async fn tried(&self) {
         // An error would mean that the sender was dropped, but `self` holds it.
-        drop(self.changes().wait_for(|state| !matches!(state, State::Untried)).await);
+        drop(self.changes().wait_for(|state| !matches!(state, StorageState::Untried)).await);
     }
 
     /// Returns a receiver that is notified whenever the store opens or becomes unavailable.
-    pub(crate) fn changes(&self) -> watch::Receiver<State> {
+    pub(crate) fn changes(&self) -> watch::Receiver<StorageState> {
         self.state.subscribe()
     }
 
@@ -103,7 +105,7 @@ impl Storage {
     pub(crate) async fn run<T, F>(&self, operation: F) -> Result<T, StorageError>
     where
         T: Send + 'static,
-        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+        F: FnOnce(&dyn VolumeBackend) -> Result<T, VolumeError> + Send + 'static,
     {
         let _foreground = self.foreground.enter();
         self.run_blocking(operation).await
@@ -116,7 +118,7 @@ impl Storage {
     pub(crate) async fn run_yielding<T, F>(&self, operation: F) -> Result<T, StorageError>
     where
         T: Send + 'static,
-        F: FnOnce(&dyn Volumes, &mut dyn FnMut()) -> Result<T, VolumeError> + Send + 'static,
+        F: FnOnce(&dyn VolumeBackend, &mut dyn FnMut()) -> Result<T, VolumeError> + Send + 'static,
     {
         let mut throttle = BackgroundThrottle::new(Arc::clone(&self.foreground));
         self.run_blocking(move |volumes| operation(volumes, &mut || throttle.yield_now())).await
@@ -125,7 +127,7 @@ impl Storage {
     async fn run_blocking<T, F>(&self, operation: F) -> Result<T, StorageError>
     where
         T: Send + 'static,
-        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+        F: FnOnce(&dyn VolumeBackend) -> Result<T, VolumeError> + Send + 'static,
     {
         let volumes = self.state.borrow().volumes()?;
         let checked = move || volumes.verify().and_then(|()| operation(&*volumes));
@@ -178,10 +180,10 @@ pub(crate) async fn keep_open(storage: &Storage, open: Opener, events: &Events, 
             Ok(Err(error)) => storage.close(error),
             Err(panicked) => {
                 tracing::error!(error = %panicked, "opening the volume store panicked");
-                storage.state.send_replace(State::Unavailable(StorageError::Panicked.to_string()));
+                storage.state.send_replace(StorageState::Unavailable(StorageError::Panicked.to_string()));
             }
         }
-        if let State::Unavailable(why) | State::Absent(why) = storage.state.borrow().clone() {
+        if let StorageState::Unavailable(why) | StorageState::Absent(why) = storage.state.borrow().clone() {
             failed_before = true;
             events.publish_on_node(Reason::StorageUnavailable, why);
         }
@@ -195,7 +197,7 @@ async fn until_lost(storage: &Storage, mounts: &MountTable) {
     let mut state = storage.state.subscribe();
     loop {
         tokio::select! {
-            lost = state.wait_for(|state| !matches!(state, State::Open(_))) => {
+            lost = state.wait_for(|state| !matches!(state, StorageState::Open(_))) => {
                 // An error would mean that the sender was dropped, but `storage` holds it.
                 return drop(lost);
             }
@@ -267,7 +269,7 @@ mod tests {
         let model = Arc::clone(&volumes);
         let open: Opener = Arc::new(move || {
             model.verify()?;
-            Ok(Arc::clone(&model) as Arc<dyn Volumes>)
+            Ok(Arc::clone(&model) as Arc<dyn VolumeBackend>)
         });
         let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new("node-a"));
         let (task_storage, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));

@@ -17,7 +17,7 @@ use loopfs::{Bytes, ErrorKind};
 use crate::store::claim_record::ClaimRecord;
 
 /// A store of volumes. Calls block.
-pub(crate) trait Volumes: Send + Sync + 'static {
+pub(crate) trait VolumeBackend: Send + Sync + 'static {
     /// Returns the UUID of the file system of the volumes, in its usual text form.
     fn filesystem_uuid(&self) -> String;
     /// See [`VolumeStore::verify`].
@@ -122,7 +122,7 @@ impl From<loopfs::Error> for VolumeError {
     }
 }
 
-impl Volumes for VolumeStore {
+impl VolumeBackend for VolumeStore {
     fn filesystem_uuid(&self) -> String {
         VolumeStore::filesystem_uuid(self).to_string()
     }
@@ -224,7 +224,7 @@ impl Volumes for VolumeStore {
     }
 }
 
-impl fmt::Debug for dyn Volumes {
+impl fmt::Debug for dyn VolumeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "volumes on {}", self.filesystem_uuid())
     }

@@ -18,14 +18,14 @@ use loopfs::{Bytes, ErrorKind};
 use crate::{
     store::{
         claim_record::ClaimRecord,
-        volumes::{VolumeError, Volumes},
+        volumes::{VolumeBackend, VolumeError},
     },
     testing::fixtures,
 };
 
 /// A store of a given size. Deleted volumes occupy their space until the trash is emptied, as in the real store.
 pub(crate) struct FakeStore {
-    state: Mutex<State>,
+    state: Mutex<FakeStoreState>,
     once_created: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     copies: CopyBarrier,
 }
@@ -49,7 +49,7 @@ impl CopyBarrier {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct State {
+pub(crate) struct FakeStoreState {
     pub(crate) size: Bytes,
     pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
     /// The volumes that hold data.
@@ -72,13 +72,13 @@ pub(crate) struct State {
 impl FakeStore {
     pub(crate) fn of_size(size: Bytes) -> Self {
         FakeStore {
-            state: Mutex::new(State { size, ..State::default() }),
+            state: Mutex::new(FakeStoreState { size, ..FakeStoreState::default() }),
             once_created: Mutex::default(),
             copies: CopyBarrier::default(),
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, FakeStoreState> {
         self.state.lock().unwrap()
     }
 
@@ -103,7 +103,7 @@ impl FakeStore {
     }
 }
 
-impl State {
+impl FakeStoreState {
     fn require(&self, id: &VolumeId, more: Bytes) -> Result<(), VolumeError> {
         let available = self.available().0;
         if more.0 <= available {
@@ -126,7 +126,7 @@ pub(crate) fn error(kind: ErrorKind, message: impl Into<String>) -> VolumeError 
     VolumeError { kind, message: message.into() }
 }
 
-impl Volumes for FakeStore {
+impl VolumeBackend for FakeStore {
     fn filesystem_uuid(&self) -> String {
         fixtures::FILESYSTEM.to_owned()
     }

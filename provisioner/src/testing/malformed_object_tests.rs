@@ -17,19 +17,19 @@ use serde_json::{Value, json};
 use crate::{
     controller::builtin::{
         declaration,
-        kinds::Kind,
-        plan::{self, Action},
+        kinds::ManagedKind,
+        plan::{self, ObjectAction},
     },
     loss::decision::{Decision, NodeLossState, decide},
     node::{
         delete,
         placement::Placement,
         provision,
-        resize::{self, Outcome},
+        resize::{self, ExpansionOutcome},
     },
     objects::{
         claim_status, data_source, ownership, quantity,
-        topology::{self, Candidate},
+        topology::{self, CandidateNode},
     },
     testing::fixtures,
 };
@@ -142,7 +142,7 @@ proptest! {
         })), &of_class);
         if let Some(volume) = &volume {
             // Only a volume that certainly belongs to this node is deleted.
-            if let Ok(delete::Plan::Delete(deletion)) = delete::plan(volume, &identity) {
+            if let Ok(delete::DeletionPlan::Delete(deletion)) = delete::plan(volume, &identity) {
                 prop_assert!(ownership::is_our_volume(volume, &identity));
                 prop_assert!(!deletion.id.as_str().contains('/'));
             }
@@ -165,9 +165,9 @@ proptest! {
         let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Placement::Here, None, &identity);
         drop(data_source::parse_reference(claim));
         if let Some(class) = &class {
-            topology::allows(class, &Candidate { name: String::new(), labels: Default::default() });
+            topology::allows(class, &CandidateNode { name: String::new(), labels: Default::default() });
         }
-        if let Ok(provision::Plan::Create(creation)) = &planned {
+        if let Ok(provision::ProvisionPlan::Create(creation)) = &planned {
             prop_assert!(ownership::is_claim_to_provision(claim, &identity));
             prop_assert!(creation.spec.capacity > Bytes(0));
         }
@@ -175,11 +175,11 @@ proptest! {
             prop_assert!(!error.to_string().is_empty() && !error.reason().is_empty());
         }
         if let Some(volume) = &volume {
-            if let resize::Plan::Expand { target } = resize::plan(claim, volume, &identity) {
+            if let resize::ResizePlan::Expand { target } = resize::plan(claim, volume, &identity) {
                 prop_assert!(ownership::is_our_volume(volume, &identity) && ownership::is_volume_of(volume, claim));
                 prop_assert_eq!(claim_status::requested(claim), Ok(Some(target)));
             }
-            for outcome in [Outcome::Expanded(Bytes(size)), Outcome::AwaitsNode(Bytes(size)), Outcome::Infeasible("m".into()), Outcome::Failed(String::new())] {
+            for outcome in [ExpansionOutcome::Expanded(Bytes(size)), ExpansionOutcome::AwaitsNode(Bytes(size)), ExpansionOutcome::Infeasible("m".into()), ExpansionOutcome::Failed(String::new())] {
                 resize::record(claim, volume, &outcome, Timestamp::UNIX_EPOCH);
             }
         }
@@ -211,13 +211,13 @@ proptest! {
             if let Some(declared) = &mut declared {
                 declared.metadata.labels.get_or_insert_default().extend(declaration::labels(&identity));
             }
-            let kind = Kind::named(&whole.types.as_ref().unwrap().kind).unwrap();
+            let kind = ManagedKind::named(&whole.types.as_ref().unwrap().kind).unwrap();
             let action = plan::action(kind, declared.as_ref(), found.as_ref(), &identity);
             // Objects of other owners are never written.
-            if let (Some(found), Some(Action::Update { .. } | Action::Replace { .. } | Action::Remove(_))) = (&found, &action) {
+            if let (Some(found), Some(ObjectAction::Update { .. } | ObjectAction::Replace { .. } | ObjectAction::Remove(_))) = (&found, &action) {
                 prop_assert!(declaration::is_ours(found, &identity));
             }
-            if let Some(Action::Update { object, .. }) = &action {
+            if let Some(ObjectAction::Update { object, .. }) = &action {
                 // The updated object needs no further action.
                 prop_assert_eq!(plan::action(kind, declared.as_ref(), Some(object), &identity), None);
             }

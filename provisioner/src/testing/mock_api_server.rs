@@ -29,7 +29,7 @@ use crate::{
     api::{
         cluster::Cluster,
         events::{EventRequest, Events},
-        queue::Object,
+        queue::KubernetesObject,
     },
     node::context::Context,
     store::custody::Custody,
@@ -225,7 +225,7 @@ async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, requests
 }
 
 /// Returns a cache that has received these objects as its first list.
-pub(crate) fn cache<K: Object>(objects: Vec<K>) -> (reflector::Store<K>, Writer<K>) {
+pub(crate) fn cache<K: KubernetesObject>(objects: Vec<K>) -> (reflector::Store<K>, Writer<K>) {
     let (store, mut writer) = reflector::store();
     writer.apply_watcher_event(&Event::Init);
     for object in objects {

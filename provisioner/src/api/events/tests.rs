@@ -20,12 +20,12 @@ fn request(note: &str) -> EventRequest {
 #[test]
 fn repetitions_become_a_count_and_are_spaced() {
     let mut aggregator = Aggregator::default();
-    let key = Key::of(&request("no space"));
+    let key = EventKey::of(&request("no space"));
     let start = Instant::now();
-    assert_eq!(aggregator.observe(&key, start), Some(Write::First));
+    assert_eq!(aggregator.observe(&key, start), Some(EventWrite::First));
     aggregator.created(&key, "event-1".to_owned());
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(1)), None);
-    let repeat = |count| Some(Write::Repeat { name: "event-1".to_owned(), count });
+    let repeat = |count| Some(EventWrite::Repeat { name: "event-1".to_owned(), count });
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(10)), repeat(3));
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(15)), None);
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
@@ -161,10 +161,10 @@ async fn repetitions_of_one_request_are_two_writes() {
 #[test]
 fn a_repetition_after_the_end_of_its_series_is_a_new_event() {
     let mut aggregator = Aggregator::default();
-    let key = Key::of(&request("no space"));
+    let key = EventKey::of(&request("no space"));
     let start = Instant::now();
     aggregator.observe(&key, start);
-    assert_eq!(aggregator.observe(&key, start + SERIES_END), Some(Write::First));
+    assert_eq!(aggregator.observe(&key, start + SERIES_END), Some(EventWrite::First));
 }
 
 #[test]
@@ -172,12 +172,15 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
     let mut aggregator = Aggregator::default();
     let start = Instant::now();
     for text in 0..TEXTS_PER_SUBJECT {
-        assert_eq!(aggregator.observe(&Key::of(&request(&text.to_string())), start), Some(Write::First));
+        assert_eq!(
+            aggregator.observe(&EventKey::of(&request(&text.to_string())), start),
+            Some(EventWrite::First)
+        );
     }
-    assert_eq!(aggregator.observe(&Key::of(&request("one more")), start), None);
+    assert_eq!(aggregator.observe(&EventKey::of(&request("one more")), start), None);
     let mut elsewhere = request("one more");
     elsewhere.regarding.name = Some("other".to_owned());
-    assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Some(Write::First));
+    assert_eq!(aggregator.observe(&EventKey::of(&elsewhere), start), Some(EventWrite::First));
 }
 
 /// A tenant creates claims without end.
@@ -188,15 +191,15 @@ fn the_oldest_of_many_subjects_is_forgotten() {
     let about = |number: usize| {
         let mut request = request("no space");
         request.regarding.name = Some(format!("claim-{number}"));
-        Key::of(&request)
+        EventKey::of(&request)
     };
     for number in 0..SUBJECTS_MAX {
-        assert_eq!(aggregator.observe(&about(number), start), Some(Write::First));
+        assert_eq!(aggregator.observe(&about(number), start), Some(EventWrite::First));
     }
     assert_eq!(aggregator.observe(&about(0), start), None);
-    assert_eq!(aggregator.observe(&about(SUBJECTS_MAX), start), Some(Write::First));
+    assert_eq!(aggregator.observe(&about(SUBJECTS_MAX), start), Some(EventWrite::First));
     assert_eq!(aggregator.observe(&about(0), start), None, "it was requested again, and is kept");
-    assert_eq!(aggregator.observe(&about(1), start), Some(Write::First));
+    assert_eq!(aggregator.observe(&about(1), start), Some(EventWrite::First));
     let known = (aggregator.subjects.len(), aggregator.by_last_request.len());
     assert_eq!(known, (SUBJECTS_MAX, SUBJECTS_MAX));
     aggregator.sweep(start + SERIES_END);
@@ -206,10 +209,10 @@ fn the_oldest_of_many_subjects_is_forgotten() {
 #[test]
 fn the_first_occurrence_after_a_failed_write_is_a_new_event() {
     let mut aggregator = Aggregator::default();
-    let key = Key::of(&request("no space"));
+    let key = EventKey::of(&request("no space"));
     aggregator.observe(&key, Instant::now());
     aggregator.forget(&key);
-    assert_eq!(aggregator.observe(&key, Instant::now()), Some(Write::First));
+    assert_eq!(aggregator.observe(&key, Instant::now()), Some(EventWrite::First));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use kube::api::{DynamicObject, TypeMeta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::kinds::{KINDS, Key, Kind, RBAC};
+use super::kinds::{KINDS, ManagedKind, ObjectKey, RBAC};
 use crate::objects::identity::{Identity, MANAGER};
 
 /// The recommended label for the manager of an object.
@@ -21,7 +21,7 @@ const INSTANCE: &str = "app.kubernetes.io/instance";
 pub(crate) struct Declaration {
     /// The resource version of the ConfigMap.
     pub(crate) version: Option<String>,
-    pub(crate) objects: BTreeMap<Key, DynamicObject>,
+    pub(crate) objects: BTreeMap<ObjectKey, DynamicObject>,
 }
 
 /// The reason why a declaration is invalid.
@@ -142,10 +142,10 @@ fn declared(
     manifest: Manifest,
     namespace: &str,
     identity: &Identity,
-) -> Result<(Key, DynamicObject), DeclarationError> {
+) -> Result<(ObjectKey, DynamicObject), DeclarationError> {
     let Manifest { api_version, kind, metadata, mut data } = manifest;
     let file = file.to_owned();
-    let Some(known) = Kind::of(&api_version, &kind) else {
+    let Some(known) = ManagedKind::of(&api_version, &kind) else {
         return Err(DeclarationError::Kind { file, api_version, kind });
     };
     let kind = known.name;
@@ -173,7 +173,7 @@ fn declared(
         },
         data: Value::Object(data),
     };
-    Ok((Key::of(known, &object), object))
+    Ok((ObjectKey::of(known, &object), object))
 }
 
 /// Adds the defaults that the API server sets in bindings: the API group of roles, users and groups.
@@ -221,7 +221,7 @@ mod tests {
             ("storageclass.yaml", include_str!("../../../../csi/deploy/storageclass.yaml")),
         ]);
         let declaration = declaration.unwrap();
-        let names: Vec<_> = declaration.objects.keys().map(Key::to_string).collect();
+        let names: Vec<_> = declaration.objects.keys().map(ObjectKey::to_string).collect();
         assert_eq!(
             names,
             [

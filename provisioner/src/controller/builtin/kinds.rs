@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// A kind of object that a ConfigMap may declare.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct ManagedKind {
     pub(crate) group: &'static str,
     pub(crate) name: &'static str,
     plural: &'static str,
@@ -52,12 +52,12 @@ impl Default {
     }
 }
 
-impl Kind {
-    pub(crate) fn of(api_version: &str, kind: &str) -> Option<&'static Kind> {
+impl ManagedKind {
+    pub(crate) fn of(api_version: &str, kind: &str) -> Option<&'static ManagedKind> {
         KINDS.iter().find(|known| known.name == kind && known.api_version() == api_version)
     }
 
-    pub(crate) fn named(kind: &str) -> Option<&'static Kind> {
+    pub(crate) fn named(kind: &str) -> Option<&'static ManagedKind> {
         KINDS.iter().find(|known| known.name == kind)
     }
 
@@ -85,8 +85,8 @@ const ROLE: &[Field] = &[free("rules", Default::Empty), free("aggregationRule", 
 const BINDING: &[Field] = &[fixed("roleRef", Default::Empty), free("subjects", Default::Empty)];
 
 /// All kinds that a ConfigMap may declare.
-pub(crate) const KINDS: &[Kind] = &[
-    Kind {
+pub(crate) const KINDS: &[ManagedKind] = &[
+    ManagedKind {
         group: "storage.k8s.io",
         name: "CSIDriver",
         plural: "csidrivers",
@@ -105,7 +105,7 @@ pub(crate) const KINDS: &[Kind] = &[
             free("tokenRequests", Default::Empty),
         ],
     },
-    Kind {
+    ManagedKind {
         group: "storage.k8s.io",
         name: "StorageClass",
         plural: "storageclasses",
@@ -122,7 +122,7 @@ pub(crate) const KINDS: &[Kind] = &[
             free("allowedTopologies", Default::Empty),
         ],
     },
-    Kind {
+    ManagedKind {
         group: "scheduling.k8s.io",
         name: "PriorityClass",
         plural: "priorityclasses",
@@ -136,7 +136,7 @@ pub(crate) const KINDS: &[Kind] = &[
             free("description", Default::Empty),
         ],
     },
-    Kind {
+    ManagedKind {
         group: RBAC,
         name: "ClusterRole",
         plural: "clusterroles",
@@ -145,7 +145,7 @@ pub(crate) const KINDS: &[Kind] = &[
         within: None,
         fields: ROLE,
     },
-    Kind {
+    ManagedKind {
         group: RBAC,
         name: "ClusterRoleBinding",
         plural: "clusterrolebindings",
@@ -154,7 +154,7 @@ pub(crate) const KINDS: &[Kind] = &[
         within: None,
         fields: BINDING,
     },
-    Kind {
+    ManagedKind {
         group: RBAC,
         name: "Role",
         plural: "roles",
@@ -163,7 +163,7 @@ pub(crate) const KINDS: &[Kind] = &[
         within: None,
         fields: ROLE,
     },
-    Kind {
+    ManagedKind {
         group: RBAC,
         name: "RoleBinding",
         plural: "rolebindings",
@@ -176,22 +176,22 @@ pub(crate) const KINDS: &[Kind] = &[
 
 /// The identity of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key {
+pub(crate) struct ObjectKey {
     pub(crate) kind: &'static str,
     pub(crate) namespace: Option<String>,
     pub(crate) name: String,
 }
 
-impl Key {
-    pub(crate) fn of(kind: &Kind, object: &DynamicObject) -> Self {
+impl ObjectKey {
+    pub(crate) fn of(kind: &ManagedKind, object: &DynamicObject) -> Self {
         let namespace = object.metadata.namespace.clone().filter(|_| kind.namespaced);
-        Key { kind: kind.name, namespace, name: object.metadata.name.clone().unwrap_or_default() }
+        ObjectKey { kind: kind.name, namespace, name: object.metadata.name.clone().unwrap_or_default() }
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Key { kind, namespace, name } = self;
+        let ObjectKey { kind, namespace, name } = self;
         match namespace {
             Some(namespace) => write!(f, "{kind} {namespace}/{name}"),
             None => write!(f, "{kind} {name}"),

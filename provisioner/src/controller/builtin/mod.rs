@@ -12,4 +12,4 @@ pub(crate) mod kinds;
 pub(crate) mod plan;
 mod reconciler;
 
-pub(crate) use self::reconciler::{REPAIR_DELAY, Source, run};
+pub(crate) use self::reconciler::{DeclarationSource, REPAIR_DELAY, run};

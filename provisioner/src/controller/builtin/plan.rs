@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 
 use super::{
     declaration::{self, Declaration},
-    kinds::{Key, Kind},
+    kinds::{ManagedKind, ObjectKey},
 };
 use crate::objects::identity::Identity;
 
 /// The action to take for an object.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Action {
+pub(crate) enum ObjectAction {
     Create(Box<DynamicObject>),
     /// Update the existing object, unless it changes in the meantime.
     Update {
@@ -39,26 +39,26 @@ pub(crate) enum Action {
 
 /// Plans the action for one object. Returns `None` if it is in its declared state.
 pub(crate) fn action(
-    kind: &Kind,
+    kind: &ManagedKind,
     declared: Option<&DynamicObject>,
     found: Option<&DynamicObject>,
     identity: &Identity,
-) -> Option<Action> {
+) -> Option<ObjectAction> {
     match (declared, found) {
         (None, None) => None,
-        (Some(declared), None) => Some(Action::Create(Box::new(declared.clone()))),
+        (Some(declared), None) => Some(ObjectAction::Create(Box::new(declared.clone()))),
         // It is being deleted; the watch reports the end of that.
         (_, Some(found)) if found.metadata.deletion_timestamp.is_some() => None,
         (None, Some(_)) if kind.kept => None,
         (None, Some(found)) => {
-            declaration::is_ours(found, identity).then(|| Action::Remove(preconditions(found)))
+            declaration::is_ours(found, identity).then(|| ObjectAction::Remove(preconditions(found)))
         }
-        (Some(_), Some(found)) if !declaration::is_ours(found, identity) => Some(Action::Refuse),
+        (Some(_), Some(found)) if !declaration::is_ours(found, identity) => Some(ObjectAction::Refuse),
         (Some(declared), Some(found)) => repair(kind, declared, found),
     }
 }
 
-fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Option<Action> {
+fn repair(kind: &ManagedKind, declared: &DynamicObject, found: &DynamicObject) -> Option<ObjectAction> {
     let mut object = found.clone();
     let mut differing = Vec::new();
     let mut immutable = Vec::new();
@@ -100,33 +100,37 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
     if differing.is_empty() {
         None
     } else if !immutable.is_empty() && kind.kept {
-        Some(Action::Immutable { fields: immutable })
+        Some(ObjectAction::Immutable { fields: immutable })
     } else if !immutable.is_empty() {
         // Labels, annotations and fields that the declaration does not mention stay here, too.
         let ObjectMeta { name, namespace, labels, annotations, .. } = object.metadata;
         object.metadata = ObjectMeta { name, namespace, labels, annotations, ..ObjectMeta::default() };
         object.types = declared.types.clone();
-        Some(Action::Replace { found: preconditions(found), object: Box::new(object), fields: differing })
+        Some(ObjectAction::Replace {
+            found: preconditions(found),
+            object: Box::new(object),
+            fields: differing,
+        })
     } else {
-        Some(Action::Update { object: Box::new(object), fields: differing })
+        Some(ObjectAction::Update { object: Box::new(object), fields: differing })
     }
 }
 
 /// Returns the fields to compare: the known ones, and declared ones that a later Kubernetes may have added.
-fn names<'a>(kind: &'a Kind, declared: &'a DynamicObject) -> BTreeSet<&'a str> {
+fn names<'a>(kind: &'a ManagedKind, declared: &'a DynamicObject) -> BTreeSet<&'a str> {
     let known = kind.fields.iter().map(|field| field.name);
     let given = fields(kind, &declared.data).into_iter().flat_map(Map::keys).map(String::as_str);
     known.chain(given).collect()
 }
 
-fn fields<'a>(kind: &Kind, data: &'a Value) -> Option<&'a Map<String, Value>> {
+fn fields<'a>(kind: &ManagedKind, data: &'a Value) -> Option<&'a Map<String, Value>> {
     match kind.within {
         Some(within) => data.get(within)?.as_object(),
         None => data.as_object(),
     }
 }
 
-fn fields_mut<'a>(kind: &Kind, data: &'a mut Value) -> Option<&'a mut Map<String, Value>> {
+fn fields_mut<'a>(kind: &ManagedKind, data: &'a mut Value) -> Option<&'a mut Map<String, Value>> {
     match kind.within {
         Some(within) => {
             let fields = data.as_object_mut()?.entry(within).or_insert_with(|| Value::Object(Map::new()));
@@ -157,30 +161,33 @@ fn preconditions(found: &DynamicObject) -> Preconditions {
 
 /// Returns the declared fields that have other values in an object that the API server stored.
 pub(crate) fn differences(
-    kind: &Kind,
+    kind: &ManagedKind,
     declared: &DynamicObject,
     stored: &DynamicObject,
     identity: &Identity,
 ) -> Vec<String> {
     match action(kind, Some(declared), Some(stored), identity) {
         Some(
-            Action::Update { fields, .. } | Action::Replace { fields, .. } | Action::Immutable { fields },
+            ObjectAction::Update { fields, .. }
+            | ObjectAction::Replace { fields, .. }
+            | ObjectAction::Immutable { fields },
         ) => fields,
-        Some(Action::Refuse) => vec!["labels".to_owned()],
-        Some(Action::Create(_) | Action::Remove(_)) | None => vec![],
+        Some(ObjectAction::Refuse) => vec!["labels".to_owned()],
+        Some(ObjectAction::Create(_) | ObjectAction::Remove(_)) | None => vec![],
     }
 }
 
 /// Plans the actions for all declared objects, and for existing ones that are not declared any more.
 pub(crate) fn steps(
     declaration: &Declaration,
-    found: &BTreeMap<Key, DynamicObject>,
+    found: &BTreeMap<ObjectKey, DynamicObject>,
     identity: &Identity,
-) -> Vec<(Key, Action)> {
+) -> Vec<(ObjectKey, ObjectAction)> {
     let undeclared = found.keys().filter(|key| !declaration.objects.contains_key(key));
     let keys = declaration.objects.keys().chain(undeclared);
-    let decide = |key: &Key| {
-        let action = action(Kind::named(key.kind)?, declaration.objects.get(key), found.get(key), identity)?;
+    let decide = |key: &ObjectKey| {
+        let action =
+            action(ManagedKind::named(key.kind)?, declaration.objects.get(key), found.get(key), identity)?;
         Some((key.clone(), action))
     };
     keys.filter_map(decide).collect()
@@ -224,27 +231,27 @@ mod tests {
 
     /// Returns the planned action and the fields that differ.
     fn decided(kind: &str, found: Value) -> String {
-        let kind = Kind::named(kind).unwrap();
+        let kind = ManagedKind::named(kind).unwrap();
         let wanted = object(declared(kind.name), json!({"metadata": {"uid": null, "resourceVersion": null}}));
         let found = object(declared(kind.name), found);
         match action(kind, Some(&wanted), Some(&found), &fixtures::identity()) {
             None => "nothing".to_owned(),
-            Some(Action::Create(_)) => "create".to_owned(),
-            Some(Action::Update { object, fields }) => {
+            Some(ObjectAction::Create(_)) => "create".to_owned(),
+            Some(ObjectAction::Update { object, fields }) => {
                 // The update replaces the object of this version, and the object then needs no further action.
                 assert_eq!(object.metadata.resource_version.as_deref(), Some("7"));
                 assert_eq!(action(kind, Some(&wanted), Some(&object), &fixtures::identity()), None);
                 format!("update {}", fields.join(","))
             }
-            Some(Action::Replace { found, object, fields }) => {
+            Some(ObjectAction::Replace { found, object, fields }) => {
                 assert_eq!((found.uid.as_deref(), found.resource_version.as_deref()), (Some("u"), Some("7")));
                 assert_eq!((&object.metadata.uid, &object.metadata.resource_version), (&None, &None));
                 assert_eq!(action(kind, Some(&wanted), Some(&object), &fixtures::identity()), None);
                 format!("replace {}", fields.join(","))
             }
-            Some(Action::Immutable { fields }) => format!("report {}", fields.join(",")),
-            Some(Action::Remove(_)) => "remove".to_owned(),
-            Some(Action::Refuse) => "refuse".to_owned(),
+            Some(ObjectAction::Immutable { fields }) => format!("report {}", fields.join(",")),
+            Some(ObjectAction::Remove(_)) => "remove".to_owned(),
+            Some(ObjectAction::Refuse) => "refuse".to_owned(),
         }
     }
 
@@ -286,27 +293,33 @@ mod tests {
 
     #[test]
     fn missing_objects_are_created_and_undeclared_ones_removed_if_labelled() {
-        let kind = Kind::named("StorageClass").unwrap();
+        let kind = ManagedKind::named("StorageClass").unwrap();
         let ours = object(declared(kind.name), json!({}));
         let theirs = object(declared(kind.name), json!({"metadata": {"labels": null}}));
         let identity = fixtures::identity();
-        assert_eq!(action(kind, Some(&ours), None, &identity), Some(Action::Create(Box::new(ours.clone()))));
+        assert_eq!(
+            action(kind, Some(&ours), None, &identity),
+            Some(ObjectAction::Create(Box::new(ours.clone())))
+        );
         assert_eq!(action(kind, None, Some(&theirs), &identity), None);
-        assert_eq!(action(kind, None, Some(&ours), &identity), Some(Action::Remove(preconditions(&ours))));
+        assert_eq!(
+            action(kind, None, Some(&ours), &identity),
+            Some(ObjectAction::Remove(preconditions(&ours)))
+        );
         assert_eq!(action(kind, None, None, &identity), None);
-        let kind = Kind::named("CSIDriver").unwrap();
+        let kind = ManagedKind::named("CSIDriver").unwrap();
         let driver = object(declared(kind.name), json!({}));
         assert_eq!(action(kind, None, Some(&driver), &identity), None, "a CSIDriver stays");
     }
 
     #[test]
     fn declared_labels_and_annotations_are_restored_and_others_stay() {
-        let kind = Kind::named("StorageClass").unwrap();
+        let kind = ManagedKind::named("StorageClass").unwrap();
         let annotated = json!({"metadata": {"annotations": {"a": "1"}, "labels": {"l": "1"}}});
         let wanted = object(declared(kind.name), annotated);
         let changed = json!({"metadata": {"annotations": {"a": "2", "b": "3"}}});
         let found = object(declared(kind.name), changed);
-        let Some(Action::Update { object, fields }) =
+        let Some(ObjectAction::Update { object, fields }) =
             action(kind, Some(&wanted), Some(&found), &fixtures::identity())
         else {
             panic!("the action is no update");
@@ -320,7 +333,7 @@ mod tests {
     /// An administrator makes a class the default by an annotation.
     #[test]
     fn a_replaced_object_keeps_undeclared_settings() {
-        let kind = Kind::named("StorageClass").unwrap();
+        let kind = ManagedKind::named("StorageClass").unwrap();
         let wanted = object(declared(kind.name), json!({}));
         let annotations = json!({"storageclass.kubernetes.io/is-default-class": "true"});
         let changes = json!({
@@ -328,7 +341,7 @@ mod tests {
             "parameters": {"c": "d"}, "fieldOfTheFuture": 5,
         });
         let found = object(declared(kind.name), changes);
-        let Some(Action::Replace { object, fields, .. }) =
+        let Some(ObjectAction::Replace { object, fields, .. }) =
             action(kind, Some(&wanted), Some(&found), &fixtures::identity())
         else {
             panic!("the action is no replacement");
@@ -345,10 +358,10 @@ mod tests {
 
     #[test]
     fn a_declared_field_that_is_unknown_is_compared() {
-        let kind = Kind::named("CSIDriver").unwrap();
+        let kind = ManagedKind::named("CSIDriver").unwrap();
         let wanted = object(json!({"spec": {"fieldOfTheFuture": 5}}), json!({}));
         let found = object(json!({"spec": {"fieldOfTheFuture": 6}}), json!({}));
-        let Some(Action::Update { fields, .. }) =
+        let Some(ObjectAction::Update { fields, .. }) =
             action(kind, Some(&wanted), Some(&found), &fixtures::identity())
         else {
             panic!("the action is no update");

@@ -18,8 +18,8 @@ use kube::{
 
 use super::{
     declaration::{self, Declaration, DeclarationError},
-    kinds::{KINDS, Key, Kind},
-    plan::{self, Action},
+    kinds::{KINDS, ManagedKind, ObjectKey},
+    plan::{self, ObjectAction},
 };
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
@@ -34,7 +34,7 @@ pub(crate) const REPAIR_DELAY: Duration = Duration::from_secs(60);
 
 /// The ConfigMap of the declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct DeclarationSource {
     pub(crate) namespace: String,
     pub(crate) config_map: String,
     /// See [`REPAIR_DELAY`].
@@ -42,8 +42,8 @@ pub(crate) struct Source {
 }
 
 /// Reconciles the objects until shutdown.
-pub(crate) async fn run(cluster: Cluster, source: Source) {
-    let reconciler = Reconciler {
+pub(crate) async fn run(cluster: Cluster, source: DeclarationSource) {
+    let reconciler = BuiltinReconciler {
         cluster: &cluster,
         source: &source,
         backoff: Backoff::default(),
@@ -81,7 +81,7 @@ pub(crate) async fn run(cluster: Cluster, source: Source) {
 /// An event of one of the watches.
 enum Change {
     Declaration(Event<ConfigMap>),
-    Objects(&'static Kind, Event<DynamicObject>),
+    Objects(&'static ManagedKind, Event<DynamicObject>),
 }
 
 /// The state of the cluster, as the watches have reported it.
@@ -90,12 +90,12 @@ struct ObservedState {
     declaration: Option<DeclarationState>,
     /// The ConfigMap of a list that is not complete yet.
     found: Option<ConfigMap>,
-    objects: BTreeMap<Key, DynamicObject>,
+    objects: BTreeMap<ObjectKey, DynamicObject>,
     /// The objects of lists that are not complete yet, by kind.
-    listing: BTreeMap<&'static str, BTreeMap<Key, DynamicObject>>,
+    listing: BTreeMap<&'static str, BTreeMap<ObjectKey, DynamicObject>>,
     synced: BTreeSet<&'static str>,
     /// When each difference may be repaired.
-    due: BTreeMap<Key, Instant>,
+    due: BTreeMap<ObjectKey, Instant>,
 }
 
 /// The declaration, if there is a valid one.
@@ -108,7 +108,7 @@ enum DeclarationState {
 }
 
 impl DeclarationState {
-    fn read(config_map: Option<ConfigMap>, source: &Source, identity: &Identity) -> Self {
+    fn read(config_map: Option<ConfigMap>, source: &DeclarationSource, identity: &Identity) -> Self {
         let Some(config_map) = config_map else { return DeclarationState::Missing };
         match declaration::parse(&config_map, &source.namespace, identity) {
             Ok(declaration) => DeclarationState::Valid(Box::new(config_map), declaration),
@@ -147,20 +147,21 @@ impl ObservedState {
             Some(DeclarationState::Valid(_, declaration)) => Some(&declaration.objects),
             Some(DeclarationState::Missing | DeclarationState::Invalid(..)) => None,
         };
-        let keys: BTreeSet<&Key> = after.keys().chain(before.into_iter().flat_map(BTreeMap::keys)).collect();
-        let is_changed = |key: &&Key| before.and_then(|before| before.get(*key)) != after.get(*key);
-        let changed: Vec<Key> = keys.into_iter().filter(is_changed).cloned().collect();
+        let keys: BTreeSet<&ObjectKey> =
+            after.keys().chain(before.into_iter().flat_map(BTreeMap::keys)).collect();
+        let is_changed = |key: &&ObjectKey| before.and_then(|before| before.get(*key)) != after.get(*key);
+        let changed: Vec<ObjectKey> = keys.into_iter().filter(is_changed).cloned().collect();
         self.due.extend(changed.into_iter().map(|key| (key, now)));
     }
 
     /// Applies an event of the watch of a kind.
-    fn objects(&mut self, kind: &'static Kind, event: Event<DynamicObject>) {
+    fn objects(&mut self, kind: &'static ManagedKind, event: Event<DynamicObject>) {
         match event {
-            Event::Apply(object) => drop(self.objects.insert(Key::of(kind, &object), object)),
-            Event::Delete(object) => drop(self.objects.remove(&Key::of(kind, &object))),
+            Event::Apply(object) => drop(self.objects.insert(ObjectKey::of(kind, &object), object)),
+            Event::Delete(object) => drop(self.objects.remove(&ObjectKey::of(kind, &object))),
             Event::Init => drop(self.listing.insert(kind.name, BTreeMap::new())),
             Event::InitApply(object) => {
-                self.listing.entry(kind.name).or_default().insert(Key::of(kind, &object), object);
+                self.listing.entry(kind.name).or_default().insert(ObjectKey::of(kind, &object), object);
             }
             Event::InitDone => {
                 let listed = self.listing.remove(kind.name).unwrap_or_default();
@@ -172,18 +173,18 @@ impl ObservedState {
     }
 
     /// Returns the actions to take, with the time from which each may be taken, or none until all watches have received their first list.
-    fn steps(&mut self, identity: &Identity, now: Instant) -> Vec<(Key, Action, Instant)> {
+    fn steps(&mut self, identity: &Identity, now: Instant) -> Vec<(ObjectKey, ObjectAction, Instant)> {
         let Some(DeclarationState::Valid(_, declaration)) = &self.declaration else { return vec![] };
         if self.synced.len() < KINDS.len() {
             return vec![];
         }
         let steps = plan::steps(declaration, &self.objects, identity);
         self.due.retain(|key, _| steps.iter().any(|(step, _)| step == key));
-        let with_time = |(key, action): (Key, Action)| {
+        let with_time = |(key, action): (ObjectKey, ObjectAction)| {
             let due = match action {
                 // These change nothing that exists.
-                Action::Create(_) | Action::Refuse | Action::Immutable { .. } => now,
-                Action::Update { .. } | Action::Replace { .. } | Action::Remove(_) => {
+                ObjectAction::Create(_) | ObjectAction::Refuse | ObjectAction::Immutable { .. } => now,
+                ObjectAction::Update { .. } | ObjectAction::Replace { .. } | ObjectAction::Remove(_) => {
                     *self.due.entry(key.clone()).or_insert(now + self.repair_delay)
                 }
             };
@@ -196,21 +197,21 @@ impl ObservedState {
 /// The values on which the outcome of an attempt depends: the versions of the declaration and of the object.
 type RetryKey = (Option<String>, Option<String>);
 
-struct Reconciler<'a> {
+struct BuiltinReconciler<'a> {
     cluster: &'a Cluster,
-    source: &'a Source,
-    backoff: Backoff<Key, RetryKey>,
+    source: &'a DeclarationSource,
+    backoff: Backoff<ObjectKey, RetryKey>,
     /// The objects that the API server stores otherwise than declared, by the version of the declaration. A write gives such an object a
     /// new version, which must not shorten the wait.
-    stored_otherwise: Backoff<Key, Option<String>>,
+    stored_otherwise: Backoff<ObjectKey, Option<String>>,
 }
 
-impl Reconciler<'_> {
+impl BuiltinReconciler<'_> {
     fn config_maps(&self) -> Api<ConfigMap> {
         Api::namespaced(self.cluster.client.clone(), &self.source.namespace)
     }
 
-    fn api(&self, kind: &Kind) -> Api<DynamicObject> {
+    fn api(&self, kind: &ManagedKind) -> Api<DynamicObject> {
         let client = self.cluster.client.clone();
         if kind.namespaced {
             Api::namespaced_with(client, &self.source.namespace, &kind.resource())
@@ -268,7 +269,7 @@ impl Reconciler<'_> {
                 self.cluster.events.publish(&**config_map, Reason::DeclarationInvalid, note);
             }
             DeclarationState::Missing => {
-                let Source { namespace, config_map, .. } = self.source;
+                let DeclarationSource { namespace, config_map, .. } = self.source;
                 let note = format!(
                     "ConfigMap {namespace}/{config_map}, which declares the built-in objects, does not exist, so they stay unchanged; \
                      create it with the objects to keep, or leave out --builtin-objects"
@@ -287,7 +288,7 @@ impl Reconciler<'_> {
     }
 
     /// Returns the time of the next attempt for an object: when it is due, or later after a failure.
-    fn due(&self, key: &Key, due: Instant, state: &ObservedState, now: Instant) -> Instant {
+    fn due(&self, key: &ObjectKey, due: Instant, state: &ObservedState, now: Instant) -> Instant {
         let retry_key = retry_key(key, state);
         let waits = [
             self.backoff.remaining(key, &retry_key, now),
@@ -324,11 +325,11 @@ impl Reconciler<'_> {
             }
             let retry_key = retry_key(&key, state);
             match self.act(&key, action, state).await {
-                Ok(Outcome::Done) => {
+                Ok(ActionOutcome::Done) => {
                     self.backoff.clear(&key);
                     self.stored_otherwise.clear(&key);
                 }
-                Ok(Outcome::Refused) => {
+                Ok(ActionOutcome::Refused) => {
                     let note = format!(
                         "{key} is declared, but the existing {key} is not labelled {}, so it stays unchanged; add the labels to have it kept \
                          as declared, delete it, or remove it from the declaration",
@@ -354,24 +355,31 @@ impl Reconciler<'_> {
         }
     }
 
-    async fn act(&self, key: &Key, action: Action, state: &mut ObservedState) -> Result<Outcome, Error> {
-        let Some(kind) = Kind::named(key.kind) else { return Ok(Outcome::Done) };
+    async fn act(
+        &self,
+        key: &ObjectKey,
+        action: ObjectAction,
+        state: &mut ObservedState,
+    ) -> Result<ActionOutcome, Error> {
+        let Some(kind) = ManagedKind::named(key.kind) else { return Ok(ActionOutcome::Done) };
         let api = self.api(kind);
         match action {
-            Action::Refuse => Ok(Outcome::Refused),
-            Action::Create(object) => self.create(&api, kind, key, &object, state, "it did not exist").await,
-            Action::Immutable { fields } => {
+            ObjectAction::Refuse => Ok(ActionOutcome::Refused),
+            ObjectAction::Create(object) => {
+                self.create(&api, kind, key, &object, state, "it did not exist").await
+            }
+            ObjectAction::Immutable { fields } => {
                 Err(Error::Immutable { object: key.to_string(), fields: fields.join(", ") })
             }
-            Action::Update { object, fields } => {
+            ObjectAction::Update { object, fields } => {
                 let updated = self.replace(&api, &object).await;
                 let updated = updated.map_err(|error| Error::api("update", key.to_string(), error))?;
                 state.objects.insert(key.clone(), updated.clone());
                 self.compare(kind, key, &updated, state, key.to_string())?;
                 self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {}", differed(&fields)));
-                Ok(Outcome::Done)
+                Ok(ActionOutcome::Done)
             }
-            Action::Replace { found, object, fields } => {
+            ObjectAction::Replace { found, object, fields } => {
                 self.try_out(&api, kind, key, &object, state).await?;
                 delete(&api, kind, key, found).await?;
                 state.objects.remove(key);
@@ -379,7 +387,7 @@ impl Reconciler<'_> {
                 let why = format!("{}, and the API server does not allow to change that", differed(&fields));
                 self.create(&api, kind, key, &object, state, &why).await
             }
-            Action::Remove(found) => {
+            ObjectAction::Remove(found) => {
                 delete(&api, kind, key, found).await?;
                 state.objects.remove(key);
                 self.publish(
@@ -387,7 +395,7 @@ impl Reconciler<'_> {
                     Reason::ObjectRepaired,
                     format!("deleted {key}, because it is not declared any more"),
                 );
-                Ok(Outcome::Done)
+                Ok(ActionOutcome::Done)
             }
         }
     }
@@ -395,28 +403,28 @@ impl Reconciler<'_> {
     async fn create(
         &self,
         api: &Api<DynamicObject>,
-        kind: &'static Kind,
-        key: &Key,
+        kind: &'static ManagedKind,
+        key: &ObjectKey,
         object: &DynamicObject,
         state: &mut ObservedState,
         why: &str,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ActionOutcome, Error> {
         let failed = |error| Error::api("create", key.to_string(), error);
         match self.post(api, object, false).await {
             Ok(created) => {
                 state.objects.insert(key.clone(), created.clone());
                 self.compare(kind, key, &created, state, key.to_string())?;
                 self.publish(state, Reason::ObjectRepaired, format!("created {key}: {why}"));
-                Ok(Outcome::Done)
+                Ok(ActionOutcome::Done)
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
                 let found = api.get(&key.name).await;
                 let found = absence::unless_absent::<DynamicObject, _>(found, &kind.resource(), &key.name);
                 let found = found.map_err(failed)?;
                 match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
-                    Some(Action::Refuse) => Ok(Outcome::Refused),
+                    Some(ObjectAction::Refuse) => Ok(ActionOutcome::Refused),
                     // Another writer created it, or it is being deleted: the watch reports that.
-                    _ => Ok(Outcome::Done),
+                    _ => Ok(ActionOutcome::Done),
                 }
             }
             Err(error) => Err(failed(error)),
@@ -428,8 +436,8 @@ impl Reconciler<'_> {
     async fn try_out(
         &self,
         api: &Api<DynamicObject>,
-        kind: &'static Kind,
-        key: &Key,
+        kind: &'static ManagedKind,
+        key: &ObjectKey,
         object: &DynamicObject,
         state: &ObservedState,
     ) -> Result<(), Error> {
@@ -446,8 +454,8 @@ impl Reconciler<'_> {
     /// again at once, and so on.
     fn compare(
         &self,
-        kind: &'static Kind,
-        key: &Key,
+        kind: &'static ManagedKind,
+        key: &ObjectKey,
         stored: &DynamicObject,
         state: &ObservedState,
         what: String,
@@ -499,7 +507,7 @@ impl Reconciler<'_> {
 }
 
 /// The outcome of an action.
-enum Outcome {
+enum ActionOutcome {
     Done,
     Refused,
 }
@@ -513,14 +521,19 @@ fn differed(fields: &[String]) -> String {
 }
 
 /// Deletes an object, unless it changed since the decision. An object that does not exist any more is no error.
-async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Preconditions) -> Result<(), Error> {
+async fn delete(
+    api: &Api<DynamicObject>,
+    kind: &ManagedKind,
+    key: &ObjectKey,
+    found: Preconditions,
+) -> Result<(), Error> {
     let deleted = api.delete(&key.name, &DeleteParams::default().preconditions(found)).await;
     absence::unless_absent::<DynamicObject, _>(deleted, &kind.resource(), &key.name)
         .map(drop)
         .map_err(|error| Error::api("delete", key.to_string(), error))
 }
 
-fn retry_key(key: &Key, state: &ObservedState) -> RetryKey {
+fn retry_key(key: &ObjectKey, state: &ObservedState) -> RetryKey {
     let declared = state.declaration().and_then(|declaration| declaration.version.clone());
     (declared, state.objects.get(key).and_then(ResourceExt::resource_version))
 }
@@ -548,8 +561,8 @@ mod tests {
         })
     }
 
-    fn source() -> Source {
-        Source {
+    fn source() -> DeclarationSource {
+        DeclarationSource {
             namespace: "loopfs-system".to_owned(),
             config_map: "objects".to_owned(),
             repair_delay: DELAY,
@@ -578,7 +591,7 @@ mod tests {
     }
 
     fn observe(state: &mut ObservedState, object: DynamicObject) {
-        state.objects(Kind::named("ClusterRole").unwrap(), Event::Apply(object));
+        state.objects(ManagedKind::named("ClusterRole").unwrap(), Event::Apply(object));
     }
 
     /// Returns the state of a controller that has read all objects, and which has seen this declaration for a long time.
@@ -669,7 +682,7 @@ mod tests {
         let all: Vec<_> = [read()].into_iter().chain(requests).chain([read()]).collect();
         let context = TestContext::new(FakeStore::of_size(loopfs::Bytes(0)), Caches::default(), all);
         let source = source();
-        let reconciler = Reconciler {
+        let reconciler = BuiltinReconciler {
             cluster: &context.ctx.cluster,
             source: &source,
             backoff: Backoff::default(),
@@ -720,7 +733,10 @@ mod tests {
         let present = binding(json!({"apiGroup": group, "kind": "ClusterRole", "name": "r"}));
         let mut state = observed(declared("1", std::slice::from_ref(&wanted)), stored(role("get"), "1"));
         state.objects.clear();
-        state.objects(Kind::named("ClusterRoleBinding").unwrap(), Event::Apply(stored(present.clone(), "1")));
+        state.objects(
+            ManagedKind::named("ClusterRoleBinding").unwrap(),
+            Event::Apply(stored(present.clone(), "1")),
+        );
         let mut tried = stored(wanted, "1");
         tried.metadata.name = Some("b-dry-run".to_owned());
         (tried.metadata.uid, tried.metadata.resource_version) = (None, None);
@@ -740,7 +756,7 @@ mod tests {
         };
         let mut state = observed(declared("1", &[driver(false)]), stored(role("get"), "1"));
         state.objects.clear();
-        state.objects(Kind::named("CSIDriver").unwrap(), Event::Apply(stored(driver(true), "1")));
+        state.objects(ManagedKind::named("CSIDriver").unwrap(), Event::Apply(stored(driver(true), "1")));
         assert_eq!(repaired(state, vec![]).await, ["ObjectFailed"]);
     }
 }

@@ -16,8 +16,8 @@ const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
 const GRACE: Duration = Duration::from_secs(60);
-const SETTINGS: Settings =
-    Settings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
+const SETTINGS: NodeLossSettings =
+    NodeLossSettings { mode: NodeLoss::Enforce, at_most_percent: 20, list_interval: Duration::ZERO };
 
 /// Returns a PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
@@ -118,11 +118,11 @@ async fn reconciled_at(
     times: &[Duration],
     mode: NodeLoss,
     requests: impl IntoIterator<Item = Vec<ExpectedRequest>>,
-) -> (Vec<Result<Pass, Error>>, Vec<&'static str>) {
+) -> (Vec<Result<NodeLossCheck, Error>>, Vec<&'static str>) {
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { mode, ..SETTINGS };
+    let settings = NodeLossSettings { mode, ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     let mut results = Vec::new();
@@ -137,7 +137,7 @@ async fn reconciled_at(
 /// The reasons of the events with the deadline: about the PersistentVolume and its claim.
 const WARNED: [&str; 2] = ["NodeLost"; 2];
 
-fn waits(results: Vec<Result<Pass, Error>>) -> Vec<Option<Duration>> {
+fn waits(results: Vec<Result<NodeLossCheck, Error>>) -> Vec<Option<Duration>> {
     results.into_iter().map(|result| result.unwrap().next).collect()
 }
 
@@ -164,7 +164,7 @@ async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
     let hidden = vec![suspected(&volume), expect(Method::GET, NODE, None).refuse_by_proxy(404)];
     let requests = [hidden, present(&volume)];
     let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, requests).await;
-    assert!(matches!(results[..], [Err(_), Ok(Pass { volumes: 0, next: None })]), "{results:?}");
+    assert!(matches!(results[..], [Err(_), Ok(NodeLossCheck { volumes: 0, next: None })]), "{results:?}");
     assert_eq!(reasons, [""; 0]);
 }
 
@@ -361,7 +361,10 @@ async fn a_failed_check_starts_the_grace_time_again() {
     let requests = [lost(&volume), failed, lost(&volume)];
     let times = [Duration::ZERO, GRACE / 2, GRACE];
     let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
-    assert!(matches!(results[..], [Ok(_), Err(_), Ok(Pass { next: Some(GRACE), .. })]), "{results:?}");
+    assert!(
+        matches!(results[..], [Ok(_), Err(_), Ok(NodeLossCheck { next: Some(GRACE), .. })]),
+        "{results:?}"
+    );
     assert_eq!(reasons, ["NodeLost"; 4]);
 }
 
@@ -420,7 +423,7 @@ async fn volumes_are_listed_once_in_an_interval() {
     let test_context = test_context(requests.into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { list_interval: Duration::from_secs(60), ..SETTINGS };
+    let settings = NodeLossSettings { list_interval: Duration::from_secs(60), ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     let mut waits = Vec::new();
@@ -450,7 +453,7 @@ async fn changes_of_nodes_list_volumes_once() {
     let test_context = TestContext::new(store, Caches::default(), requests);
     let ctx = Arc::clone(&test_context.ctx);
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = Settings { list_interval: LIST_INTERVAL, ..SETTINGS };
+    let settings = NodeLossSettings { list_interval: LIST_INTERVAL, ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
     let start = Instant::now();
     for change in 0..1000 {
@@ -486,6 +489,6 @@ async fn deleted_nodes_without_volumes_are_not_missing() {
         none(),
     ];
     let (results, reasons) = reconciled_at(&[Duration::ZERO], NodeLoss::Enforce, [requests]).await;
-    assert!(matches!(results[..], [Ok(Pass { volumes: 0, next: None })]), "{results:?}");
+    assert!(matches!(results[..], [Ok(NodeLossCheck { volumes: 0, next: None })]), "{results:?}");
     assert_eq!(reasons, [""; 0]);
 }

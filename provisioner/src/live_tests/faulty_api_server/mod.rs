@@ -33,7 +33,7 @@ use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 pub(super) use self::{call::Call, fault::Fault};
-use super::{Cluster, Provisioner, TIMEOUT};
+use super::{Provisioner, TIMEOUT, TestCluster};
 use crate::{
     api::{
         client,
@@ -57,12 +57,12 @@ type Forward = dyn Fn(Request<Full<Bytes>>) -> BoxFuture<'static, Result<Respons
 
 /// A proxy between the provisioner of a node and the API server.
 pub(super) struct FaultyApiServer {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     kubeconfig: PathBuf,
     _accepting: AbortOnDropHandle<()>,
 }
 
-struct Shared {
+struct ProxyState {
     /// Sends a request to the real API server.
     forward: Box<Forward>,
     server: Uri,
@@ -76,17 +76,17 @@ struct Shared {
 
 impl FaultyApiServer {
     /// Starts a proxy for the provisioner of a node.
-    pub(super) async fn before(cluster: &Cluster, node: &str) -> Self {
-        Self::in_front_of(cluster, Cluster::kubeconfig_of(node)).await
+    pub(super) async fn before(cluster: &TestCluster, node: &str) -> Self {
+        Self::in_front_of(cluster, TestCluster::kubeconfig_of(node)).await
     }
 
     /// Starts a proxy without faults, and writes a kubeconfig that names it instead of the API server.
-    pub(super) async fn in_front_of(cluster: &Cluster, real: PathBuf) -> Self {
+    pub(super) async fn in_front_of(cluster: &TestCluster, real: PathBuf) -> Self {
         let config = client::config(Some(real.clone())).await.unwrap();
         let connections = legacy::Client::builder(TokioExecutor::new())
             .build::<_, Full<Bytes>>(config.rustls_https_connector().unwrap());
         let no_faults: Rule = Arc::new(|_call| None);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             forward: Box::new(move |request| Box::pin(connections.request(request))),
             server: config.cluster_url.clone(),
             rule: watch::Sender::new(no_faults),
@@ -155,7 +155,7 @@ impl FaultyApiServer {
     /// Starts a provisioner whose requests pass through this proxy.
     pub(super) async fn provisioner(
         &self,
-        cluster: &Cluster,
+        cluster: &TestCluster,
         (node, volumes): (&str, &Arc<FakeStore>),
         timeouts: Timeouts,
         options: Options,
@@ -170,7 +170,7 @@ fn count(calls: &[(Call, Option<Fault>)], selected: impl Fn(&Call, Option<Fault>
     calls.iter().filter(|(call, fault)| selected(call, *fault)).count()
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<ProxyState>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _peer)) = listener.accept().await {
         let shared = Arc::clone(&shared);
@@ -182,7 +182,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> io::Result<Response<Body>> {
+async fn respond(shared: Arc<ProxyState>, request: Request<Incoming>) -> io::Result<Response<Body>> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let call = Call::of(&parts, &body);
@@ -236,7 +236,7 @@ async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> io::Result<
     Ok(Response::from_parts(head, body))
 }
 
-impl Shared {
+impl ProxyState {
     /// Returns the fault of a call or of the next event of a watch.
     fn decide(&self, call: &Call) -> Option<Fault> {
         let rule = Arc::clone(&self.rule.borrow());

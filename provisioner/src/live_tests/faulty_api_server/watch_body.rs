@@ -13,17 +13,17 @@ use tokio::{
 };
 use tokio_util::io::StreamReader;
 
-use super::{Fault, Rule, Shared, call::Call, cut};
+use super::{Fault, ProxyState, Rule, call::Call, cut};
 
 /// The interval of bookmarks. The API server sends one each minute; the tests shorten the deadlines of the provisioner as much.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(500);
 
 type Chunk = io::Result<Frame<Bytes>>;
 
-struct Watch<R> {
+struct FaultyWatch<R> {
     call: Call,
     lines: Lines<R>,
-    shared: std::sync::Arc<Shared>,
+    shared: std::sync::Arc<ProxyState>,
     rules: watch::Receiver<Rule>,
     /// The resource version of the last event.
     version: String,
@@ -36,16 +36,16 @@ struct Watch<R> {
 pub(super) fn stream(
     call: Call,
     body: Incoming,
-    shared: std::sync::Arc<Shared>,
+    shared: std::sync::Arc<ProxyState>,
     rules: watch::Receiver<Rule>,
 ) -> impl Stream<Item = Chunk> + Send {
     let lines = StreamReader::new(body.into_data_stream().map_err(io::Error::other)).lines();
     let version = call.version.clone();
-    let watch = Watch { call, lines, shared, rules, version, fault: None, ended: false };
+    let watch = FaultyWatch { call, lines, shared, rules, version, fault: None, ended: false };
     stream::unfold(watch, |mut watch| async move { watch.next().await.map(|chunk| (chunk, watch)) })
 }
 
-impl<R: AsyncBufRead + Unpin> Watch<R> {
+impl<R: AsyncBufRead + Unpin> FaultyWatch<R> {
     async fn next(&mut self) -> Option<Chunk> {
         loop {
             if self.ended {

@@ -9,12 +9,12 @@ use k8s_openapi::api::{
 use super::{
     super::*,
     attacker::{Account, client_with_token},
-    request::{Request, Verdict},
+    request::{AttackRequest, Verdict},
     scene::{DRIVER, LEASE, Scene, leases, volumes},
 };
 use crate::{
     api::{
-        cluster::Cluster as Access,
+        cluster::Cluster,
         events::Events,
         policies::{self, Forbidden},
     },
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Creates an account in the namespace of the test, with the roles of the manifests. Returns a client with its token for a node.
-async fn moved(cluster: &Cluster, account: Account, node: &str) -> Client {
+async fn moved(cluster: &TestCluster, account: Account, node: &str) -> Client {
     let (namespace, name) = (&cluster.namespace, account.name());
     let role = |kind: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
     let subjects = json!([{"kind": "ServiceAccount", "name": name, "namespace": namespace}]);
@@ -44,12 +44,12 @@ async fn moved(cluster: &Cluster, account: Account, node: &str) -> Client {
     client_with_token(cluster, namespace, account, json!({"audiences": [], "boundObjectRef": bound})).await
 }
 
-fn bound_as(cluster: &Cluster, account: Account) -> String {
+fn bound_as(cluster: &TestCluster, account: Account) -> String {
     format!("{}-{}", account.name(), cluster.namespace)
 }
 
 /// Sends a request until it has the verdict, because roles take a moment to be in force.
-async fn has_verdict(client: &Client, request: Request, expected: impl Fn(&Verdict) -> bool) {
+async fn has_verdict(client: &Client, request: AttackRequest, expected: impl Fn(&Verdict) -> bool) {
     let what = request.to_string();
     let latest = std::sync::Mutex::new(None);
     let attempt = || async {
@@ -65,7 +65,7 @@ async fn has_verdict(client: &Client, request: Request, expected: impl Fn(&Verdi
 
 #[tokio::test]
 async fn the_policies_apply_in_any_namespace() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let scene = Scene::set(&cluster, HERE).await;
     let namespace = cluster.namespace.clone();
     let allowed = |verdict: &Verdict| *verdict == Verdict::Allowed;
@@ -91,7 +91,7 @@ async fn the_policies_apply_in_any_namespace() {
 
 #[tokio::test]
 async fn each_process_checks_its_policies() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let controller = cluster.controller_named("only", ONLY_PLACEMENT).await;
     for (process, metric) in [(&provisioner, "loopfs_provisioner"), (&controller, "loopfs_controller")] {
@@ -117,7 +117,7 @@ async fn each_process_checks_its_policies() {
         (controllers_client, node, lease),
     ] {
         let access =
-            Access { client, identity: Identity::new(DRIVER, &node).unwrap(), events: Events::new(&node).0 };
+            Cluster { client, identity: Identity::new(DRIVER, &node).unwrap(), events: Events::new(&node).0 };
         let enforced = async || policies::enforced(&forbidden.send(&access).await, forbidden.policy());
         assert_eq!(enforced().await, Some(true));
         bindings.delete(forbidden.policy(), &DeleteParams::default()).await.unwrap();

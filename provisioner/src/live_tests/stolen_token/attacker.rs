@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 
 use super::{
     super::*,
-    Component,
+    OptionalComponent,
     attempt::Token,
     rights::{Right, granted},
 };
@@ -40,7 +40,7 @@ impl Account {
 
 pub(super) struct Attacker {
     pub(super) account: Account,
-    component: Component,
+    component: OptionalComponent,
     pub(super) rights: BTreeSet<Right>,
     /// The pod whose token was stolen.
     pub(super) pod: OwnerReference,
@@ -51,9 +51,9 @@ pub(super) struct Attacker {
 impl Attacker {
     /// Creates an attacker who has stolen the token of a pod. `of_pod` is a client with that token.
     pub(super) async fn new(
-        cluster: &Cluster,
+        cluster: &TestCluster,
         account: Account,
-        component: Component,
+        component: OptionalComponent,
         of_pod: Client,
     ) -> Attacker {
         Attacker {
@@ -84,27 +84,27 @@ impl Attacker {
 
     /// Returns `true` if the account may write the objects that a ConfigMap declares.
     pub(super) fn keeps_objects(&self) -> bool {
-        self.is_controller() && self.component == Component::BuiltinObjects
+        self.is_controller() && self.component == OptionalComponent::BuiltinObjects
     }
 
     /// Returns `true` if the account may delete claims of lost volumes.
     pub(super) fn deletes_claims(&self) -> bool {
-        self.component == Component::NodeLoss
+        self.component == OptionalComponent::NodeLoss
     }
 
     /// Returns `true` if the account may delete objects of volumes whose node was deleted.
     pub(super) fn reconciles_deleted_nodes(&self) -> bool {
-        self.is_controller() && self.component == Component::NodeLoss
+        self.is_controller() && self.component == OptionalComponent::NodeLoss
     }
 
     /// Returns `true` if the account may write the snapshots of its node.
     pub(super) fn takes_snapshots(&self) -> bool {
-        !self.is_controller() && self.component == Component::Snapshots
+        !self.is_controller() && self.component == OptionalComponent::Snapshots
     }
 
     /// Returns `true` if the account may label claims with their nodes.
     pub(super) fn labels_claims(&self) -> bool {
-        self.is_controller() && self.component == Component::ClaimLabels
+        self.is_controller() && self.component == OptionalComponent::ClaimLabels
     }
 }
 
@@ -124,7 +124,7 @@ async fn pod_of_token(client: &Client, account: Account) -> OwnerReference {
 
 /// Returns a client with a token that was requested for an account in a namespace, and not for a pod.
 pub(super) async fn client_with_token(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     namespace: &str,
     account: Account,
     spec: Value,
@@ -133,7 +133,7 @@ pub(super) async fn client_with_token(
     let request: TokenRequest = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
     let response =
         accounts.create_token_request(account.name(), &PostParams::default(), &request).await.unwrap();
-    let text = std::fs::read_to_string(Cluster::kubeconfig_of(HERE)).unwrap();
+    let text = std::fs::read_to_string(TestCluster::kubeconfig_of(HERE)).unwrap();
     let mut kubeconfig: Value = serde_norway::from_str(&text).unwrap();
     kubeconfig["users"][0]["user"]["token"] = json!(response.status.unwrap().token);
     let path = cluster.scratch.path().join(format!("{}-{namespace}.kubeconfig", account.name()));

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::request::{Request, Verdict};
+use super::request::{AttackRequest, Verdict};
 use crate::testing::fixtures;
 
 /// The token that the API server receives with a request.
@@ -16,7 +16,7 @@ pub(super) enum Token {
 
 /// The [`Verdict`] that the API server must return.
 #[derive(Clone, Debug)]
-pub(super) enum Expected {
+pub(super) enum ExpectedVerdict {
     Allowed,
     /// No role grants the right.
     NotGranted,
@@ -32,18 +32,18 @@ pub(super) enum Expected {
     Exists,
 }
 
-impl Expected {
+impl ExpectedVerdict {
     pub(super) fn matches(&self, verdict: &Verdict) -> bool {
         match (self, verdict) {
-            (Expected::Allowed, Verdict::Allowed)
-            | (Expected::NotGranted, Verdict::NotGranted)
-            | (Expected::Escalation, Verdict::Escalation)
-            | (Expected::Absent, Verdict::Absent)
-            | (Expected::Exists, Verdict::Exists) => true,
-            (Expected::Refused(expected, words), Verdict::Refused { policy, message }) => {
+            (ExpectedVerdict::Allowed, Verdict::Allowed)
+            | (ExpectedVerdict::NotGranted, Verdict::NotGranted)
+            | (ExpectedVerdict::Escalation, Verdict::Escalation)
+            | (ExpectedVerdict::Absent, Verdict::Absent)
+            | (ExpectedVerdict::Exists, Verdict::Exists) => true,
+            (ExpectedVerdict::Refused(expected, words), Verdict::Refused { policy, message }) => {
                 expected == policy && message.contains(words)
             }
-            (Expected::Invalid(words), Verdict::Invalid(message)) => message.contains(words),
+            (ExpectedVerdict::Invalid(words), Verdict::Invalid(message)) => message.contains(words),
             _ => false,
         }
     }
@@ -51,27 +51,27 @@ impl Expected {
 
 /// One request with its expected verdict.
 #[derive(Clone, Debug)]
-pub(super) struct Attempt {
+pub(super) struct AttackAttempt {
     pub(super) title: String,
     pub(super) token: Token,
-    pub(super) request: Request,
-    pub(super) expected: Expected,
+    pub(super) request: AttackRequest,
+    pub(super) expected: ExpectedVerdict,
     /// The verb and resource of a right that the API server requires besides the request's own, such as `bind` on a role.
     pub(super) additional_right: Option<(&'static str, &'static str)>,
 }
 
 #[derive(Default)]
-pub(super) struct Attempts(pub(super) Vec<Attempt>);
+pub(super) struct Attempts(pub(super) Vec<AttackAttempt>);
 
 impl Attempts {
     /// Adds an attempt for each request, with the token of a pod.
     pub(super) fn expect(
         &mut self,
-        expected: Expected,
+        expected: ExpectedVerdict,
         title: &str,
-        requests: impl IntoIterator<Item = Request>,
+        requests: impl IntoIterator<Item = AttackRequest>,
     ) {
-        self.0.extend(requests.into_iter().map(|request| Attempt {
+        self.0.extend(requests.into_iter().map(|request| AttackAttempt {
             title: title.to_owned(),
             token: Token::OfPod,
             request,
@@ -81,13 +81,13 @@ impl Attempts {
     }
 
     /// Expects that the requests are allowed.
-    pub(super) fn allow(&mut self, title: &str, requests: impl IntoIterator<Item = Request>) {
-        self.expect(Expected::Allowed, title, requests);
+    pub(super) fn allow(&mut self, title: &str, requests: impl IntoIterator<Item = AttackRequest>) {
+        self.expect(ExpectedVerdict::Allowed, title, requests);
     }
 
     /// Expects that `policy` refuses the request with a token that is bound to no node.
-    pub(super) fn refuse_unbound(&mut self, policy: &'static str, title: &str, request: Request) {
-        self.expect(Expected::Refused(policy, "token is not bound to a node"), title, [request]);
+    pub(super) fn refuse_unbound(&mut self, policy: &'static str, title: &str, request: AttackRequest) {
+        self.expect(ExpectedVerdict::Refused(policy, "token is not bound to a node"), title, [request]);
         self.unbound();
     }
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::{
     super::*,
     attacker::Account,
-    attempt::{Attempts, Expected, changed},
-    request::Resource,
+    attempt::{Attempts, ExpectedVerdict, changed},
+    request::TargetResource,
     scene::{DRIVER, OTHER_DRIVER, Scene, config_maps},
 };
 
@@ -26,15 +26,20 @@ fn subject(account: Account) -> Value {
 }
 
 /// A kind of object and the fields of one.
-struct Kind {
-    resource: Resource,
+struct BuiltInKind {
+    resource: TargetResource,
     fields: Value,
 }
 
-fn kinds() -> Vec<Kind> {
-    let cluster = |group, kind, plural, fields| Kind { resource: Resource::new(group, kind, plural), fields };
-    let system =
-        |kind, plural, fields| Kind { resource: Resource::new(RBAC, kind, plural).within(SYSTEM), fields };
+fn kinds() -> Vec<BuiltInKind> {
+    let cluster = |group, kind, plural, fields| BuiltInKind {
+        resource: TargetResource::new(group, kind, plural),
+        fields,
+    };
+    let system = |kind, plural, fields| BuiltInKind {
+        resource: TargetResource::new(RBAC, kind, plural).within(SYSTEM),
+        fields,
+    };
     let rules = json!({"rules": [{"apiGroups": ["storage.k8s.io"], "resources": ["csistoragecapacities"], "verbs": ["list"]}]});
     let everywhere = json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]});
     // The role has the name of the account.
@@ -53,12 +58,12 @@ fn kinds() -> Vec<Kind> {
 
 /// For each kind, an object with the labels of the driver and one without.
 pub(super) struct BuiltIn {
-    objects: Vec<(Kind, Value, Value)>,
+    objects: Vec<(BuiltInKind, Value, Value)>,
     prefix: String,
 }
 
 impl BuiltIn {
-    pub(super) async fn set(cluster: &Cluster) -> Self {
+    pub(super) async fn set(cluster: &TestCluster) -> Self {
         let prefix = format!("loopfs-{}", cluster.namespace);
         let mut objects = Vec::new();
         for kind in kinds() {
@@ -87,7 +92,7 @@ impl BuiltIn {
         BuiltIn { objects, prefix }
     }
 
-    pub(super) async fn remove(self, cluster: &Cluster) {
+    pub(super) async fn remove(self, cluster: &TestCluster) {
         for (kind, own, foreign) in self.objects {
             for object in [own, foreign] {
                 let (api, object) = dynamic(cluster, &kind.resource, object);
@@ -102,13 +107,13 @@ impl BuiltIn {
         }
     }
 
-    fn own(&self, kind: &str) -> (&Resource, &Value) {
+    fn own(&self, kind: &str) -> (&TargetResource, &Value) {
         let found = self.objects.iter().find(|(known, ..)| known.resource.kind == kind).unwrap();
         (&found.0.resource, &found.1)
     }
 
     pub(super) fn attempts(&self, scene: &Scene, attempts: &mut Attempts) {
-        let refused = |words| Expected::Refused(POLICY, words);
+        let refused = |words| ExpectedVerdict::Refused(POLICY, words);
         let new = |own: &Value, change| {
             let bare = json!({"metadata": {
                 "name": format!("{}-new", self.prefix), "uid": null, "resourceVersion": null, "managedFields": null,
@@ -116,7 +121,7 @@ impl BuiltIn {
             }});
             changed(&changed(own, bare), change)
         };
-        for (Kind { resource, .. }, own, foreign) in &self.objects {
+        for (BuiltInKind { resource, .. }, own, foreign) in &self.objects {
             let (own_name, foreign_name) = (super::attempt::name(own), super::attempt::name(foreign));
             let what = resource.kind;
             for verb in ["get", "list", "watch"] {
@@ -125,8 +130,8 @@ impl BuiltIn {
             }
             let driver = json!({"metadata": {"name": DRIVER}});
             let (created, change) = match what {
-                "CSIDriver" => (Expected::Exists, driver),
-                _ => (Expected::Allowed, json!({})),
+                "CSIDriver" => (ExpectedVerdict::Exists, driver),
+                _ => (ExpectedVerdict::Allowed, json!({})),
             };
             attempts.expect(
                 created,
@@ -151,8 +156,8 @@ impl BuiltIn {
             );
             // The controller never deletes a CSIDriver.
             let (own_deleted, foreign_deleted) = match what {
-                "CSIDriver" => (Expected::NotGranted, Expected::NotGranted),
-                _ => (Expected::Allowed, only_labelled),
+                "CSIDriver" => (ExpectedVerdict::NotGranted, ExpectedVerdict::NotGranted),
+                _ => (ExpectedVerdict::Allowed, only_labelled),
             };
             let delete_foreign = [resource.delete(foreign_name)];
             attempts.expect(foreign_deleted, &format!("delete another's {what}"), delete_foreign);
@@ -244,14 +249,24 @@ impl BuiltIn {
             );
         }
         let secrets = json!({"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]});
-        create(Expected::Escalation, "create a role that reads secrets", "ClusterRole", secrets.clone());
-        create(Expected::Escalation, "create a role that reads secrets", "Role", secrets);
-        let all = json!({"aggregationRule": {"clusterRoleSelectors": [{}]}});
-        create(Expected::Escalation, "create a role that takes all others in", "ClusterRole", all);
-        let administrator = json!({"roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}});
-        create(Expected::Escalation, "become an administrator", "ClusterRoleBinding", administrator.clone());
         create(
-            Expected::Escalation,
+            ExpectedVerdict::Escalation,
+            "create a role that reads secrets",
+            "ClusterRole",
+            secrets.clone(),
+        );
+        create(ExpectedVerdict::Escalation, "create a role that reads secrets", "Role", secrets);
+        let all = json!({"aggregationRule": {"clusterRoleSelectors": [{}]}});
+        create(ExpectedVerdict::Escalation, "create a role that takes all others in", "ClusterRole", all);
+        let administrator = json!({"roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}});
+        create(
+            ExpectedVerdict::Escalation,
+            "become an administrator",
+            "ClusterRoleBinding",
+            administrator.clone(),
+        );
+        create(
+            ExpectedVerdict::Escalation,
             "become an administrator of its namespace",
             "RoleBinding",
             administrator,
@@ -275,7 +290,7 @@ impl BuiltIn {
         attempts.also(1, "bind", "roles");
         let map = config_maps();
         attempts.expect(
-            Expected::Absent,
+            ExpectedVerdict::Absent,
             "read the declaration",
             [map.request("get", Some("loopfs-objects"))],
         );
@@ -284,7 +299,7 @@ impl BuiltIn {
             ["list", "watch"].map(|verb| map.request(verb, Some("loopfs-objects"))),
         );
         attempts.expect(
-            Expected::NotGranted,
+            ExpectedVerdict::NotGranted,
             "read another ConfigMap",
             [map.request("get", Some("kube-root-ca.crt"))],
         );
@@ -292,8 +307,8 @@ impl BuiltIn {
 }
 
 pub(super) fn dynamic(
-    cluster: &Cluster,
-    resource: &Resource,
+    cluster: &TestCluster,
+    resource: &TargetResource,
     object: Value,
 ) -> (Api<DynamicObject>, DynamicObject) {
     let mut whole = json!({"apiVersion": resource.api_version(), "kind": resource.kind});

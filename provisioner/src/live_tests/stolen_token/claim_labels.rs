@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::*,
-    attempt::{Attempts, Expected},
+    attempt::{Attempts, ExpectedVerdict},
     builtin::dynamic,
     claims::NODE_LABEL,
     scene::{DRIVER, Scene, config_maps, mutating_policies, policy_bindings},
@@ -22,13 +22,13 @@ const OWNER: &str = "only the policy's binding may own";
 const METADATA: &str = "labels, annotations and finalizers of the ConfigMap";
 
 /// Returns `true` if the cluster serves MutatingAdmissionPolicy, as clusters of Kubernetes 1.36 and later do.
-pub(super) async fn is_supported(cluster: &Cluster) -> bool {
+pub(super) async fn is_supported(cluster: &TestCluster) -> bool {
     let served = cluster.admin.list_api_group_resources("admissionregistration.k8s.io/v1").await.unwrap();
     served.resources.iter().any(|resource| resource.kind == "MutatingAdmissionPolicy")
 }
 
 /// Waits until the API server labels claims, so that all claims of the scene have labels.
-pub(super) async fn wait_for_policy(cluster: &Cluster) {
+pub(super) async fn wait_for_policy(cluster: &TestCluster) {
     let annotations = json!({"volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: HERE});
     let claim = json!({
         "metadata": {"name": "dry-run", "annotations": annotations},
@@ -58,7 +58,7 @@ pub(super) struct ClaimLabels {
 }
 
 impl ClaimLabels {
-    pub(super) async fn set(cluster: &Cluster) -> Self {
+    pub(super) async fn set(cluster: &TestCluster) -> Self {
         let named = json!({"metadata": {"name": NAME}});
         let (config_maps, _) = dynamic(cluster, &config_maps(), named.clone());
         let (bindings, _) = dynamic(cluster, &policy_bindings(), named);
@@ -108,7 +108,7 @@ impl ClaimLabels {
                 json!({"metadata": {"finalizers": ["example.com/keep"]}}),
             ),
         ] {
-            attempts.expect(Expected::Refused(POLICY, words), title, patches(&change));
+            attempts.expect(ExpectedVerdict::Refused(POLICY, words), title, patches(&change));
         }
     }
 }

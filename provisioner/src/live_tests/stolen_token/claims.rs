@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     attacker::Attacker,
-    attempt::{Attempts, Expected},
+    attempt::{Attempts, ExpectedVerdict},
     scene::{DRIVER, OTHER_DRIVER, Scene, claims},
 };
 use crate::{
@@ -36,7 +36,7 @@ const NO_METADATA: &str = "no metadata except";
 /// Adds the requests of the provisioner, which returns claims to the scheduler.
 pub(super) fn reschedule(scene: &Scene, attempts: &mut Attempts) {
     let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
-    let refused = |words| Expected::Refused(RESCHEDULE, words);
+    let refused = |words| ExpectedVerdict::Refused(RESCHEDULE, words);
     let reschedule = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
     attempts.allow("return its own claim to the scheduler", patches("waiting-own", &reschedule));
     let of_no_node = patches("waiting-own", &reschedule).remove(0);
@@ -73,7 +73,7 @@ pub(super) fn reschedule(scene: &Scene, attempts: &mut Attempts) {
 /// Adds the requests of the controller, which selects the nodes of claims.
 pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
     let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
-    let refused = |words| Expected::Refused(SELECTION, words);
+    let refused = |words| ExpectedVerdict::Refused(SELECTION, words);
     let there = json!(scene.there);
     let select = json!({"metadata": {"annotations": {SELECTED_NODE: there}}});
     attempts.allow("select a node for a claim", patches("waiting-unplaced", &select));
@@ -86,7 +86,7 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
     }
     // The provisioner returned this claim to the scheduler, which selects the next node.
     attempts.expect(
-        Expected::Refused(CLASSES, "classes with the volumeBindingMode Immediate"),
+        ExpectedVerdict::Refused(CLASSES, "classes with the volumeBindingMode Immediate"),
         "select a node in place of the scheduler",
         patches("returned", &select),
     );
@@ -96,7 +96,7 @@ pub(super) fn select(scene: &Scene, attempts: &mut Attempts) {
 /// Adds the requests of the controller that remove the selected node of a claim.
 pub(super) fn unselect(scene: &Scene, attempts: &mut Attempts) {
     let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
-    let refused = |words| Expected::Refused(SELECTION, words);
+    let refused = |words| ExpectedVerdict::Refused(SELECTION, words);
     let unselect = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
     // The token can remove any node, because a policy sees neither the Nodes nor the volume. docs/src/security.md documents that.
     for claim in ["waiting-own", "waiting-theirs", "bound-own"] {
@@ -126,7 +126,7 @@ pub(super) fn unselect(scene: &Scene, attempts: &mut Attempts) {
 /// Adds the requests of the controller that change the label of a claim's node.
 pub(super) fn label(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
-    let refused = |words| Expected::Refused(SELECTION, words);
+    let refused = |words| ExpectedVerdict::Refused(SELECTION, words);
     let label = |node: &str| json!({"metadata": {"labels": {NODE_LABEL: node}}});
     // The token can select any node, and the label then follows.
     let mut select = label(scene.there);
@@ -154,7 +154,7 @@ pub(super) fn label(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts)
         (OWN_DRIVER, "by-hand", scene.here),
         (OWN_DRIVER, "by-hand-other", scene.here),
     ] {
-        let expected = if attacker.labels_claims() { Expected::Allowed } else { refused(words) };
+        let expected = if attacker.labels_claims() { ExpectedVerdict::Allowed } else { refused(words) };
         let requests = patches(claim, &label(node));
         let count = requests.len();
         attempts.expect(expected, &format!("label the claim {claim} with a node"), requests);
@@ -213,7 +213,7 @@ fn change_more(
         let selection = json!({"metadata": {"annotations": {SELECTED_NODE: selected_node}}});
         fixtures::merge_keeping_nulls(&mut change, selection);
         let requests = claims(scene).patches(&scene.claim_of(claim), &change);
-        attempts.expect(Expected::Refused(policy, words), title, requests);
+        attempts.expect(ExpectedVerdict::Refused(policy, words), title, requests);
     }
 }
 
@@ -250,7 +250,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
         ("loopfs-provisioner-classes", "classes of other drivers", "by-hand-other"),
     ] {
         let title = format!("record a resize of the claim {claim}");
-        attempts.expect(Expected::Refused(policy, words), &title, patches(claim, &progress(claim)));
+        attempts.expect(ExpectedVerdict::Refused(policy, words), &title, patches(claim, &progress(claim)));
     }
     for (words, title, change) in [
         (RESIZE_FIELDS, "lose its own claim", json!({"phase": "Lost"})),
@@ -271,7 +271,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
         ("only the conditions of a resize", "remove a condition", json!({"conditions": []})),
     ] {
         let change = json!({"status": change});
-        attempts.expect(Expected::Refused(STATUS, words), title, patches("bound-own", &change));
+        attempts.expect(ExpectedVerdict::Refused(STATUS, words), title, patches("bound-own", &change));
     }
     for claim in ["bound-own", "bound-unplaced", "by-hand"] {
         for (what, metadata) in [
@@ -289,12 +289,12 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
             ("own", json!({"ownerReferences": [scene.other_node()]})),
         ] {
             let (title, change) = (format!("{what} the claim {claim}"), json!({"metadata": metadata}));
-            attempts.expect(Expected::Refused(STATUS, NO_METADATA), &title, patches(claim, &change));
+            attempts.expect(ExpectedVerdict::Refused(STATUS, NO_METADATA), &title, patches(claim, &change));
         }
     }
     let disown = json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": null}}});
     attempts.expect(
-        Expected::Refused(STATUS, NO_METADATA),
+        ExpectedVerdict::Refused(STATUS, NO_METADATA),
         "remove the driver from its own claim",
         patches("bound-own", &disown),
     );
@@ -302,7 +302,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     let adopt = json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": DRIVER}}});
     for claim in ["bound-other", "bound-other-unplaced"] {
         let title = format!("adopt the claim {claim}");
-        attempts.expect(Expected::Refused(STATUS, OWN_DRIVER), &title, patches(claim, &adopt));
+        attempts.expect(ExpectedVerdict::Refused(STATUS, OWN_DRIVER), &title, patches(claim, &adopt));
     }
 }
 
@@ -315,10 +315,10 @@ pub(super) fn delete(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts
     let unplaced = ["bound-other-unplaced", "by-hand-other", "by-hand"];
     if !attacker.deletes_claims() {
         let all = own.into_iter().chain(theirs).chain(other).chain(unplaced);
-        attempts.expect(Expected::NotGranted, "delete a claim", all.map(delete));
+        attempts.expect(ExpectedVerdict::NotGranted, "delete a claim", all.map(delete));
         return;
     }
-    let refused = |words| Expected::Refused(DELETION, words);
+    let refused = |words| ExpectedVerdict::Refused(DELETION, words);
     attempts.allow("delete a claim of its own node", own.map(delete));
     attempts.expect(refused(OWN_DRIVER), "delete a claim of another driver", other.map(delete));
     if attacker.is_controller() {

@@ -6,13 +6,13 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 
 use super::{
     attacker::{Account, Attacker},
-    attempt::Attempt,
+    attempt::AttackAttempt,
     request::Verdict,
     rights::{Right, narrowed, rules, warnings},
 };
 
 /// Returns `true` if an attempt uses a right.
-fn uses(right: &Right, attempt: &Attempt) -> bool {
+fn uses(right: &Right, attempt: &AttackAttempt) -> bool {
     let also = attempt
         .additional_right
         .is_some_and(|(verb, resource)| (verb, resource) == (&right.verb, &right.resource));
@@ -20,12 +20,12 @@ fn uses(right: &Right, attempt: &Attempt) -> bool {
 }
 
 /// Returns a line for each unexpected verdict, and for each right of the account that its requests do not cover.
-pub(super) fn of_rights(attacker: &Attacker, verdicts: &[(Attempt, Verdict)]) -> String {
+pub(super) fn of_rights(attacker: &Attacker, verdicts: &[(AttackAttempt, Verdict)]) -> String {
     let account = attacker.account.name();
     let mut faults = String::new();
     for (attempt, verdict) in verdicts {
         if !attempt.expected.matches(verdict) {
-            let Attempt { title, request, expected, .. } = attempt;
+            let AttackAttempt { title, request, expected, .. } = attempt;
             writeln!(faults, "{account}: {request}: {title}: {verdict}; expected: {expected:?}").unwrap();
         }
     }
@@ -48,7 +48,10 @@ pub(super) fn of_rights(attacker: &Attacker, verdicts: &[(Attempt, Verdict)]) ->
 
 /// Returns a line for each rule that refuses none of the requests of both accounts, and for each operation that is narrowed only for
 /// one account. With the component builtin-objects, an attacker could give the rights of one account to the other.
-pub(super) fn of_policies(policies: &[ValidatingAdmissionPolicy], verdicts: &[(Attempt, Verdict)]) -> String {
+pub(super) fn of_policies(
+    policies: &[ValidatingAdmissionPolicy],
+    verdicts: &[(AttackAttempt, Verdict)],
+) -> String {
     let mut faults = String::new();
     for warning in policies.iter().flat_map(warnings) {
         writeln!(faults, "{warning}").unwrap();

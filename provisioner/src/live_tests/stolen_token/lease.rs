@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    attempt::{Attempts, Expected, changed},
+    attempt::{Attempts, ExpectedVerdict, changed},
     scene::{LEASE, Scene, leases},
 };
 
@@ -21,8 +21,8 @@ pub(super) fn hold(scene: &Scene, attempts: &mut Attempts) {
     attempts.allow("hold the Lease", leases().patches(lease, &held));
 
     let new = json!({"metadata": {"name": LEASE}});
-    let refused = |words| Expected::Refused(POLICY, words);
-    attempts.expect(Expected::Exists, "create the Lease", [leases().create(new.clone())]);
+    let refused = |words| ExpectedVerdict::Refused(POLICY, words);
+    attempts.expect(ExpectedVerdict::Exists, "create the Lease", [leases().create(new.clone())]);
     for (title, metadata) in [
         ("create another Lease", json!({"name": "kube-scheduler"})),
         ("create a Lease of a generated name", json!({"name": null, "generateName": LEASE})),

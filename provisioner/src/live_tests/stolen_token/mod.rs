@@ -30,7 +30,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 
 use self::{
     attacker::{Account, Attacker},
-    attempt::{Attempt, Attempts, Token, changed, name},
+    attempt::{AttackAttempt, Attempts, Token, changed, name},
     builtin::BuiltIn,
     claim_labels::ClaimLabels,
     request::Verdict,
@@ -61,7 +61,7 @@ const CLAIM_LABELS: [&str; 4] = [
 
 /// The components of the manifests that are applied beside the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Component {
+enum OptionalComponent {
     None,
     NodeLoss,
     BuiltinObjects,
@@ -69,14 +69,14 @@ enum Component {
     ClaimLabels,
 }
 
-impl Cluster {
+impl TestCluster {
     /// Applies one component, and removes the others.
-    async fn opt_in_only(&self, component: Component) {
+    async fn opt_in_only(&self, component: OptionalComponent) {
         for (other, files) in [
-            (Component::NodeLoss, &NODE_LOSS[..]),
-            (Component::BuiltinObjects, &BUILTIN_OBJECTS),
-            (Component::Snapshots, &SNAPSHOTS),
-            (Component::ClaimLabels, &CLAIM_LABELS),
+            (OptionalComponent::NodeLoss, &NODE_LOSS[..]),
+            (OptionalComponent::BuiltinObjects, &BUILTIN_OBJECTS),
+            (OptionalComponent::Snapshots, &SNAPSHOTS),
+            (OptionalComponent::ClaimLabels, &CLAIM_LABELS),
         ] {
             if other == component {
                 self.opt_in(files).await;
@@ -93,7 +93,7 @@ impl Cluster {
 
 /// Sends each request until it has the expected verdict, because the API server needs a moment to observe new roles and policies.
 /// After [`TIMEOUT`], it sends each of the rest once.
-async fn verdicts(attacker: &Attacker, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdict)> {
+async fn verdicts(attacker: &Attacker, attempts: Vec<AttackAttempt>) -> Vec<(AttackAttempt, Verdict)> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let mut verdicts = Vec::new();
     for attempt in attempts {
@@ -111,9 +111,9 @@ async fn verdicts(attacker: &Attacker, attempts: Vec<Attempt>) -> Vec<(Attempt, 
 }
 
 /// Writes the verdicts past the capture of the test harness, for the lane's log.
-fn print(component: Component, account: Account, verdicts: &[(Attempt, Verdict)]) {
+fn print(component: OptionalComponent, account: Account, verdicts: &[(AttackAttempt, Verdict)]) {
     let mut text = String::from("\n");
-    for (Attempt { title, request, token, .. }, verdict) in verdicts {
+    for (AttackAttempt { title, request, token, .. }, verdict) in verdicts {
         let token = if *token == Token::Unbound { " with a token of no node" } else { "" };
         writeln!(text, "{request}{token}: {title}: {verdict}").unwrap();
     }
@@ -143,21 +143,23 @@ struct OfComponent {
 }
 
 impl OfComponent {
-    async fn set(cluster: &Cluster, component: Component, scene: &Scene) -> Self {
+    async fn set(cluster: &TestCluster, component: OptionalComponent, scene: &Scene) -> Self {
         let none = OfComponent::default();
         match component {
-            Component::None => none,
-            Component::BuiltinObjects => OfComponent { builtin: Some(BuiltIn::set(cluster).await), ..none },
-            Component::Snapshots | Component::NodeLoss => {
+            OptionalComponent::None => none,
+            OptionalComponent::BuiltinObjects => {
+                OfComponent { builtin: Some(BuiltIn::set(cluster).await), ..none }
+            }
+            OptionalComponent::Snapshots | OptionalComponent::NodeLoss => {
                 OfComponent { contents: Some(Contents::set(cluster, scene).await), ..none }
             }
-            Component::ClaimLabels => {
+            OptionalComponent::ClaimLabels => {
                 OfComponent { claim_labels: Some(ClaimLabels::set(cluster).await), ..none }
             }
         }
     }
 
-    async fn remove(self, cluster: &Cluster) {
+    async fn remove(self, cluster: &TestCluster) {
         if let Some(builtin) = self.builtin {
             builtin.remove(cluster).await;
         }
@@ -168,7 +170,7 @@ impl OfComponent {
 }
 
 /// Returns the requests of an attacker.
-fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> Vec<Attempt> {
+fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> Vec<AttackAttempt> {
     let OfComponent { builtin, contents, claim_labels } = of_component;
     let mut attempts = Attempts::default();
     surroundings::read(scene, attacker, &mut attempts);
@@ -209,16 +211,16 @@ fn attempts(scene: &Scene, attacker: &Attacker, of_component: &OfComponent) -> V
     attempts.0
 }
 
-async fn suite(component: Component) {
-    let cluster = Cluster::connect().await;
-    if component == Component::ClaimLabels && !claim_labels::is_supported(&cluster).await {
+async fn suite(component: OptionalComponent) {
+    let cluster = TestCluster::connect().await;
+    if component == OptionalComponent::ClaimLabels && !claim_labels::is_supported(&cluster).await {
         cluster.finish([]).await;
         return;
     }
     cluster.opt_in_only(component).await;
     let (controller, node) = cluster.controller_client(&ApiTraffic::default()).await;
     let provisioner = cluster.client_of(&node, &ApiTraffic::default()).await;
-    if component == Component::ClaimLabels {
+    if component == OptionalComponent::ClaimLabels {
         claim_labels::wait_for_policy(&cluster).await;
     }
     let scene = Scene::set(&cluster, &node).await;
@@ -237,41 +239,41 @@ async fn suite(component: Component) {
 
     of_component.remove(&cluster).await;
     scene.remove(&cluster).await;
-    cluster.opt_in_only(Component::None).await;
+    cluster.opt_in_only(OptionalComponent::None).await;
     cluster.finish([]).await;
     assert!(faults.is_empty(), "\n{faults}");
 }
 
 #[tokio::test]
 async fn a_stolen_token_writes_only_objects_of_its_own_node() {
-    suite(Component::None).await;
+    suite(OptionalComponent::None).await;
 }
 
 #[tokio::test]
 async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
-    suite(Component::NodeLoss).await;
+    suite(OptionalComponent::NodeLoss).await;
 }
 
 #[tokio::test]
 async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_gives_no_rights_to_others()
  {
-    suite(Component::BuiltinObjects).await;
+    suite(OptionalComponent::BuiltinObjects).await;
 }
 
 #[tokio::test]
 async fn a_stolen_token_of_the_snapshots_component_writes_only_snapshots_of_its_own_node() {
-    suite(Component::Snapshots).await;
+    suite(OptionalComponent::Snapshots).await;
 }
 
 #[tokio::test]
 async fn a_stolen_token_of_the_claim_labels_component_sets_only_labels_of_nodes_and_the_record() {
-    suite(Component::ClaimLabels).await;
+    suite(OptionalComponent::ClaimLabels).await;
 }
 
 /// The API server lets a kubelet read the secrets that the volumes of its pods name.
 #[tokio::test]
 async fn a_stolen_token_gives_the_kubelet_access_to_no_secret() {
-    let cluster = Cluster::connect().await;
+    let cluster = TestCluster::connect().await;
     let scene = Scene::set(&cluster, HERE).await;
     let pod = json!({
         "metadata": {"name": "reader"},

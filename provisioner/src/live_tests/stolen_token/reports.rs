@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     attacker::Attacker,
-    attempt::{Attempts, Expected, changed, name},
+    attempt::{Attempts, ExpectedVerdict, changed, name},
     scene::{OTHER_DRIVER, Scene, capacities, events},
 };
 
@@ -23,7 +23,7 @@ const BARE: &str = "may not record events with finalizers or owners";
 
 pub(super) fn capacity(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let (here, there) = (scene.here, scene.there);
-    let refused = |words| Expected::Refused(CAPACITIES, words);
+    let refused = |words| ExpectedVerdict::Refused(CAPACITIES, words);
     let owner = |change: serde_json::Value| {
         let mut owner =
             json!({"apiVersion": "v1", "kind": "Pod", "name": attacker.pod.name, "uid": attacker.pod.uid});
@@ -81,7 +81,7 @@ pub(super) fn capacity(scene: &Scene, attacker: &Attacker, attempts: &mut Attemp
         attempts.expect(refused(words), title, [capacities().create(changed(&capacity, change))]);
     }
     attempts.expect(
-        Expected::Refused("loopfs-provisioner-classes", "classes of other drivers"),
+        ExpectedVerdict::Refused("loopfs-provisioner-classes", "classes of other drivers"),
         "publish a capacity for another driver's class",
         [capacities().create(changed(&capacity, json!({"storageClassName": scene.other_class})))],
     );
@@ -123,7 +123,7 @@ pub(super) fn capacity(scene: &Scene, attacker: &Attacker, attempts: &mut Attemp
 
 pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     let (here, there) = (scene.here, scene.there);
-    let refused = |words| Expected::Refused(EVENTS, words);
+    let refused = |words| ExpectedVerdict::Refused(EVENTS, words);
     let event = scene.new_event(here);
     let in_default = events(scene).within("default");
     let about = |kind: &str, name: &str| json!({"regarding": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": null}});
@@ -180,7 +180,7 @@ pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     }
     let mine = json!({"reportingInstance": here});
     attempts.expect(
-        Expected::Invalid("field is immutable"),
+        ExpectedVerdict::Invalid("field is immutable"),
         "take another node's event",
         events(scene).patches(theirs, &mine),
     );

@@ -10,7 +10,7 @@ use crate::testing::fixtures;
 
 /// A resource or a subresource, in one namespace or in the cluster's scope. All are served as version v1.
 #[derive(Clone, Debug)]
-pub(super) struct Resource {
+pub(super) struct TargetResource {
     pub(super) group: &'static str,
     pub(super) kind: &'static str,
     /// The plural, with the subresource, as roles write it.
@@ -18,17 +18,17 @@ pub(super) struct Resource {
     pub(super) namespace: Option<String>,
 }
 
-impl Resource {
+impl TargetResource {
     pub(super) fn new(group: &'static str, kind: &'static str, plural: &str) -> Self {
-        Resource { group, kind, plural: plural.to_owned(), namespace: None }
+        TargetResource { group, kind, plural: plural.to_owned(), namespace: None }
     }
 
     pub(super) fn within(&self, namespace: &str) -> Self {
-        Resource { namespace: Some(namespace.to_owned()), ..self.clone() }
+        TargetResource { namespace: Some(namespace.to_owned()), ..self.clone() }
     }
 
     pub(super) fn subresource(&self, name: &str) -> Self {
-        Resource { plural: format!("{}/{name}", self.plural), ..self.clone() }
+        TargetResource { plural: format!("{}/{name}", self.plural), ..self.clone() }
     }
 
     /// Returns `true` for custom resources, for which the API server has no strategic merge patch.
@@ -41,49 +41,55 @@ impl Resource {
     }
 
     /// Returns a request without a body. `object` is the name of the object, for the verbs that take one.
-    pub(super) fn request(&self, verb: &'static str, object: Option<&str>) -> Request {
+    pub(super) fn request(&self, verb: &'static str, object: Option<&str>) -> AttackRequest {
         let resource = self.clone();
-        Request { verb, resource, object: object.map(str::to_owned), format: Format::Plain, body: None }
+        AttackRequest {
+            verb,
+            resource,
+            object: object.map(str::to_owned),
+            format: BodyFormat::Plain,
+            body: None,
+        }
     }
 
-    pub(super) fn create(&self, object: Value) -> Request {
+    pub(super) fn create(&self, object: Value) -> AttackRequest {
         let mut body = json!({"apiVersion": self.api_version(), "kind": self.kind});
         fixtures::merge_keeping_nulls(&mut body, object);
-        Request { body: Some(body), ..self.request("create", None) }
+        AttackRequest { body: Some(body), ..self.request("create", None) }
     }
 
-    pub(super) fn update(&self, object: Value) -> Request {
+    pub(super) fn update(&self, object: Value) -> AttackRequest {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let created = self.create(object);
-        Request { verb: "update", object: Some(name), ..created }
+        AttackRequest { verb: "update", object: Some(name), ..created }
     }
 
-    pub(super) fn patch(&self, name: &str, format: Format, body: Value) -> Request {
-        Request { format, body: Some(body), ..self.request("patch", Some(name)) }
+    pub(super) fn patch(&self, name: &str, format: BodyFormat, body: Value) -> AttackRequest {
+        AttackRequest { format, body: Some(body), ..self.request("patch", Some(name)) }
     }
 
-    pub(super) fn delete(&self, name: &str) -> Request {
+    pub(super) fn delete(&self, name: &str) -> AttackRequest {
         self.request("delete", Some(name))
     }
 
     /// Returns a server-side apply of a whole object, which creates it if it does not exist.
-    pub(super) fn apply(&self, object: Value) -> Request {
+    pub(super) fn apply(&self, object: Value) -> AttackRequest {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let created = self.create(object);
-        Request { verb: "patch", object: Some(name), format: Format::Apply, ..created }
+        AttackRequest { verb: "patch", object: Some(name), format: BodyFormat::Apply, ..created }
     }
 
     /// Returns the same change in each format of a patch that can express it.
-    pub(super) fn patches(&self, current: &Value, change: &Value) -> Vec<Request> {
+    pub(super) fn patches(&self, current: &Value, change: &Value) -> Vec<AttackRequest> {
         let name = current["metadata"]["name"].as_str().unwrap_or_default();
         let mut requests = vec![
-            self.patch(name, Format::Merge, change.clone()),
-            self.patch(name, Format::Json, operations(current, change)),
+            self.patch(name, BodyFormat::Merge, change.clone()),
+            self.patch(name, BodyFormat::Json, operations(current, change)),
         ];
         // These two formats add to lists instead of replacing them, and server-side apply does not remove a field that is null.
         if !contains(change, &|value| value.as_array().is_some_and(Vec::is_empty)) {
             if !self.is_custom() {
-                requests.push(self.patch(name, Format::Strategic, change.clone()));
+                requests.push(self.patch(name, BodyFormat::Strategic, change.clone()));
             }
             if !contains(change, &Value::is_null) {
                 let mut whole = json!({"metadata": {"name": name}});
@@ -133,7 +139,7 @@ fn contains(value: &Value, predicate: &impl Fn(&Value) -> bool) -> bool {
 
 /// The form of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum BodyFormat {
     /// The body is the object itself.
     Plain,
     Merge,
@@ -142,40 +148,40 @@ pub(super) enum Format {
     Apply,
 }
 
-impl Format {
+impl BodyFormat {
     fn content_type(self) -> &'static str {
         match self {
-            Format::Plain => "application/json",
-            Format::Merge => "application/merge-patch+json",
-            Format::Strategic => "application/strategic-merge-patch+json",
-            Format::Json => "application/json-patch+json",
-            Format::Apply => "application/apply-patch+yaml",
+            BodyFormat::Plain => "application/json",
+            BodyFormat::Merge => "application/merge-patch+json",
+            BodyFormat::Strategic => "application/strategic-merge-patch+json",
+            BodyFormat::Json => "application/json-patch+json",
+            BodyFormat::Apply => "application/apply-patch+yaml",
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Request {
+pub(super) struct AttackRequest {
     pub(super) verb: &'static str,
-    pub(super) resource: Resource,
+    pub(super) resource: TargetResource,
     pub(super) object: Option<String>,
-    format: Format,
+    format: BodyFormat,
     body: Option<Value>,
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for AttackRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.resource.plural)?;
         match self.format {
-            Format::Plain => Ok(()),
+            BodyFormat::Plain => Ok(()),
             format => write!(f, " ({format:?})"),
         }
     }
 }
 
-impl Request {
+impl AttackRequest {
     pub(super) fn named(self, object: Option<&str>) -> Self {
-        Request { object: object.map(str::to_owned), ..self }
+        AttackRequest { object: object.map(str::to_owned), ..self }
     }
 
     /// Sends the request. A write is a dry run: it passes authorization, validation and admission, and changes nothing.
@@ -193,7 +199,7 @@ impl Request {
             "watch" => (Method::GET, "watch=true"),
             "create" => (Method::POST, "dryRun=All"),
             "update" => (Method::PUT, "dryRun=All"),
-            "patch" if self.format == Format::Apply => {
+            "patch" if self.format == BodyFormat::Apply => {
                 (Method::PATCH, "dryRun=All&fieldManager=thief&force=true")
             }
             "patch" => (Method::PATCH, "dryRun=All"),
@@ -219,7 +225,7 @@ impl Request {
     }
 
     fn path(&self) -> String {
-        let Resource { group, plural, namespace, .. } = &self.resource;
+        let TargetResource { group, plural, namespace, .. } = &self.resource;
         let mut path = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/v1") };
         if let Some(namespace) = namespace {
             path += &format!("/namespaces/{namespace}");

@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 use super::{
     super::SYSTEM,
     attacker::Account,
-    request::{Request, Verdict},
+    request::{AttackRequest, Verdict},
 };
 
 /// One verb on one resource.
@@ -38,7 +38,7 @@ impl fmt::Display for Right {
 
 impl Right {
     /// Returns `true` if a request needs this right.
-    pub(super) fn is_used_by(&self, request: &Request) -> bool {
+    pub(super) fn is_used_by(&self, request: &AttackRequest) -> bool {
         let resource = &request.resource;
         (self.verb.as_str(), self.group.as_str(), self.resource.as_str())
             == (request.verb, resource.group, resource.plural.as_str())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::{coordination::v1::Lease, storage::v1::CSIStorageCapacity};
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
-use super::{super::*, request::Resource};
+use super::{super::*, request::TargetResource};
 use crate::{
     api::hash::fnv1a,
     objects::{
@@ -40,7 +40,7 @@ pub(super) struct Scene {
 
 impl Scene {
     /// Creates the objects. `node` is the node that the attacker controls.
-    pub(super) async fn set(cluster: &Cluster, node: &str) -> Self {
+    pub(super) async fn set(cluster: &TestCluster, node: &str) -> Self {
         let other = json!({"provisioner": OTHER_DRIVER});
         let (here, there) = match NODES {
             [first, second] if first == node => (first, second),
@@ -129,19 +129,19 @@ impl Scene {
         scene
     }
 
-    async fn claim(&mut self, cluster: &Cluster, name: &'static str, change: Value) {
+    async fn claim(&mut self, cluster: &TestCluster, name: &'static str, change: Value) {
         cluster.claim(name, change).await;
         let has_provisioner = |claim: &PersistentVolumeClaim| claim.annotations().contains_key(PROVISIONER);
         self.claims.insert(name, until(&cluster.claims(), name, has_provisioner).await);
     }
 
-    async fn bind(&mut self, cluster: &Cluster, name: &'static str, volume: Value) {
+    async fn bind(&mut self, cluster: &TestCluster, name: &'static str, volume: Value) {
         self.volumes.insert(name, volume.clone());
         create(&cluster.objects(), volume).await;
         cluster.bound(name).await;
     }
 
-    async fn create_capacities_and_events(&mut self, cluster: &Cluster) {
+    async fn create_capacities_and_events(&mut self, cluster: &TestCluster) {
         let capacities: Api<CSIStorageCapacity> = Api::namespaced(cluster.admin.clone(), SYSTEM);
         let events: Api<Event> = Api::namespaced(cluster.admin.clone(), &self.namespace);
         let (here, there) = (self.here, self.there);
@@ -226,7 +226,7 @@ impl Scene {
     }
 
     /// Removes the objects that would outlive the namespace.
-    pub(super) async fn remove(self, cluster: &Cluster) {
+    pub(super) async fn remove(self, cluster: &TestCluster) {
         let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         for volume in self.volumes.values() {
             let name = volume["metadata"]["name"].as_str().unwrap();
@@ -245,7 +245,7 @@ impl Scene {
 }
 
 /// Returns the Lease of the controller, which may exist already.
-async fn lease(cluster: &Cluster) -> Value {
+async fn lease(cluster: &TestCluster) -> Value {
     let leases: Api<Lease> = Api::namespaced(cluster.admin.clone(), SYSTEM);
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE},
@@ -256,47 +256,52 @@ async fn lease(cluster: &Cluster) -> Value {
     serde_json::to_value(lease).unwrap()
 }
 
-pub(super) fn volumes() -> Resource {
-    Resource::new("", "PersistentVolume", "persistentvolumes")
+pub(super) fn volumes() -> TargetResource {
+    TargetResource::new("", "PersistentVolume", "persistentvolumes")
 }
 
-pub(super) fn claims(scene: &Scene) -> Resource {
-    Resource::new("", "PersistentVolumeClaim", "persistentvolumeclaims").within(&scene.namespace)
+pub(super) fn claims(scene: &Scene) -> TargetResource {
+    TargetResource::new("", "PersistentVolumeClaim", "persistentvolumeclaims").within(&scene.namespace)
 }
 
-pub(super) fn capacities() -> Resource {
-    Resource::new("storage.k8s.io", "CSIStorageCapacity", "csistoragecapacities").within(SYSTEM)
+pub(super) fn capacities() -> TargetResource {
+    TargetResource::new("storage.k8s.io", "CSIStorageCapacity", "csistoragecapacities").within(SYSTEM)
 }
 
-pub(super) fn events(scene: &Scene) -> Resource {
-    Resource::new("events.k8s.io", "Event", "events").within(&scene.namespace)
+pub(super) fn events(scene: &Scene) -> TargetResource {
+    TargetResource::new("events.k8s.io", "Event", "events").within(&scene.namespace)
 }
 
-pub(super) fn leases() -> Resource {
-    Resource::new("coordination.k8s.io", "Lease", "leases").within(SYSTEM)
+pub(super) fn leases() -> TargetResource {
+    TargetResource::new("coordination.k8s.io", "Lease", "leases").within(SYSTEM)
 }
 
-pub(super) fn config_maps() -> Resource {
-    Resource::new("", "ConfigMap", "configmaps").within(SYSTEM)
+pub(super) fn config_maps() -> TargetResource {
+    TargetResource::new("", "ConfigMap", "configmaps").within(SYSTEM)
 }
 
-pub(super) fn mutating_policies() -> Resource {
-    Resource::new("admissionregistration.k8s.io", "MutatingAdmissionPolicy", "mutatingadmissionpolicies")
+pub(super) fn mutating_policies() -> TargetResource {
+    TargetResource::new(
+        "admissionregistration.k8s.io",
+        "MutatingAdmissionPolicy",
+        "mutatingadmissionpolicies",
+    )
 }
 
-pub(super) fn policy_bindings() -> Resource {
+pub(super) fn policy_bindings() -> TargetResource {
     let group = "admissionregistration.k8s.io";
-    Resource::new(group, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
+    TargetResource::new(group, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
 }
 
-pub(super) fn snapshots(scene: &Scene) -> Resource {
-    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots").within(&scene.namespace)
+pub(super) fn snapshots(scene: &Scene) -> TargetResource {
+    TargetResource::new("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots")
+        .within(&scene.namespace)
 }
 
-pub(super) fn contents() -> Resource {
-    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshotContent", "volumesnapshotcontents")
+pub(super) fn contents() -> TargetResource {
+    TargetResource::new("snapshot.storage.k8s.io", "VolumeSnapshotContent", "volumesnapshotcontents")
 }
 
-pub(super) fn snapshot_classes() -> Resource {
-    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshotClass", "volumesnapshotclasses")
+pub(super) fn snapshot_classes() -> TargetResource {
+    TargetResource::new("snapshot.storage.k8s.io", "VolumeSnapshotClass", "volumesnapshotclasses")
 }

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     super::*,
-    attempt::{Attempts, Expected, changed, name},
+    attempt::{Attempts, ExpectedVerdict, changed, name},
     builtin::dynamic,
-    request::{Format, Request, Resource},
+    request::{AttackRequest, BodyFormat, TargetResource},
     scene::{DRIVER, OTHER_DRIVER, Scene, contents, snapshot_classes},
 };
 
@@ -28,20 +28,20 @@ const ANNOTATIONS: &str = "only the annotation of a snapshot in creation";
 const FINALIZER: &str = "may only remove the finalizer of a bound snapshot";
 const ERROR: &str = "only errors with a message and a time in UTC";
 
-fn status() -> Resource {
+fn status() -> TargetResource {
     contents().subresource("status")
 }
 
-fn refused(words: &'static str) -> Expected {
-    Expected::Refused(POLICY, words)
+fn refused(words: &'static str) -> ExpectedVerdict {
+    ExpectedVerdict::Refused(POLICY, words)
 }
 
-fn json_patch(resource: &Resource, object: &Value, operation: Value) -> Request {
-    resource.patch(name(object), Format::Json, json!([operation]))
+fn json_patch(resource: &TargetResource, object: &Value, operation: Value) -> AttackRequest {
+    resource.patch(name(object), BodyFormat::Json, json!([operation]))
 }
 
 /// Returns the same change to the status in each form of a write.
-fn status_writes(object: &Value, change: Value) -> Vec<Request> {
+fn status_writes(object: &Value, change: Value) -> Vec<AttackRequest> {
     let change = json!({"status": change});
     let mut writes = status().patches(object, &change);
     writes.push(status().update(changed(object, change)));
@@ -57,7 +57,7 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    pub(super) async fn set(cluster: &Cluster, scene: &Scene) -> Self {
+    pub(super) async fn set(cluster: &TestCluster, scene: &Scene) -> Self {
         cluster.define_snapshots().await;
         let (here, there) = (scene.here, scene.there);
         let mut contents =
@@ -87,7 +87,13 @@ impl Contents {
         contents
     }
 
-    async fn create(&mut self, cluster: &Cluster, key: &'static str, changes: Vec<Value>, is_deleted: bool) {
+    async fn create(
+        &mut self,
+        cluster: &TestCluster,
+        key: &'static str,
+        changes: Vec<Value>,
+        is_deleted: bool,
+    ) {
         let mut object = self.new_content(key);
         changes.into_iter().for_each(|change| fixtures::merge(&mut object, change));
         let status = object.get("status").map(|status| json!({"status": status}));
@@ -116,7 +122,7 @@ impl Contents {
     }
 
     /// Removes the contents with the definitions of the snapshot kinds.
-    pub(super) async fn remove(self, cluster: &Cluster) {
+    pub(super) async fn remove(self, cluster: &TestCluster) {
         for object in self.objects.into_values() {
             let (api, object) = dynamic(cluster, &contents(), object);
             let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
@@ -136,7 +142,7 @@ impl Contents {
 
     /// Adds the requests of a controller that releases the snapshots of deleted nodes.
     pub(super) fn of_deleted_nodes(&self, attempts: &mut Attempts) {
-        let refused = |words| Expected::Refused("loopfs-lost-snapshots", words);
+        let refused = |words| ExpectedVerdict::Refused("loopfs-lost-snapshots", words);
         let released = json!({"metadata": {"finalizers": []}});
         attempts.allow("read all", [contents().request("list", None)]);
         for key in ["deleted", "theirs", "unlabelled"] {
@@ -238,7 +244,7 @@ impl Contents {
         }
         let created =
             changed(&self.new_content("created"), json!({"metadata": {"labels": {MANAGED_BY: self.here}}}));
-        attempts.expect(Expected::NotGranted, "create a snapshot", [contents().apply(created)]);
+        attempts.expect(ExpectedVerdict::NotGranted, "create a snapshot", [contents().apply(created)]);
     }
 
     fn metadata(&self, attempts: &mut Attempts) {
@@ -286,7 +292,7 @@ impl Contents {
             ("change the mode of its own snapshot", json!({"spec": {"sourceVolumeMode": "Block"}})),
         ] {
             let requests = contents().patches(own, &change);
-            attempts.expect(Expected::Invalid("is immutable"), title, requests);
+            attempts.expect(ExpectedVerdict::Invalid("is immutable"), title, requests);
         }
     }
 
@@ -342,7 +348,7 @@ impl Contents {
                 own,
                 json!({"op": "add", "path": format!("/status/{field}"), "value": value}),
             );
-            attempts.expect(Expected::Invalid("status."), &title, [write]);
+            attempts.expect(ExpectedVerdict::Invalid("status."), &title, [write]);
         }
     }
 }

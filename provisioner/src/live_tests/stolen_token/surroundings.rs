@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::{
     attacker::Attacker,
-    attempt::{Attempts, Expected, name},
+    attempt::{Attempts, ExpectedVerdict, name},
     claim_labels::NAME as CLAIM_LABELS,
-    request::{Request, Resource},
+    request::{AttackRequest, TargetResource},
     scene::{
         LEASE, Scene, capacities, claims, config_maps, contents, events, leases, mutating_policies,
         policy_bindings, snapshot_classes, snapshots, volumes,
@@ -18,15 +18,17 @@ const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "
 const OF_ALL: [&str; 3] = ["list", "watch", "deletecollection"];
 
 pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
-    let everywhere = |resource: Resource| Resource { namespace: None, ..resource };
-    let nodes = Resource::new("", "Node", "nodes");
-    let mut watched =
-        vec![everywhere(claims(scene)), Resource::new("storage.k8s.io", "StorageClass", "storageclasses")];
+    let everywhere = |resource: TargetResource| TargetResource { namespace: None, ..resource };
+    let nodes = TargetResource::new("", "Node", "nodes");
+    let mut watched = vec![
+        everywhere(claims(scene)),
+        TargetResource::new("storage.k8s.io", "StorageClass", "storageclasses"),
+    ];
     let one_claim = ["bound-own", "bound-theirs", "bound-other"];
     attempts.allow("read one", one_claim.map(|claim| claims(scene).request("get", Some(claim))));
     attempts.allow("read one", [nodes.request("get", Some(scene.here))]);
     if attacker.is_controller() {
-        watched.push(Resource::new("storage.k8s.io", "CSINode", "csinodes"));
+        watched.push(TargetResource::new("storage.k8s.io", "CSINode", "csinodes"));
         attempts.allow("read all", [nodes.request("list", None), volumes().request("list", None)]);
     }
     let volume = |claim| volumes().request("get", Some(name(scene.volume(claim))));
@@ -35,7 +37,7 @@ pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) 
         watched.extend([volumes(), capacities()]);
         // Without the component snapshots, this cluster does not serve the kinds.
         let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
-        attempts.expect(Expected::Absent, "read a snapshot", snapshots);
+        attempts.expect(ExpectedVerdict::Absent, "read a snapshot", snapshots);
     }
     for verb in ["list", "watch"] {
         attempts.allow("read all", watched.iter().map(|resource| resource.request(verb, None)));
@@ -43,7 +45,7 @@ pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) 
 }
 
 /// Returns one request for each verb on a resource. Subresources are those of one object, so there is no request for all of them.
-fn all_verbs<'a>(resource: &'a Resource, object: &'a str) -> impl Iterator<Item = Request> + 'a {
+fn all_verbs<'a>(resource: &'a TargetResource, object: &'a str) -> impl Iterator<Item = AttackRequest> + 'a {
     let body = json!({"metadata": {"name": object}});
     let is_subresource = resource.plural.contains('/');
     let verbs = VERBS.into_iter().filter(move |verb| !is_subresource || !OF_ALL.contains(verb));
@@ -51,7 +53,7 @@ fn all_verbs<'a>(resource: &'a Resource, object: &'a str) -> impl Iterator<Item 
         // A subresource is created under the name of its object.
         "create" => resource.create(body.clone()).named(is_subresource.then_some(object)),
         "update" => resource.update(body.clone()),
-        "patch" => resource.patch(object, super::request::Format::Merge, body.clone()),
+        "patch" => resource.patch(object, super::request::BodyFormat::Merge, body.clone()),
         verb if OF_ALL.contains(&verb) => resource.request(verb, None),
         _ => resource.request(verb, Some(object)),
     })
@@ -61,9 +63,9 @@ pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Att
     let granted = &attacker.rights;
     let (volume, claim) = (name(scene.volume("bound-own")), "bound-own");
     let class = scene.class.as_str();
-    let cluster = |group, kind, plural| Resource::new(group, kind, plural);
-    let within = |group, kind, plural| Resource::new(group, kind, plural).within(&scene.namespace);
-    let system = |group, kind, plural| Resource::new(group, kind, plural).within(super::super::SYSTEM);
+    let cluster = |group, kind, plural| TargetResource::new(group, kind, plural);
+    let within = |group, kind, plural| TargetResource::new(group, kind, plural).within(&scene.namespace);
+    let system = |group, kind, plural| TargetResource::new(group, kind, plural).within(super::super::SYSTEM);
     let rbac = "rbac.authorization.k8s.io";
     let admission = "admissionregistration.k8s.io";
     let resources = [
@@ -143,7 +145,7 @@ pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Att
     for (resource, object) in &resources {
         let requests = all_verbs(resource, object);
         let not_granted = requests.filter(|request| !granted.iter().any(|right| right.is_used_by(request)));
-        attempts.expect(Expected::NotGranted, "use what no role grants", not_granted);
+        attempts.expect(ExpectedVerdict::NotGranted, "use what no role grants", not_granted);
     }
     let unlisted = granted.iter().find(|right| {
         !resources.iter().any(|(resource, _)| {

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     attacker::Attacker,
-    attempt::{Attempts, Expected, changed, name},
+    attempt::{Attempts, ExpectedVerdict, changed, name},
     scene::{DRIVER, OTHER_DRIVER, Scene, volumes},
 };
 use crate::objects::pv::FINALIZER;
@@ -24,8 +24,8 @@ const ONLY_CAPACITY: &str = "only the capacity in the spec";
 const METADATA: &str = "may not change the labels, annotations and owners";
 const FINALIZER_ONLY: &str = "only its own finalizer";
 
-fn refused(words: &'static str) -> Expected {
-    Expected::Refused(POLICY, words)
+fn refused(words: &'static str) -> ExpectedVerdict {
+    ExpectedVerdict::Refused(POLICY, words)
 }
 
 pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
@@ -173,7 +173,7 @@ pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
     }
     // The class of this volume is that of its claim.
     attempts.expect(
-        Expected::Refused("loopfs-provisioner-classes", "classes of other drivers"),
+        ExpectedVerdict::Refused("loopfs-provisioner-classes", "classes of other drivers"),
         "create a volume of another driver's class",
         [create(scene.new_volume("waiting-other", DRIVER, here))],
     );
@@ -185,7 +185,7 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
         (scene.volume("bound-own"), scene.volume("bound-theirs"), scene.volume("bound-other"));
     let larger = json!({"spec": {"capacity": {"storage": "2Mi"}}});
     let strategic =
-        |object, change| [volumes().patch(name(object), super::request::Format::Strategic, change)];
+        |object, change| [volumes().patch(name(object), super::request::BodyFormat::Strategic, change)];
     let without_finalizer = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
     attempts.allow("expand its own volume", volumes().patches(own, &larger));
     attempts.allow("remove the finalizer of its own volume", strategic(own, without_finalizer.clone()));
@@ -271,9 +271,9 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
 pub(super) fn of_deleted_nodes(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let (theirs, marked) = (scene.volume("bound-theirs"), scene.volume("bound-marked"));
     let without_finalizer = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});
-    let release = volumes().patch(name(marked), super::request::Format::Strategic, without_finalizer);
+    let release = volumes().patch(name(marked), super::request::BodyFormat::Strategic, without_finalizer);
     let (deletes, releases) = match attacker.reconciles_deleted_nodes() {
-        true => (Expected::Allowed, Expected::Allowed),
+        true => (ExpectedVerdict::Allowed, ExpectedVerdict::Allowed),
         false => (refused(CHANGE_OWN_NODE), refused(WRITE_OWN_NODE)),
     };
     attempts.expect(deletes, "delete another node's volume", [volumes().delete(name(theirs))]);

@@ -7,9 +7,9 @@ use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 
 use crate::{
-    metrics::Findings,
+    metrics::AuditFindings,
     objects::{identity::Identity, ownership, pv},
-    store::volumes::{VolumeError, Volumes},
+    store::volumes::{VolumeBackend, VolumeError},
 };
 
 /// The volumes of the node.
@@ -22,7 +22,7 @@ pub(crate) struct NodeVolumes {
 }
 
 impl NodeVolumes {
-    pub(super) fn read(volumes: &dyn Volumes) -> Result<Self, VolumeError> {
+    pub(super) fn read(volumes: &dyn VolumeBackend) -> Result<Self, VolumeError> {
         Ok(NodeVolumes {
             volumes: volumes.list()?.into_iter().collect(),
             // Read after the volumes: a volume that was confirmed in between has its PersistentVolume.
@@ -37,8 +37,8 @@ pub(crate) fn compare<'a>(
     node: &NodeVolumes,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
     identity: &Identity,
-) -> Findings {
-    let mut findings = Findings::default();
+) -> AuditFindings {
+    let mut findings = AuditFindings::default();
     let mut named = BTreeSet::new();
     for object in objects {
         named.extend(handle_on_this_node(object, node, identity));
@@ -181,9 +181,9 @@ mod tests {
         let missing = |names: &[&str]| {
             names.iter().map(|name| ((*name).to_owned(), "later".to_owned())).collect::<BTreeMap<_, _>>()
         };
-        let first = Findings { orphans: ids(&["a", "b"]), missing: missing(&["x", "y"]) };
-        let later = Findings { orphans: ids(&["b", "c"]), missing: missing(&["y", "z"]) };
-        let confirmed = Findings { orphans: ids(&["b"]), missing: missing(&["y"]) };
+        let first = AuditFindings { orphans: ids(&["a", "b"]), missing: missing(&["x", "y"]) };
+        let later = AuditFindings { orphans: ids(&["b", "c"]), missing: missing(&["y", "z"]) };
+        let confirmed = AuditFindings { orphans: ids(&["b"]), missing: missing(&["y"]) };
         assert_eq!(first.confirmed_by(later), confirmed);
     }
 }

@@ -12,5 +12,5 @@ mod run;
 
 pub(crate) use self::{
     report::report,
-    run::{Collection, Settings, run},
+    run::{AuditSettings, Collection, run},
 };

@@ -9,7 +9,7 @@ use super::{
     compare::{NodeVolumes, compare},
     named_by,
 };
-use crate::{metrics::Findings, objects::identity::Identity};
+use crate::{metrics::AuditFindings, objects::identity::Identity};
 
 /// Audits once and returns the list. Changes nothing.
 ///
@@ -30,7 +30,7 @@ fn read(data_dir: &Path) -> anyhow::Result<NodeVolumes> {
     Ok(NodeVolumes::read(&store)?)
 }
 
-fn listed(findings: &Findings) -> String {
+fn listed(findings: &AuditFindings) -> String {
     let mut list = String::new();
     for id in &findings.orphans {
         // Writing to a String does not fail.
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn findings_are_listed_one_per_line() {
-        let mut findings = Findings::default();
+        let mut findings = AuditFindings::default();
         assert_eq!(listed(&findings), "");
         findings.orphans.insert(VolumeId::parse("pvc-1").unwrap());
         findings.missing.insert("pvc-2".to_owned(), "there is no volume pvc-2".to_owned());

@@ -18,12 +18,12 @@ use super::{
 use crate::{
     api::events::{Reason, some_names},
     error::Error,
-    metrics::Findings,
+    metrics::AuditFindings,
     node::{
         context::Context,
         custody,
         references::{self, Labelled},
-        volume_deletion::{self, Deletion, Rule},
+        volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::ownership,
     store::{custody::Custody, volumes::StorageError},
@@ -31,7 +31,7 @@ use crate::{
 
 /// When to audit, and what to do with orphaned volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct AuditSettings {
     pub(crate) interval: Duration,
     /// `None` keeps all orphaned volumes.
     pub(crate) collection: Option<Collection>,
@@ -67,7 +67,7 @@ impl Collection {
 /// node's volumes. A volume that was being created or deleted during the first comparison is no finding in the second.
 ///
 /// If `fresh`, the objects of other nodes are read from the API server too.
-async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> Result<Findings, Error> {
+async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> Result<AuditFindings, Error> {
     let (client, identity) = (&ctx.cluster.client, &ctx.cluster.identity);
     let before = node_volumes(ctx).await?;
     let cached = ctx.volumes.cache.state();
@@ -86,7 +86,7 @@ async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
 }
 
 /// Audits until shutdown.
-pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
+pub(crate) async fn run(ctx: Arc<Context>, settings: AuditSettings) {
     ctx.synced().await;
     ctx.storage.tried().await;
     let mut since = HashMap::new();
@@ -127,13 +127,13 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns since when each volume has been orphaned, as this process has seen it. A restart starts the time again, and setting
 /// the clock does not change it.
-fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMap<VolumeId, Instant> {
+fn update_ages(since: HashMap<VolumeId, Instant>, findings: &AuditFindings) -> HashMap<VolumeId, Instant> {
     let now = Instant::now();
     let of = |id: &VolumeId| (id.clone(), since.get(id).copied().unwrap_or(now));
     findings.orphans.iter().map(of).collect()
 }
 
-fn report_findings(findings: &Findings, ctx: &Context) {
+fn report_findings(findings: &AuditFindings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
         if let Some(object) = ctx.volumes.cache.get(&key) {
@@ -229,7 +229,7 @@ async fn collect_one(
     references::require_none(id, None, Labelled::Listed, ctx).await?;
     let (owner, rule) = (ctx.cluster.events.own_node(), Rule::Orphaned(collection.after));
     let filesystem_uuid = Some(custody.filesystem_uuid.clone());
-    volume_deletion::delete(Deletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await
+    volume_deletion::delete(VolumeDeletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await
 }
 
 /// Returns `true` if the volume has a name that a provisioner gives. The CSI driver creates volumes in the store too, with
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn the_grace_time_starts_again_after_a_volume_had_a_persistent_volume() {
-        let of = |orphans| Findings { orphans, ..Findings::default() };
+        let of = |orphans| AuditFindings { orphans, ..AuditFindings::default() };
         let long_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let since: HashMap<_, _> = ids(&["a", "b"]).into_iter().map(|id| (id, long_ago)).collect();
         let since = update_ages(update_ages(since, &of(ids(&["a"]))), &of(ids(&["a", "b"])));

@@ -412,8 +412,12 @@ async fn a_volume_from_a_populator_is_expanded() {
     );
     let (begin, begun) = expect_begin(named(json!({})), "4Mi");
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
-    let record =
-        resize::record(&begun, &volume, &resize::Outcome::Expanded(Bytes(4 << 20)), Timestamp::UNIX_EPOCH);
+    let record = resize::record(
+        &begun,
+        &volume,
+        &resize::ExpansionOutcome::Expanded(Bytes(4 << 20)),
+        Timestamp::UNIX_EPOCH,
+    );
     let requests = vec![
         begin,
         expect(Method::PATCH, "/api/v1/persistentvolumes/pvc-populator", record.volume).respond(&volume),
@@ -508,7 +512,7 @@ async fn a_request_beyond_the_free_capacity_is_infeasible() {
     let patch = resize::record(
         &begun,
         &fixtures::volume(json!({})),
-        &resize::Outcome::Infeasible(why.to_owned()),
+        &resize::ExpansionOutcome::Infeasible(why.to_owned()),
         Timestamp::UNIX_EPOCH,
     );
     let patch = patch.claim.unwrap();

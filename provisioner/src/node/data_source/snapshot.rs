@@ -25,7 +25,7 @@ const NOT_READY: &str = "is not ready to use; it is copied once it is";
 
 /// The fields of a VolumeSnapshot that are needed here.
 #[derive(Debug, Default, Deserialize)]
-struct Snapshot {
+struct VolumeSnapshotFields {
     status: Option<SnapshotStatus>,
 }
 
@@ -118,7 +118,8 @@ pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
     if snapshot.metadata.deletion_timestamp.is_some() {
         return Err(refused(&name, "is being deleted"));
     }
-    let status = read::<Snapshot>(snapshot).and_then(|snapshot| snapshot.status).unwrap_or_default();
+    let status =
+        read::<VolumeSnapshotFields>(snapshot).and_then(|snapshot| snapshot.status).unwrap_or_default();
     let content = status.bound_volume_snapshot_content_name.filter(|content| !content.is_empty());
     content.ok_or_else(|| refused(&name, NOT_READY))
 }
@@ -134,9 +135,10 @@ pub(crate) fn resolve(
 ) -> Result<DataSource, Error> {
     let name = snapshot.name_any();
     let refused = |why| Error::from(refused(&name, why));
-    let (Some(status), Some(Content { spec, status: content_status })) =
-        (read::<Snapshot>(snapshot).and_then(|snapshot| snapshot.status), read::<Content>(content))
-    else {
+    let (Some(status), Some(Content { spec, status: content_status })) = (
+        read::<VolumeSnapshotFields>(snapshot).and_then(|snapshot| snapshot.status),
+        read::<Content>(content),
+    ) else {
         return Err(refused("has an object that is not of the form of snapshot.storage.k8s.io/v1"));
     };
     if spec.driver.as_deref() != Some(identity.driver()) {

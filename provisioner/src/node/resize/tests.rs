@@ -23,7 +23,7 @@ fn volume(mode: &str, capacity: &str) -> PersistentVolume {
     fixtures::volume(json!({ "spec": { "volumeMode": mode, "capacity": { "storage": capacity } } }))
 }
 
-const EXPAND: Plan = Plan::Expand { target: Bytes(4 * MIB) };
+const EXPAND: ResizePlan = ResizePlan::Expand { target: Bytes(4 * MIB) };
 
 /// The cases are every state, for both kinds, before and after the PersistentVolume has the new capacity.
 #[rstest]
@@ -39,13 +39,23 @@ const EXPAND: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 #[case::block_in_progress("Block", Some("ControllerResizeInProgress"), "1Mi", EXPAND)]
 #[case::block_stopped_before_the_claim("Block", Some("ControllerResizeInProgress"), "4Mi", EXPAND)]
 #[case::block_infeasible_once("Block", Some("ControllerResizeInfeasible"), "1Mi", EXPAND)]
-#[case::node_pending("Block", Some("NodeResizePending"), "4Mi", Plan::AwaitNode)]
+#[case::node_pending("Block", Some("NodeResizePending"), "4Mi", ResizePlan::AwaitNode)]
 #[case::node_pending_and_more_requested("Block", Some("NodeResizePending"), "2Mi", EXPAND)]
-#[case::node_in_progress("Block", Some("NodeResizeInProgress"), "4Mi", Plan::AwaitNode)]
-#[case::node_in_progress_and_more_requested("Block", Some("NodeResizeInProgress"), "2Mi", Plan::AwaitNode)]
+#[case::node_in_progress("Block", Some("NodeResizeInProgress"), "4Mi", ResizePlan::AwaitNode)]
+#[case::node_in_progress_and_more_requested(
+    "Block",
+    Some("NodeResizeInProgress"),
+    "2Mi",
+    ResizePlan::AwaitNode
+)]
 #[case::node_infeasible("Block", Some("NodeResizeInfeasible"), "4Mi", EXPAND)]
 #[case::state_of_the_future("Block", Some("ResizeByMagic"), "4Mi", EXPAND)]
-fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &str, #[case] expected: Plan) {
+fn plans(
+    #[case] mode: &str,
+    #[case] status: Option<&str>,
+    #[case] capacity: &str,
+    #[case] expected: ResizePlan,
+) {
     assert_eq!(plan(&claim(status, Some("4Mi")), &volume(mode, capacity), &fixtures::identity()), expected);
 }
 
@@ -64,7 +74,7 @@ fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_chang
     let mut change = json!({"spec": {"resources": {"requests": {"storage": "4Mi"}}}});
     fixtures::merge_keeping_nulls(&mut change, claim_change);
     let (claim, volume) = (fixtures::bound_claim(change), fixtures::volume(volume_change));
-    assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::UpToDate);
+    assert_eq!(plan(&claim, &volume, &fixtures::identity()), ResizePlan::UpToDate);
 }
 
 /// `begin` writes nothing for a retry with the same size, and otherwise always the same patch.
@@ -110,7 +120,8 @@ fn a_filesystem_volume_is_resized_without_the_kubelet() {
             ],
         },
     }));
-    let record = record(&in_progress, &volume("Filesystem", "1Mi"), &Outcome::Expanded(Bytes(4 * MIB)), NOW);
+    let record =
+        record(&in_progress, &volume("Filesystem", "1Mi"), &ExpansionOutcome::Expanded(Bytes(4 * MIB)), NOW);
     assert_eq!(
         record.volume,
         Some(json!({
@@ -137,7 +148,7 @@ fn a_filesystem_volume_is_resized_without_the_kubelet() {
 #[test]
 fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record = record(&begun, &volume("Block", "1Mi"), &Outcome::AwaitsNode(Bytes(4 * MIB)), NOW);
+    let record = record(&begun, &volume("Block", "1Mi"), &ExpansionOutcome::AwaitsNode(Bytes(4 * MIB)), NOW);
     assert!(record.volume.is_some());
     let patch = record.claim.unwrap();
     assert_eq!(patch["status"]["allocatedResourceStatuses"], json!({ "storage": "NodeResizePending" }));
@@ -150,7 +161,8 @@ fn a_volume_larger_than_requested_is_recorded_with_its_size() {
     // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
     let begun = claim(Some("ControllerResizeInProgress"), Some("9Mi"));
     assert_eq!(begin(&begun, Bytes(4 * MIB), NOW), None, "the quota stays charged for 9Mi");
-    let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Expanded(Bytes(9 * MIB)), NOW);
+    let record =
+        record(&begun, &volume("Filesystem", "1Mi"), &ExpansionOutcome::Expanded(Bytes(9 * MIB)), NOW);
     assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
     let patch = record.claim.unwrap();
     assert_eq!(patch["status"]["capacity"]["storage"], "9Mi");
@@ -164,7 +176,8 @@ fn a_volume_larger_than_requested_is_recorded_with_its_size() {
 fn no_more_is_allocated_than_was_requested(#[case] requested: &str, #[case] expected: u64) {
     let mut begun = serde_json::to_value(claim(Some("ControllerResizeInProgress"), Some("4Mi"))).unwrap();
     begun["spec"]["resources"]["requests"]["storage"] = json!(requested);
-    for outcome in [Outcome::Expanded(Bytes(9 * MIB)), Outcome::AwaitsNode(Bytes(9 * MIB))] {
+    for outcome in [ExpansionOutcome::Expanded(Bytes(9 * MIB)), ExpansionOutcome::AwaitsNode(Bytes(9 * MIB))]
+    {
         let mut after = begun.clone();
         let patch = record(&read(&begun), &volume("Block", "1Mi"), &outcome, NOW).claim.unwrap();
         fixtures::merge(&mut after, patch);
@@ -175,17 +188,18 @@ fn no_more_is_allocated_than_was_requested(#[case] requested: &str, #[case] expe
 #[test]
 fn a_volumes_capacity_is_never_lowered() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record = record(&begun, &volume("Filesystem", "5Mi"), &Outcome::Expanded(Bytes(4 * MIB)), NOW);
+    let record =
+        record(&begun, &volume("Filesystem", "5Mi"), &ExpansionOutcome::Expanded(Bytes(4 * MIB)), NOW);
     assert_eq!(record.volume, None);
 }
 
 #[rstest]
-#[case::infeasible(Outcome::Infeasible("no space".to_owned()), Some(json!({ "storage": "ControllerResizeInfeasible" })))]
-#[case::failed(Outcome::Failed("no space".to_owned()), None)]
-fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: Option<Value>) {
+#[case::infeasible(ExpansionOutcome::Infeasible("no space".to_owned()), Some(json!({ "storage": "ControllerResizeInfeasible" })))]
+#[case::failed(ExpansionOutcome::Failed("no space".to_owned()), None)]
+fn a_repeated_failure_changes_nothing(#[case] outcome: ExpansionOutcome, #[case] status: Option<Value>) {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let volume = volume("Block", "1Mi");
-    let Record { volume: None, claim: Some(patch) } = record(&begun, &volume, &outcome, NOW) else {
+    let ResizeRecord { volume: None, claim: Some(patch) } = record(&begun, &volume, &outcome, NOW) else {
         panic!("only the claim is written");
     };
     assert_eq!(patch["status"].get("allocatedResourceStatuses"), status.as_ref());
@@ -197,7 +211,7 @@ fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: 
     let claim_after: PersistentVolumeClaim = serde_json::from_value(claim_after).unwrap();
     assert_eq!(
         record(&claim_after, &volume, &outcome, Timestamp::MAX),
-        Record::default(),
+        ResizeRecord::default(),
         "a repeated failure changes nothing"
     );
 }
@@ -212,17 +226,17 @@ fn a_smaller_request_succeeds_after_an_infeasible_one() {
         |claim: &mut Value, size: &str| claim["spec"]["resources"]["requests"]["storage"] = json!(size);
 
     request(&mut claim, "1Ei");
-    let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
+    let ResizePlan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
     let patch = begin(&read(&claim), target, NOW).unwrap();
     fixtures::merge(&mut claim, patch);
-    let outcome = Outcome::Infeasible("1Ei requested, 1Gi available".to_owned());
+    let outcome = ExpansionOutcome::Infeasible("1Ei requested, 1Gi available".to_owned());
     let patch = record(&read(&claim), &volume, &outcome, NOW).claim.unwrap();
     fixtures::merge(&mut claim, patch);
     assert_eq!(ResizeStatus::of(&read(&claim)), Some(ResizeStatus::ControllerInfeasible));
     assert_eq!(conditions(&read(&claim)), ["Resizing", "ControllerResizeError"]);
 
     request(&mut claim, "2Mi");
-    let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
+    let ResizePlan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
     assert_eq!(target, Bytes(2 * MIB));
     let patch = begin(&read(&claim), target, NOW).unwrap();
     fixtures::merge(&mut claim, patch);
@@ -231,11 +245,12 @@ fn a_smaller_request_succeeds_after_an_infeasible_one() {
         "the quota is charged for the attempted size"
     );
     assert_eq!(conditions(&read(&claim)), ["Resizing"]);
-    let patch = record(&read(&claim), &volume, &Outcome::Expanded(Bytes(2 * MIB)), NOW).claim.unwrap();
+    let patch =
+        record(&read(&claim), &volume, &ExpansionOutcome::Expanded(Bytes(2 * MIB)), NOW).claim.unwrap();
     fixtures::merge(&mut claim, patch);
     assert_eq!(ResizeStatus::of(&read(&claim)), None);
     assert_eq!(conditions(&read(&claim)), [""; 0]);
-    assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), Plan::UpToDate);
+    assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), ResizePlan::UpToDate);
 }
 
 const STATES: [Option<&str>; 7] = [
@@ -254,9 +269,12 @@ const STATES: [Option<&str>; 7] = [
 fn every_state_and_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
         let sizes = [Bytes(target), Bytes(target + MIB)];
-        let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
-        let pending = sizes.map(Outcome::AwaitsNode).into_iter().filter(|_| mode == "Block");
-        sizes.map(Outcome::Expanded).into_iter().chain(pending.collect::<Vec<_>>()).chain(failed)
+        let failed = [
+            ExpansionOutcome::Infeasible("no space".to_owned()),
+            ExpansionOutcome::Failed("not mounted".to_owned()),
+        ];
+        let pending = sizes.map(ExpansionOutcome::AwaitsNode).into_iter().filter(|_| mode == "Block");
+        sizes.map(ExpansionOutcome::Expanded).into_iter().chain(pending.collect::<Vec<_>>()).chain(failed)
     };
     let mut seen = 0;
     for mode in ["Filesystem", "Block"] {
@@ -277,7 +295,8 @@ fn every_state_and_outcome_is_recorded_consistently() {
                         ]},
                     }),
                 );
-                let Plan::Expand { target } = plan(&read(&before), &volume, &fixtures::identity()) else {
+                let ResizePlan::Expand { target } = plan(&read(&before), &volume, &fixtures::identity())
+                else {
                     continue;
                 };
                 assert_eq!(target, Bytes(request * MIB));
@@ -295,10 +314,10 @@ fn every_state_and_outcome_is_recorded_consistently() {
                     let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
                     assert!(capacity(&volume) >= recorded_size("1Mi"), "the capacity is never lowered");
                     let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
-                    assert_eq!(again, Record::default(), "{mode} {state:?} {outcome:?}");
+                    assert_eq!(again, ResizeRecord::default(), "{mode} {state:?} {outcome:?}");
                     let next = match outcome {
-                        Outcome::Expanded(size) => Some((size, Plan::UpToDate)),
-                        Outcome::AwaitsNode(size) => Some((size, Plan::AwaitNode)),
+                        ExpansionOutcome::Expanded(size) => Some((size, ResizePlan::UpToDate)),
+                        ExpansionOutcome::AwaitsNode(size) => Some((size, ResizePlan::AwaitNode)),
                         _ => None,
                     };
                     if let Some((size, next)) = next {
@@ -312,7 +331,7 @@ fn every_state_and_outcome_is_recorded_consistently() {
     assert!(seen > 500, "{seen}");
 }
 
-fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Outcome) {
+fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &ExpansionOutcome) {
     let (earlier, claim) = (read(before), read(after));
     let transition = format!("{mode} {outcome:?}: {before} -> {after}");
     let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
@@ -328,21 +347,21 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Out
         .as_ref()
         .unwrap()
         .contains_key("volume.kubernetes.io/node-expansion-not-required");
-    assert_eq!(done, matches!(outcome, Outcome::Expanded(_)), "{transition}");
+    assert_eq!(done, matches!(outcome, ExpansionOutcome::Expanded(_)), "{transition}");
     match outcome {
-        Outcome::Expanded(expanded) => {
+        ExpansionOutcome::Expanded(expanded) => {
             assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*expanded)), "{transition}");
             let expected = (Some(attempted.min(*expanded)), vec!["ModifyingVolume"]);
             assert_eq!((allocated, conditions), expected, "{transition}");
         }
-        Outcome::AwaitsNode(expanded) => {
+        ExpansionOutcome::AwaitsNode(expanded) => {
             assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{transition}");
             let expected = (Some(attempted.min(*expanded)), size(&earlier));
             assert_eq!((allocated, size(&claim)), expected, "{transition}");
             assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{transition}");
         }
         failed => {
-            let infeasible = matches!(failed, Outcome::Infeasible(_));
+            let infeasible = matches!(failed, ExpansionOutcome::Infeasible(_));
             let states = [Some(ResizeStatus::ControllerInProgress), Some(ResizeStatus::ControllerInfeasible)];
             assert!(states.contains(&ResizeStatus::of(&claim)), "{transition}");
             assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{transition}");
