@@ -68,13 +68,13 @@ pub struct LogArgs {
     pub log_level: EnvFilterText,
 
     /// Format of log lines
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
+    #[arg(long, value_enum, default_value_t = LogLineFormat::Text)]
+    pub log_format: LogLineFormat,
 }
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+pub enum LogLineFormat {
     /// Text for people.
     Text,
     /// One JSON object per line.
@@ -102,8 +102,8 @@ impl LogArgs {
             .with_env_filter(EnvFilter::new(directives))
             .with_writer(std::io::stderr);
         match log_format {
-            LogFormat::Text => log.with_ansi(false).init(),
-            LogFormat::Json => log.json().init(),
+            LogLineFormat::Text => log.with_ansi(false).init(),
+            LogLineFormat::Json => log.json().init(),
         }
     }
 }

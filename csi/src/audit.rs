@@ -9,19 +9,19 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::request::List;
+use crate::request::ListRequest;
 use crate::storage::StorageMonitor;
 use crate::volumes::VolumeOperations;
 
 /// The findings of the latest audit.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
+pub(crate) struct ConditionFindings {
     abnormal: BTreeMap<VolumeId, (AbnormalReason, String)>,
     ended: Duration,
     took: Duration,
 }
 
-impl Findings {
+impl ConditionFindings {
     /// Returns the number of abnormal volumes for each reason, including reasons without volumes.
     pub(crate) fn by_reason(&self) -> impl Iterator<Item = (AbnormalReason, usize)> {
         let count = |reason| self.abnormal.values().filter(|(found, _)| *found == reason).count();
@@ -40,18 +40,18 @@ impl Findings {
 
 /// The audit and its latest findings.
 #[derive(Debug)]
-pub(crate) struct Audit {
+pub(crate) struct ConditionAudit {
     interval: Duration,
-    found: watch::Sender<Option<Arc<Findings>>>,
+    found: watch::Sender<Option<Arc<ConditionFindings>>>,
 }
 
-impl Audit {
+impl ConditionAudit {
     pub(crate) fn new(interval: Duration) -> Self {
         Self { interval, found: watch::Sender::new(None) }
     }
 
     /// Returns the latest findings. Returns `None` before the first audit, and if the volumes could not be checked.
-    pub(crate) fn findings(&self) -> Option<Arc<Findings>> {
+    pub(crate) fn findings(&self) -> Option<Arc<ConditionFindings>> {
         self.found.borrow().clone()
     }
 
@@ -90,9 +90,9 @@ impl Audit {
     }
 }
 
-async fn check_volumes(operations: &VolumeOperations) -> Result<Findings, Error> {
+async fn check_volumes(operations: &VolumeOperations) -> Result<ConditionFindings, Error> {
     let started = Instant::now();
-    let all = List { from: None, max_entries: None };
+    let all = ListRequest { from: None, max_entries: None };
     let page = operations
         .unlocked(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
         .await?;
@@ -100,7 +100,7 @@ async fn check_volumes(operations: &VolumeOperations) -> Result<Findings, Error>
         Condition::Healthy => None,
         Condition::Abnormal { reason, message } => Some((info.volume, (reason, message))),
     });
-    Ok(Findings {
+    Ok(ConditionFindings {
         abnormal: abnormal.collect(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         took: started.elapsed(),

@@ -7,9 +7,9 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// Delays that double from one second to thirty.
 #[derive(Debug)]
-pub(crate) struct Backoff(Duration);
+pub(crate) struct ExponentialBackoff(Duration);
 
-impl Backoff {
+impl ExponentialBackoff {
     pub(crate) fn new() -> Self {
         Self(MIN_DELAY)
     }
@@ -32,7 +32,7 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_the_maximum_and_restart_after_reset() {
-        let mut backoff = Backoff::new();
+        let mut backoff = ExponentialBackoff::new();
         let seconds: Vec<u64> = (0..7).map(|_| backoff.next().as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30]);
         backoff.reset();

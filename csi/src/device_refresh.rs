@@ -12,7 +12,7 @@ use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
 
 use crate::async_fd;
-use crate::backoff::Backoff;
+use crate::backoff::ExponentialBackoff;
 use crate::error::Error;
 use crate::storage::StorageMonitor;
 use crate::volumes::VolumeOperations;
@@ -24,7 +24,7 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let watching = async {
-        let mut backoff = Backoff::new();
+        let mut backoff = ExponentialBackoff::new();
         loop {
             monitor.wait_until_available().await;
             tokio::select! {

@@ -6,7 +6,7 @@ use loopfs::volume_store::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 use tokio::task::JoinError;
 
-use crate::object::Object;
+use crate::object::OperationObject;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -21,7 +21,7 @@ pub(crate) enum Error {
     WrongAccessType(String),
 
     #[error("another operation on {0} is in progress; retry when it has finished")]
-    OperationPending(Object),
+    OperationPending(OperationObject),
 
     /// A condition that ends without intervention.
     #[error("{0}; retry")]

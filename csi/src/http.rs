@@ -10,9 +10,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tonic::transport::Endpoint;
 
-use crate::audit::Audit;
+use crate::audit::ConditionAudit;
 use crate::blocking;
-use crate::metrics::{self, Calls, Sample};
+use crate::metrics::{self, Calls, DriverSample};
 use crate::storage::{Probe, Readiness, StorageMonitor};
 
 /// The maximum time of a call to the driver's own gRPC server.
@@ -24,10 +24,10 @@ const NOT_REGISTERED: &str = "the kubelet has not registered the driver; check t
 
 /// The content of the endpoints.
 #[derive(Debug)]
-pub(crate) struct HealthEndpoints {
+pub(crate) struct DriverHealthEndpoints {
     pub(crate) monitor: Arc<StorageMonitor>,
     pub(crate) probe: Arc<Probe>,
-    pub(crate) audit: Arc<Audit>,
+    pub(crate) audit: Arc<ConditionAudit>,
     pub(crate) calls: Calls,
     /// The driver's own socket.
     pub(crate) endpoint: PathBuf,
@@ -35,10 +35,10 @@ pub(crate) struct HealthEndpoints {
     pub(crate) registered: Option<watch::Receiver<bool>>,
 }
 
-impl monitoring::HealthEndpoints for HealthEndpoints {
+impl monitoring::HealthEndpoints for DriverHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let (monitor, findings) = (Arc::clone(&self.monitor), self.audit.findings());
-        let sample = blocking::run(move || Ok(Sample::collect(&monitor, findings))).await;
+        let sample = blocking::run(move || Ok(DriverSample::collect(&monitor, findings))).await;
         let sample = sample.map_err(|error| error.to_string())?;
         Ok(metrics::register(&self.calls, &sample))
     }

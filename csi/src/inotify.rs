@@ -12,13 +12,13 @@ use crate::async_fd;
 
 /// A watch on directories and files. It reports that something changed, and the caller looks what.
 #[derive(Debug)]
-pub struct Watch {
+pub struct InotifyWatch {
     inotify: Inotify,
     /// A duplicate of the inotify descriptor.
     readable: AsyncFd<OwnedFd>,
 }
 
-impl Watch {
+impl InotifyWatch {
     /// Returns a value that watches nothing yet.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let directory = scratch.path().join("d");
         fs::create_dir(&directory).unwrap();
-        let watch = Watch::new().unwrap();
+        let watch = InotifyWatch::new().unwrap();
         watch.add_directory(&directory).unwrap();
         fs::write(directory.join("file"), "").unwrap();
         assert!(!watch.changed().await.unwrap());

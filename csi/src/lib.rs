@@ -56,12 +56,12 @@ mod transport;
 pub mod volume_mounts;
 mod volumes;
 
-pub use args::{Args, LogArgs, LogFormat, absolute_path};
+pub use args::{Args, LogArgs, LogLineFormat, absolute_path};
 pub use driver::DriverName;
 pub use monitoring::HttpAddress;
 pub use transport::socket;
 
-use audit::Audit;
+use audit::ConditionAudit;
 use csi_wire::csi::controller_server::ControllerServer;
 use csi_wire::csi::identity_server::IdentityServer;
 use csi_wire::csi::node_server::NodeServer;
@@ -155,12 +155,12 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
     tasks.spawn(Arc::clone(&probe).run(stop.clone()));
     tasks.spawn(device_refresh::run(operations.clone(), Arc::clone(&monitor), stop.clone()));
-    let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
+    let audit = Arc::new(ConditionAudit::new(Duration::from_secs(audit_interval)));
     if metrics_address.is_some() {
         tasks.spawn(Arc::clone(&audit).run(operations, Arc::clone(&monitor), stop.clone()));
     }
     if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
-        let endpoints = http::HealthEndpoints {
+        let endpoints = http::DriverHealthEndpoints {
             monitor: Arc::clone(&monitor),
             probe,
             audit,

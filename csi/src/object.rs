@@ -7,26 +7,26 @@ use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId};
 
 /// The object of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Object {
+pub(crate) enum OperationObject {
     Volume(VolumeId),
     Snapshot(SnapshotId),
     /// A path at which a volume is published.
     Target(PathBuf),
 }
 
-impl From<VolumeId> for Object {
+impl From<VolumeId> for OperationObject {
     fn from(id: VolumeId) -> Self {
         Self::Volume(id)
     }
 }
 
-impl From<SnapshotId> for Object {
+impl From<SnapshotId> for OperationObject {
     fn from(id: SnapshotId) -> Self {
         Self::Snapshot(id)
     }
 }
 
-impl From<OwnedContentSource> for Object {
+impl From<OwnedContentSource> for OperationObject {
     fn from(source: OwnedContentSource) -> Self {
         match source {
             OwnedContentSource::Volume(id) => Self::Volume(id),
@@ -35,7 +35,7 @@ impl From<OwnedContentSource> for Object {
     }
 }
 
-impl fmt::Display for Object {
+impl fmt::Display for OperationObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Volume(id) => write!(f, "volume {id}"),

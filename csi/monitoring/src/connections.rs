@@ -18,7 +18,7 @@ const MAX_HEADER_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 /// The time that a listener gives a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadlines {
+pub(crate) struct ServerDeadlines {
     /// The time to send the headers of its request.
     pub(crate) headers: Duration,
     /// The total time. A connection serves one request.
@@ -36,10 +36,10 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    deadlines: Deadlines,
+    deadlines: ServerDeadlines,
     stop: CancellationToken,
 ) {
-    let mut open = Open::default();
+    let mut open = HttpConnections::default();
     let accept = async {
         loop {
             match listener.accept().await {
@@ -57,7 +57,7 @@ pub(crate) async fn serve(
     stop.run_until_cancelled(accept).await;
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, deadlines: Deadlines) {
+async fn serve_connection(stream: TcpStream, router: Router, deadlines: ServerDeadlines) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(deadlines.headers)
@@ -74,13 +74,13 @@ async fn serve_connection(stream: TcpStream, router: Router, deadlines: Deadline
 
 /// The open connections. Dropping it closes them.
 #[derive(Default)]
-struct Open {
+struct HttpConnections {
     tasks: JoinSet<()>,
     /// The oldest first.
     clients: Vec<(IpAddr, AbortHandle)>,
 }
 
-impl Open {
+impl HttpConnections {
     fn admit(&mut self, client: IpAddr, connection: impl Future<Output = ()> + Send + 'static) {
         while self.tasks.try_join_next().is_some() {}
         self.clients.retain(|(_, task)| !task.is_finished());
@@ -118,9 +118,9 @@ mod tests {
 
     /// Longer than any test runs.
     const HOUR: Duration = Duration::from_secs(3600);
-    const NO_DEADLINES: Deadlines = Deadlines { headers: HOUR, connection: HOUR };
+    const NO_DEADLINES: ServerDeadlines = ServerDeadlines { headers: HOUR, connection: HOUR };
 
-    async fn served<T>(deadlines: Deadlines, client: impl AsyncFnOnce(SocketAddr) -> T) -> T {
+    async fn served<T>(deadlines: ServerDeadlines, client: impl AsyncFnOnce(SocketAddr) -> T) -> T {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/healthz", get(async || "ok\n"));
@@ -184,7 +184,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_a_request_is_closed_at_the_deadline() {
-        let deadlines = Deadlines { headers: Duration::from_secs(5), ..NO_DEADLINES };
+        let deadlines = ServerDeadlines { headers: Duration::from_secs(5), ..NO_DEADLINES };
         served(deadlines, async |server| {
             let mut stream = connect(1, server).await;
             stream.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 /// that task. A client that sends many requests therefore causes no more checks than one that sends few, and a check that
 /// hangs holds one task (and its threads), however many requests wait for its result.
 #[derive(Debug)]
-pub(crate) struct Latest<T> {
+pub(crate) struct LatestResult<T> {
     max_age: Duration,
     max_wait: Duration,
     last: Mutex<Option<Run<T>>>,
@@ -35,7 +35,7 @@ pub(crate) enum NoResult {
     Panicked,
 }
 
-impl<T: Clone + Send + Sync + 'static> Latest<T> {
+impl<T: Clone + Send + Sync + 'static> LatestResult<T> {
     /// Creates a check without a result. A result is returned for `max_age` after its check ended, and a request waits
     /// for a running check for at most `max_wait`.
     pub(crate) fn new(max_age: Duration, max_wait: Duration) -> Self {
@@ -114,7 +114,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_result_is_returned_until_it_is_too_old() {
-        let (latest, checks) = (Latest::new(AGE, WAIT), AtomicU64::new(0));
+        let (latest, checks) = (LatestResult::new(AGE, WAIT), AtomicU64::new(0));
         let check = || std::future::ready(checks.fetch_add(1, Ordering::Relaxed));
         for _ in 0..100 {
             assert_eq!(latest.get(check).await, Ok(0));
@@ -125,7 +125,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_check_that_hangs_is_reported_and_not_started_again() {
-        let (latest, checks, released) = (Latest::new(AGE, WAIT), AtomicU64::new(0), Arc::new(Notify::new()));
+        let (latest, checks, released) =
+            (LatestResult::new(AGE, WAIT), AtomicU64::new(0), Arc::new(Notify::new()));
         let check = || {
             checks.fetch_add(1, Ordering::Relaxed);
             let released = Arc::clone(&released);
@@ -140,7 +141,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_check_that_panics_is_reported_and_started_again() {
-        let latest = Latest::new(AGE, WAIT);
+        let latest = LatestResult::new(AGE, WAIT);
         assert_eq!(latest.get(|| async { panic!("on purpose") }).await, Err::<u8, _>(NoResult::Panicked));
         assert_eq!(latest.get(|| async { 7 }).await, Ok(7));
     }

@@ -1,8 +1,8 @@
 //! The endpoints of a program, and the two listeners that serve them.
 //!
 //! Any client that reaches the pod's address can send requests, so a client's requests cost little: checks are shared
-//! ([`Latest`]) and connections are limited ([`connections`]). Probes have a listener of their own, so that scrapes and
-//! probes do not compete, and so that a network policy can admit a Prometheus server to the metrics alone.
+//! ([`LatestResult`]) and connections are limited ([`connections`]). Probes have a listener of their own, so that scrapes
+//! and probes do not compete, and so that a network policy can admit a Prometheus server to the metrics alone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::HttpAddress;
-use crate::connections::{self, Deadlines};
+use crate::connections::{self, ServerDeadlines};
 use crate::gauges::register_readiness;
-use crate::latest::{Latest, NoResult};
+use crate::latest::{LatestResult, NoResult};
 
 /// Scrapes within this time return the same metrics.
 const METRICS_MAX_AGE: Duration = Duration::from_secs(1);
@@ -35,8 +35,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(8);
 const METRICS_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The deadlines of a connection. Prometheus servers and kubelets are faster.
-const DEADLINES: Deadlines =
-    Deadlines { headers: Duration::from_secs(5), connection: Duration::from_secs(30) };
+const DEADLINES: ServerDeadlines =
+    ServerDeadlines { headers: Duration::from_secs(5), connection: Duration::from_secs(30) };
 
 /// The media type of the text format (OpenMetrics 1.0).
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -103,9 +103,9 @@ pub async fn serve<E: HealthEndpoints>(listeners: Listeners, endpoints: E, stop:
 
 struct Site<E> {
     endpoints: Arc<E>,
-    metrics: Latest<Result<Bytes, String>>,
-    liveness: Latest<Result<(), String>>,
-    readiness: Latest<Result<(), String>>,
+    metrics: LatestResult<Result<Bytes, String>>,
+    liveness: LatestResult<Result<(), String>>,
+    readiness: LatestResult<Result<(), String>>,
     /// The verdict of the latest check of readiness, or `None` before the first.
     ready: watch::Sender<Option<bool>>,
 }
@@ -114,9 +114,9 @@ impl<E: HealthEndpoints> Site<E> {
     fn new(endpoints: E) -> Self {
         Self {
             endpoints: Arc::new(endpoints),
-            metrics: Latest::new(METRICS_MAX_AGE, METRICS_TIMEOUT),
-            liveness: Latest::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
-            readiness: Latest::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
+            metrics: LatestResult::new(METRICS_MAX_AGE, METRICS_TIMEOUT),
+            liveness: LatestResult::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
+            readiness: LatestResult::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
             ready: watch::Sender::new(None),
         }
     }

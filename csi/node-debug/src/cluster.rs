@@ -63,7 +63,7 @@ fn is_object_name(text: &str) -> bool {
 
 /// The service's access to the API server.
 #[derive(Clone, Debug)]
-pub(crate) struct Cluster {
+pub(crate) struct ApiServerAccess {
     kubeconfig: PathBuf,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct IssuedToken {
     pub(crate) expires: String,
 }
 
-impl Cluster {
+impl ApiServerAccess {
     pub(crate) fn new(kubeconfig: PathBuf) -> Self {
         Self { kubeconfig }
     }

@@ -25,7 +25,7 @@ pub(crate) fn limited<I>(
     incoming: impl Stream<Item = io::Result<I>>,
     address_of: impl Fn(&I) -> Option<IpAddr>,
 ) -> impl Stream<Item = io::Result<Limited<I>>> {
-    let mut open = Open::default();
+    let mut open = OpenConnections::default();
     incoming.map(move |connection| {
         connection.map(|stream| {
             let client = address_of(&stream);
@@ -36,7 +36,7 @@ pub(crate) fn limited<I>(
 
 /// The open connections, the oldest first.
 #[derive(Default)]
-struct Open(Vec<OpenConnection>);
+struct OpenConnections(Vec<OpenConnection>);
 
 struct OpenConnection {
     client: Option<IpAddr>,
@@ -51,7 +51,7 @@ impl OpenConnection {
     }
 }
 
-impl Open {
+impl OpenConnections {
     fn admit<I>(&mut self, client: Option<IpAddr>, stream: I) -> Limited<I> {
         self.0.retain(|connection| connection.is_admitted.strong_count() > 0);
         if self.0.len() >= MAX_CONNECTIONS
@@ -168,7 +168,7 @@ mod tests {
 
     #[tokio::test]
     async fn clients_without_a_certificate_close_no_admitted_connection() {
-        let mut open = Open::default();
+        let mut open = OpenConnections::default();
         let mut admitted = open.admit(address(1), duplex(64).0);
         admitted.connect_info();
         // Each is of another client.
@@ -182,7 +182,7 @@ mod tests {
 
     #[tokio::test]
     async fn admitted_connections_close_each_other() {
-        let mut open = Open::default();
+        let mut open = OpenConnections::default();
         let mut streams = Vec::new();
         for last in 1..=40 {
             let stream = open.admit(address(last), duplex(64).0);
@@ -196,7 +196,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_that_ended_do_not_count() {
-        let mut open = Open::default();
+        let mut open = OpenConnections::default();
         for _ in 0..2 * MAX_CONNECTIONS {
             drop(open.admit(address(1), ()));
         }

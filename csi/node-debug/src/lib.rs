@@ -18,7 +18,7 @@ mod service;
 mod state;
 
 pub use args::{Args, DEFAULT_SOCKET};
-pub use client::{Command, DbgArgs, dbg};
+pub use client::{DbgArgs, DbgCommand, dbg};
 pub use cluster::AllowedAccount;
-pub use logs::{LogSource, Source};
-pub use server::{Running, run};
+pub use logs::{LineSource, LogSource};
+pub use server::{RunningService, run};

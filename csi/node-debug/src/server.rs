@@ -19,13 +19,13 @@ use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Status};
 
 use crate::args::Args;
-use crate::cluster::Cluster;
-use crate::conditions::Subject;
+use crate::cluster::ApiServerAccess;
+use crate::conditions::ConditionSubject;
 use crate::connections;
 use crate::logs::{self, Logs};
 use crate::protected;
 use crate::proto::node_debug_server::NodeDebugServer;
-use crate::service::Service;
+use crate::service::NodeDebugService;
 
 /// Calls on one connection.
 const MAX_STREAMS: u32 = 32;
@@ -51,7 +51,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
-    let running = Running::start(args, stop.clone()).await?;
+    let running = RunningService::start(args, stop.clone()).await?;
     let mut finished = std::pin::pin!(running.finished());
     tokio::select! {
         ended = &mut finished => return ended,
@@ -65,7 +65,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
 /// The service, listening.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningService {
     /// The TCP address on which it listens.
     pub address: Option<SocketAddr>,
     servers: JoinSet<anyhow::Result<()>>,
@@ -73,7 +73,7 @@ pub struct Running {
     stop: CancellationToken,
 }
 
-impl Running {
+impl RunningService {
     /// Opens the listeners and reads the logs until `stop`, or until the value is dropped.
     ///
     /// # Errors
@@ -106,10 +106,10 @@ impl Running {
                 path.display()
             ));
         }
-        let cluster = kubeconfig.map(Cluster::new);
-        let subject = Subject { driver_name, registration_dir, data_dir, node_name, cluster };
+        let cluster = kubeconfig.map(ApiServerAccess::new);
+        let subject = ConditionSubject { driver_name, registration_dir, data_dir, node_name, cluster };
         let lifetime = Duration::from_secs(kubeconfig_max_lifetime.into());
-        let service = Service::new(
+        let service = NodeDebugService::new(
             Logs::new(logs, log_bytes as usize),
             subject,
             service_accounts,
@@ -187,7 +187,7 @@ fn builder() -> Server {
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }
 
-fn server(service: &Service) -> NodeDebugServer<Service> {
+fn server(service: &NodeDebugService) -> NodeDebugServer<NodeDebugService> {
     NodeDebugServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES)
 }
 

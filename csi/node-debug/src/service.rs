@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::cluster::{AllowedAccount, Cluster, MIN_LIFETIME};
-use crate::conditions::{Condition, ConditionError, Conditions, Evaluation, Subject};
-use crate::logs::{Component, Line, Logs, Position, Ring, Selection};
+use crate::cluster::{AllowedAccount, ApiServerAccess, MIN_LIFETIME};
+use crate::conditions::{ConditionError, ConditionSubject, Conditions, Evaluation, NamedCondition};
+use crate::logs::{Line, LoggedComponent, Logs, Position, Ring, Selection};
 use crate::proto as wire;
 use crate::proto::node_debug_server::NodeDebug;
 use crate::state::StateReader;
@@ -31,11 +31,11 @@ const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// What the service serves.
 #[derive(Clone, Debug)]
-pub(crate) struct Service {
+pub(crate) struct NodeDebugService {
     pub(crate) logs: Logs,
     conditions: Conditions,
     state: StateReader,
-    subject: Subject,
+    subject: ConditionSubject,
     accounts: Arc<[AllowedAccount]>,
     max_lifetime: Duration,
     calls: Arc<Semaphore>,
@@ -43,10 +43,10 @@ pub(crate) struct Service {
     stop: CancellationToken,
 }
 
-impl Service {
+impl NodeDebugService {
     pub(crate) fn new(
         logs: Logs,
-        subject: Subject,
+        subject: ConditionSubject,
         accounts: Vec<AllowedAccount>,
         max_lifetime: Duration,
         stop: CancellationToken,
@@ -72,7 +72,7 @@ impl Service {
         })
     }
 
-    fn component(&self, name: &str) -> Result<&Arc<Component>, Status> {
+    fn component(&self, name: &str) -> Result<&Arc<LoggedComponent>, Status> {
         self.logs.component(name).ok_or_else(|| {
             let known: Vec<&str> = self.logs.components().map(|component| component.name.as_str()).collect();
             Status::not_found(match known.as_slice() {
@@ -99,19 +99,19 @@ impl Service {
         }
     }
 
-    fn cluster(&self) -> Result<&Cluster, Status> {
+    fn cluster(&self) -> Result<&ApiServerAccess, Status> {
         let missing = || Status::failed_precondition("node-debug was started without --kubeconfig");
         self.subject.cluster.as_ref().ok_or_else(missing)
     }
 }
 
 #[async_trait]
-impl NodeDebug for Service {
+impl NodeDebug for NodeDebugService {
     async fn describe(
         &self,
         _: Request<wire::DescribeRequest>,
     ) -> Result<Response<wire::DescribeResponse>, Status> {
-        let component = |component: &Arc<Component>| {
+        let component = |component: &Arc<LoggedComponent>| {
             let counts = component.ring.counts();
             wire::Component {
                 name: component.name.clone(),
@@ -122,7 +122,7 @@ impl NodeDebug for Service {
                 dropped_lines: counts.dropped,
             }
         };
-        let condition = |condition: Condition| wire::KnownCondition {
+        let condition = |condition: NamedCondition| wire::KnownCondition {
             name: condition.name().to_owned(),
             description: condition.description().to_owned(),
             argument: condition.argument().to_owned(),
@@ -130,7 +130,7 @@ impl NodeDebug for Service {
         Ok(Response::new(wire::DescribeResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             components: self.logs.components().map(component).collect(),
-            conditions: Condition::ALL.map(condition).into(),
+            conditions: NamedCondition::ALL.map(condition).into(),
             service_accounts: self.accounts.iter().map(|account| account.name.clone()).collect(),
         }))
     }
@@ -324,17 +324,17 @@ mod tests {
 
     const MAX_BYTES: usize = 64 << 10;
 
-    fn service() -> Service {
+    fn service() -> NodeDebugService {
         let logs = Logs::new(vec!["a=/nonexistent".parse().unwrap()], MAX_BYTES);
-        let subject = Subject::default();
-        Service::new(logs, subject, Vec::new(), Duration::from_secs(3600), CancellationToken::new())
+        let subject = ConditionSubject::default();
+        NodeDebugService::new(logs, subject, Vec::new(), Duration::from_secs(3600), CancellationToken::new())
     }
 
     fn follow() -> Request<wire::LogsRequest> {
         Request::new(wire::LogsRequest { component: "a".to_owned(), follow: true, ..Default::default() })
     }
 
-    fn push(service: &Service, text: &str) {
+    fn push(service: &NodeDebugService, text: &str) {
         let line = crate::logs::RawLine { text: text.as_bytes().to_vec(), cut_bytes: 0 };
         service.logs.component("a").unwrap().ring.push(line, Timestamp::now());
     }

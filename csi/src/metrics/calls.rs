@@ -51,12 +51,12 @@ impl Calls {
         registry.register("rpcs_in_progress", "Calls that have not ended", self.in_progress.clone());
     }
 
-    fn start(&self, path: &str) -> Call {
+    fn start(&self, path: &str) -> CallInProgress {
         let name = path.rsplit('/').next().unwrap_or_default();
         let method = METHODS.iter().find(|method| **method == name).copied().unwrap_or(OTHER);
         self.in_progress.inc();
         // The code if the client disconnects: the runtime then drops the call before the service responds.
-        Call { calls: self.clone(), method, started: Instant::now(), code: Code::Cancelled }
+        CallInProgress { calls: self.clone(), method, started: Instant::now(), code: Code::Cancelled }
     }
 
     /// Counts a call of a client that disconnected.
@@ -72,20 +72,20 @@ impl Calls {
     }
 }
 
-struct Call {
+struct CallInProgress {
     calls: Calls,
     method: &'static str,
     started: Instant,
     code: Code,
 }
 
-impl Call {
+impl CallInProgress {
     fn end(mut self, code: Code) {
         self.code = code;
     }
 }
 
-impl Drop for Call {
+impl Drop for CallInProgress {
     fn drop(&mut self) {
         self.calls.record(self.method, self.code, self.started.elapsed());
     }

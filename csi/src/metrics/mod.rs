@@ -7,4 +7,4 @@ mod sample;
 
 pub(crate) use calls::{Calls, Metered};
 pub(crate) use registry::register;
-pub(crate) use sample::Sample;
+pub(crate) use sample::DriverSample;

@@ -5,13 +5,13 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::calls::Calls;
-use super::sample::{Sample, StorageSample};
+use super::sample::{DriverSample, StorageSample};
 
 const PREFIX: &str = "loopfs_csi";
 
 /// Returns all current values. A value that cannot be determined is omitted, rather than reported as 0 or with its last
 /// value.
-pub(crate) fn register(calls: &Calls, sample: &Sample) -> Registry {
+pub(crate) fn register(calls: &Calls, sample: &DriverSample) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("build", "Version of the driver", version);
@@ -46,7 +46,7 @@ fn register_storage(registry: &mut Registry, storage: &StorageSample) {
     registry.count("devices_without_direct_io", buffered, devices.without_direct_io as u64);
 }
 
-fn register_audit(registry: &mut Registry, audit: &crate::audit::Findings) {
+fn register_audit(registry: &mut Registry, audit: &crate::audit::ConditionFindings) {
     registry.counts(
         "abnormal_volumes",
         "Abnormal volumes by reason, as of the last audit",
@@ -71,7 +71,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::*;
-    use crate::audit::Findings;
+    use crate::audit::ConditionFindings;
 
     #[test]
     fn served_metrics_are_the_documented_ones() {
@@ -84,7 +84,8 @@ mod tests {
             devices: DeviceCounts::default(),
             idle: 0,
         };
-        let sample = Sample { storage: Some(storage), audit: Some(Arc::new(Findings::default())) };
+        let sample =
+            DriverSample { storage: Some(storage), audit: Some(Arc::new(ConditionFindings::default())) };
         let mut registry = register(&calls, &sample);
         monitoring::register_readiness(&mut registry, true);
         let mut page = String::new();

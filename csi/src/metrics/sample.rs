@@ -5,16 +5,16 @@ use std::sync::Arc;
 use loopfs::loop_device::DeviceCounts;
 use loopfs::volume_store::{Space, StoreCounts};
 
-use crate::audit::Findings;
+use crate::audit::ConditionFindings;
 use crate::error::Result;
 use crate::storage::StorageMonitor;
 
 /// The state of the node at one moment.
 #[derive(Debug)]
-pub(crate) struct Sample {
+pub(crate) struct DriverSample {
     /// `None` while the storage is unavailable.
     pub(crate) storage: Option<StorageSample>,
-    pub(crate) audit: Option<Arc<Findings>>,
+    pub(crate) audit: Option<Arc<ConditionFindings>>,
 }
 
 #[derive(Debug)]
@@ -25,10 +25,10 @@ pub(crate) struct StorageSample {
     pub(super) idle: usize,
 }
 
-impl Sample {
+impl DriverSample {
     /// Gathers the values. This lists two directories and sysfs, which takes about 10 µs for each attached
     /// device and 1 µs for each volume. Blocks.
-    pub(crate) fn collect(monitor: &StorageMonitor, audit: Option<Arc<Findings>>) -> Self {
+    pub(crate) fn collect(monitor: &StorageMonitor, audit: Option<Arc<ConditionFindings>>) -> Self {
         match StorageSample::collect(monitor) {
             Ok(storage) => Self { storage: Some(storage), audit },
             Err(error) => {

@@ -37,12 +37,12 @@ pub(crate) struct Create {
 pub(crate) struct Validate {
     pub(crate) volume: VolumeId,
     /// The expected properties, or the reason why no volume can have them.
-    pub(crate) expected: Result<Expected>,
+    pub(crate) expected: Result<ExpectedProperties>,
 }
 
 /// The properties that a client expects of a volume.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedProperties {
     pub(crate) kind: VolumeKind,
     pub(crate) filesystem: Option<FilesystemUuid>,
     /// `None` if the request contains no parameters.
@@ -51,7 +51,7 @@ pub(crate) struct Expected {
 
 /// A request to list volumes or snapshots.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct List<Id> {
+pub(crate) struct ListRequest<Id> {
     pub(crate) from: Option<PageToken<Id>>,
     pub(crate) max_entries: Option<usize>,
 }
@@ -108,7 +108,7 @@ impl RequestReader {
         }
         let expected = || {
             refuse_mutable(&request.mutable_parameters)?;
-            Ok(Expected {
+            Ok(ExpectedProperties {
                 kind: kind_of_all(request.volume_capabilities)?,
                 filesystem: self.filesystem(&request.volume_context)?,
                 parameters: (!request.parameters.is_empty())
@@ -123,7 +123,7 @@ impl RequestReader {
         &self,
         max_entries: i32,
         starting_token: &str,
-    ) -> Result<List<Id>, Error> {
+    ) -> Result<ListRequest<Id>, Error> {
         let max_entries = match usize::try_from(max_entries) {
             Ok(0) => None,
             Ok(max_entries) => Some(max_entries),
@@ -140,7 +140,7 @@ impl RequestReader {
                 Error::StaleToken(text.to_owned())
             })?),
         };
-        Ok(List { from, max_entries })
+        Ok(ListRequest { from, max_entries })
     }
 
     pub(crate) fn capacity(&self, request: wire::GetCapacityRequest) -> Result<CapacityQuery> {

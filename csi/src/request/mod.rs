@@ -11,7 +11,9 @@ mod reader;
 mod snapshots;
 
 pub(crate) use capability::AccessType;
-pub(crate) use controller::{CapacityQuery, ControllerExpand, Create, Expected, List, Validate};
+pub(crate) use controller::{
+    CapacityQuery, ControllerExpand, Create, ExpectedProperties, ListRequest, Validate,
+};
 pub(crate) use field::CapacityRange;
 pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;

@@ -4,7 +4,7 @@ use csi_wire::csi as wire;
 use csi_wire::reserved;
 use loopfs::volume_store::{SnapshotId, VolumeId};
 
-use super::controller::List;
+use super::controller::ListRequest;
 use super::field::{Result, not_found, require_non_empty};
 use super::name;
 use super::reader::RequestReader;
@@ -22,7 +22,7 @@ pub(crate) struct CreateSnapshot {
 /// A request to list snapshots.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ListSnapshots {
-    pub(crate) list: List<SnapshotId>,
+    pub(crate) list: ListRequest<SnapshotId>,
     /// `None` if no snapshot can match the request.
     pub(crate) filter: Option<Filter>,
 }

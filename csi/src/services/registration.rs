@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::backoff::Backoff;
+use crate::backoff::ExponentialBackoff;
 use crate::driver::DriverName;
-use crate::inotify::Watch;
+use crate::inotify::InotifyWatch;
 use crate::transport::connection;
 use crate::transport::socket::{self, SocketFile};
 
@@ -57,7 +57,7 @@ impl Registrar {
 
     /// Keeps the driver registered until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let mut backoff = Backoff::new();
+        let mut backoff = ExponentialBackoff::new();
         loop {
             match self.serve(&stop, &mut backoff).await? {
                 ServeEnd::Stopped => return Ok(()),
@@ -79,13 +79,18 @@ impl Registrar {
     }
 
     /// Serves one socket until the driver must register again, or until `stop`.
-    async fn serve(&self, stop: &CancellationToken, backoff: &mut Backoff) -> anyhow::Result<ServeEnd> {
+    async fn serve(
+        &self,
+        stop: &CancellationToken,
+        backoff: &mut ExponentialBackoff,
+    ) -> anyhow::Result<ServeEnd> {
         // The watch starts before the socket exists, so that no removal is missed.
-        let watch = Watch::new()?;
+        let watch = InotifyWatch::new()?;
         watch.add_directory(&self.directory)?;
         let (listener, file) = socket::listen(&self.socket())?;
         let (sender, mut outcomes) = mpsc::unbounded_channel();
-        let service = RegistrationServer::new(Service { registrar: self.clone(), outcomes: sender });
+        let service =
+            RegistrationServer::new(RegistrationService { registrar: self.clone(), outcomes: sender });
         let end_of_socket = CancellationToken::new();
         let server = Server::builder().add_service(service).serve_with_incoming_shutdown(
             connection::incoming(listener),
@@ -124,13 +129,13 @@ impl Registrar {
     }
 }
 
-struct Service {
+struct RegistrationService {
     registrar: Registrar,
     outcomes: mpsc::UnboundedSender<bool>,
 }
 
 #[async_trait]
-impl Registration for Service {
+impl Registration for RegistrationService {
     async fn get_info(
         &self,
         _request: Request<wire::InfoRequest>,

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff::Backoff;
+use crate::backoff::ExponentialBackoff;
 use crate::driver::DriverName;
 use crate::error::{Error, Result};
 use crate::kubelet_record;
@@ -39,9 +39,9 @@ pub(crate) fn require_filesystem(publisher: &Publisher, filesystem: Option<Files
     }
 }
 
-/// The state of the storage.
+/// Whether the storage is available.
 #[derive(Clone, Debug)]
-enum State {
+enum StorageAvailability {
     /// The driver has not tried to open the storage yet.
     Starting,
     Available(Arc<Publisher>),
@@ -70,7 +70,7 @@ pub(crate) struct StorageMonitor {
     data_dir: PathBuf,
     /// The directory below which volumes are published.
     root: Arc<PublishRoot>,
-    state: watch::Sender<State>,
+    state: watch::Sender<StorageAvailability>,
     /// Set when the storage is opened for the first time.
     devices: OnceLock<Arc<PublishedDevices>>,
     /// The start of the probe that is in progress. A probe writes to the disk.
@@ -83,7 +83,7 @@ impl StorageMonitor {
             driver,
             data_dir,
             root,
-            state: watch::Sender::new(State::Starting),
+            state: watch::Sender::new(StorageAvailability::Starting),
             devices: OnceLock::new(),
             probe_started: watch::Sender::new(None),
         }
@@ -106,9 +106,9 @@ impl StorageMonitor {
 
     fn last_opened(&self) -> Result<Arc<Publisher>> {
         match &*self.state.borrow() {
-            State::Available(storage) => Ok(Arc::clone(storage)),
-            State::Starting => Err(Error::StorageStarting),
-            State::Unavailable(reason) | State::Absent(reason) => {
+            StorageAvailability::Available(storage) => Ok(Arc::clone(storage)),
+            StorageAvailability::Starting => Err(Error::StorageStarting),
+            StorageAvailability::Unavailable(reason) | StorageAvailability::Absent(reason) => {
                 Err(Error::StorageUnavailable(reason.to_string()))
             }
         }
@@ -144,8 +144,8 @@ impl StorageMonitor {
         let reason: Arc<str> = error.to_string().into();
         // Only the storage that failed becomes unavailable, not one that was opened in its place in the meantime.
         let changed = self.state.send_if_modified(|state| match state {
-            State::Available(current) if Arc::ptr_eq(current, &storage) => {
-                *state = State::Unavailable(Arc::clone(&reason));
+            StorageAvailability::Available(current) if Arc::ptr_eq(current, &storage) => {
+                *state = StorageAvailability::Unavailable(Arc::clone(&reason));
                 true
             }
             _ => false,
@@ -160,10 +160,12 @@ impl StorageMonitor {
     /// if the disk hangs.
     pub(crate) fn probe(&self) -> Result<Readiness> {
         let storage = match &*self.state.borrow() {
-            State::Available(storage) => Arc::clone(storage),
-            State::Starting => return Ok(Readiness::Starting),
-            State::Absent(reason) => return Ok(Readiness::Absent(Arc::clone(reason))),
-            State::Unavailable(reason) => return Err(Error::StorageUnavailable(reason.to_string())),
+            StorageAvailability::Available(storage) => Arc::clone(storage),
+            StorageAvailability::Starting => return Ok(Readiness::Starting),
+            StorageAvailability::Absent(reason) => return Ok(Readiness::Absent(Arc::clone(reason))),
+            StorageAvailability::Unavailable(reason) => {
+                return Err(Error::StorageUnavailable(reason.to_string()));
+            }
         };
         let storage = self.verify(storage)?;
         storage.store().prove_writable().map_err(unavailable)?;
@@ -195,7 +197,7 @@ impl StorageMonitor {
     pub(crate) async fn wait_until_available(&self) {
         let mut state = self.state.subscribe();
         // The sender lives as long as `self`.
-        drop(state.wait_for(|state| matches!(state, State::Available(_))).await);
+        drop(state.wait_for(|state| matches!(state, StorageAvailability::Available(_))).await);
     }
 
     /// Completes when the storage is available and its disk does not hang.
@@ -215,20 +217,22 @@ impl StorageMonitor {
     /// Completes when this node is known to have storage, whether or not it is available.
     pub(crate) async fn wait_until_present(&self) {
         let mut state = self.state.subscribe();
-        let is_present = |state: &State| matches!(state, State::Available(_) | State::Unavailable(_));
+        let is_present = |state: &StorageAvailability| {
+            matches!(state, StorageAvailability::Available(_) | StorageAvailability::Unavailable(_))
+        };
         drop(state.wait_for(is_present).await);
     }
 
     /// Completes when the storage is unavailable.
     pub(crate) async fn wait_until_unavailable(&self) {
         let mut state = self.state.subscribe();
-        drop(state.wait_for(|state| !matches!(state, State::Available(_))).await);
+        drop(state.wait_for(|state| !matches!(state, StorageAvailability::Available(_))).await);
     }
 
     /// Opens the storage, and opens it again after each failure, until `stop`.
     pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mounts = MountWatch::new()?;
-        let mut backoff = Backoff::new();
+        let mut backoff = ExponentialBackoff::new();
         let mut logged = None;
         loop {
             if stop.run_until_cancelled(self.wait_until_unavailable()).await.is_none() {
@@ -241,7 +245,7 @@ impl StorageMonitor {
                         filesystem = %storage.store().filesystem_uuid(),
                         "the storage is available"
                     );
-                    self.state.send_replace(State::Available(Arc::new(storage)));
+                    self.state.send_replace(StorageAvailability::Available(Arc::new(storage)));
                     backoff.reset();
                     logged = None;
                     continue;
@@ -276,9 +280,9 @@ impl StorageMonitor {
         tracing::error!(%reason, "volumes cannot be served; the driver still waits for the disk");
         // A node that has no storage is not registered because its root disk is slow.
         self.state.send_if_modified(|state| {
-            let is_known = !matches!(state, State::Absent(_));
+            let is_known = !matches!(state, StorageAvailability::Absent(_));
             if is_known {
-                *state = State::Unavailable(reason.into());
+                *state = StorageAvailability::Unavailable(reason.into());
             }
             is_known
         });
@@ -347,7 +351,7 @@ impl OpenError {
     }
 }
 
-impl From<OpenError> for State {
+impl From<OpenError> for StorageAvailability {
     fn from(OpenError { reason, absent }: OpenError) -> Self {
         if absent { Self::Absent(reason) } else { Self::Unavailable(reason) }
     }
@@ -390,7 +394,12 @@ mod tests {
         let stop = CancellationToken::new();
         let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));
         let mut state = monitor.state.subscribe();
-        state.wait_for(|state| matches!(state, State::Unavailable(_) | State::Absent(_))).await.unwrap();
+        state
+            .wait_for(|state| {
+                matches!(state, StorageAvailability::Unavailable(_) | StorageAvailability::Absent(_))
+            })
+            .await
+            .unwrap();
         // Sidecars end after an error of a probe, and a node may have no disk for volumes.
         let reason = match monitor.probe() {
             Ok(Readiness::Absent(reason)) if !recorded => reason.to_string(),

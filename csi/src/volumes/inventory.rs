@@ -8,7 +8,7 @@ use super::publish::Volumes;
 use super::unavailable;
 use super::volume::{VolumeInfo, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::request::{CapacityQuery, Expected, List, PageToken, Validate};
+use crate::request::{CapacityQuery, ExpectedProperties, ListRequest, PageToken, Validate};
 use crate::storage::require_filesystem;
 
 /// A part of the list of volumes.
@@ -33,7 +33,11 @@ pub(crate) type Validation = std::result::Result<(), String>;
 
 impl Volumes {
     /// Returns the volumes that `filter` selects, in the order of their ids.
-    pub(crate) fn list(&self, list: &List<VolumeId>, filter: impl Fn(&VolumeInfo) -> bool) -> Result<Page> {
+    pub(crate) fn list(
+        &self,
+        list: &ListRequest<VolumeId>,
+        filter: impl Fn(&VolumeInfo) -> bool,
+    ) -> Result<Page> {
         let publisher = self.monitor.verified()?;
         let publications = Publications::read(&publisher)?;
         let mut ids = publisher.store().list()?;
@@ -46,7 +50,7 @@ impl Volumes {
 
     /// Returns the abnormal volumes in the order of their ids. While the storage is unavailable, these are the
     /// published volumes.
-    pub(crate) fn list_abnormal(&self, list: &List<VolumeId>) -> Result<Page> {
+    pub(crate) fn list_abnormal(&self, list: &ListRequest<VolumeId>) -> Result<Page> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
             Err(Error::StorageUnavailable(reason)) => {
                 let published =
@@ -136,7 +140,7 @@ fn find(publisher: &Publisher, id: &VolumeId, publications: &Publications<'_>) -
 /// Returns the requested part of a list. `items` are in the order of their ids; items without a description are
 /// skipped.
 fn page<T>(
-    list: &List<VolumeId>,
+    list: &ListRequest<VolumeId>,
     mut items: Vec<T>,
     id: impl Fn(&T) -> &VolumeId,
     describe: impl Fn(&T) -> Result<Option<VolumeInfo>>,
@@ -155,7 +159,11 @@ fn page<T>(
     Ok(Page { volumes, next: last.filter(|_| items.peek().is_some()).map(PageToken) })
 }
 
-fn is_as_expected(publisher: &Publisher, volume: &Volume, expected: &Expected) -> Result<Validation> {
+fn is_as_expected(
+    publisher: &Publisher,
+    volume: &Volume,
+    expected: &ExpectedProperties,
+) -> Result<Validation> {
     let suits = require_kind(volume, expected.kind)
         .and_then(|()| require_filesystem(publisher, expected.filesystem))
         .map_err(|error| error.to_string());

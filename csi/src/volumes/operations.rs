@@ -22,10 +22,10 @@ use tracing::Instrument;
 use super::publish::Volumes;
 use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
-use crate::backoff::Backoff;
+use crate::backoff::ExponentialBackoff;
 use crate::blocking;
 use crate::error::{Error, Result};
-use crate::object::Object;
+use crate::object::OperationObject;
 use crate::request::{Publish, Stage, TargetPath, Unpublish, Unstage};
 use crate::storage::StorageMonitor;
 
@@ -93,7 +93,7 @@ impl VolumeOperations {
     /// Runs work under these locks.
     pub(crate) async fn locked<T: Send + 'static>(
         &self,
-        wanted: impl IntoIterator<Item = (Object, LockMode)>,
+        wanted: impl IntoIterator<Item = (OperationObject, LockMode)>,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let lock = self.locks.try_acquire(wanted)?;
@@ -242,7 +242,7 @@ impl VolumeOperations {
         };
         let (work, volume) = (self.clone(), volume.clone());
         let repeat = async move {
-            let mut backoff = Backoff::new();
+            let mut backoff = ExponentialBackoff::new();
             loop {
                 // Not at once: the next workload of the volume may start, and its calls would be refused in the meantime.
                 tokio::time::sleep(backoff.next()).await;
@@ -349,6 +349,6 @@ impl VolumeOperations {
     }
 }
 
-fn target(path: &TargetPath) -> Object {
-    Object::Target(path.relative().to_owned())
+fn target(path: &TargetPath) -> OperationObject {
+    OperationObject::Target(path.relative().to_owned())
 }

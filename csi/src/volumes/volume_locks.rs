@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::error::{Error, Result};
-use crate::object::Object;
+use crate::object::OperationObject;
 
 /// The effect of an operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum LockMode {
 /// The locks of all operations that are in progress.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VolumeLocks {
-    states: Arc<Mutex<HashMap<Object, LockState>>>,
+    states: Arc<Mutex<HashMap<OperationObject, LockState>>>,
     released: Arc<Notify>,
 }
 
@@ -47,7 +47,7 @@ struct LockState {
 #[must_use = "dropping the lock releases it"]
 pub(crate) struct VolumeLock {
     locks: VolumeLocks,
-    locked: Vec<(Object, LockMode)>,
+    locked: Vec<(OperationObject, LockMode)>,
 }
 
 impl LockState {
@@ -71,7 +71,7 @@ impl VolumeLocks {
     /// [`Error::OperationPending`] with an object that another operation has locked.
     pub(crate) fn try_acquire(
         &self,
-        requested: impl IntoIterator<Item = (Object, LockMode)>,
+        requested: impl IntoIterator<Item = (OperationObject, LockMode)>,
     ) -> Result<VolumeLock> {
         let mut lock = VolumeLock { locks: self.clone(), locked: Vec::new() };
         for (object, mode) in requested {
@@ -92,7 +92,7 @@ impl VolumeLocks {
     }
 
     /// Waits until the object can be locked, and locks it. The caller must hold no other lock.
-    pub(crate) async fn acquire(&self, object: Object, mode: LockMode) -> VolumeLock {
+    pub(crate) async fn acquire(&self, object: OperationObject, mode: LockMode) -> VolumeLock {
         loop {
             // Enabled before the attempt, so that no release after the attempt is missed.
             let mut released = std::pin::pin!(self.released.notified());
@@ -105,7 +105,7 @@ impl VolumeLocks {
     }
 
     /// A poisoned mutex is used all the same: the map is consistent after each single step.
-    fn states(&self) -> MutexGuard<'_, HashMap<Object, LockState>> {
+    fn states(&self) -> MutexGuard<'_, HashMap<OperationObject, LockState>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -139,12 +139,12 @@ mod tests {
 
     use super::*;
 
-    fn volume(id: &str) -> Object {
-        Object::Volume(VolumeId::parse(id).unwrap())
+    fn volume(id: &str) -> OperationObject {
+        OperationObject::Volume(VolumeId::parse(id).unwrap())
     }
 
-    fn snapshot(id: &str) -> Object {
-        Object::Snapshot(SnapshotId::parse(id).unwrap())
+    fn snapshot(id: &str) -> OperationObject {
+        OperationObject::Snapshot(SnapshotId::parse(id).unwrap())
     }
 
     #[rstest]

@@ -32,15 +32,15 @@ Examples:
 #[command(name = "dbg", version, after_help = EXIT_CODES)]
 pub struct DbgArgs {
     #[command(flatten)]
-    pub(super) connection: Connection,
+    pub(super) connection: ConnectionArgs,
 
     #[command(subcommand)]
-    pub(super) command: Command,
+    pub(super) command: DbgCommand,
 }
 
 /// How to reach the service.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Connection {
+pub(super) struct ConnectionArgs {
     /// Address of node-debug: unix:///PATH, or https://HOST:PORT
     #[arg(long, env = "NODE_DEBUG_ADDRESS", value_name = "ADDRESS", default_value_t = format!("unix://{DEFAULT_SOCKET}"))]
     pub(super) address: String,
@@ -60,7 +60,7 @@ pub(super) struct Connection {
 
 /// A command of `dbg`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Command {
+pub enum DbgCommand {
     /// Prints the log of a component. Without a component, lists the components
     Logs(LogsArgs),
     /// Evaluates conditions of the node, or waits for them
@@ -235,7 +235,7 @@ mod tests {
             "x",
             "--address",
         ]);
-        let Command::Kubectl(kubectl) = args.command else { panic!("another command") };
+        let DbgCommand::Kubectl(kubectl) = args.command else { panic!("another command") };
         assert_eq!(kubectl.arguments, ["get", "pods", "-n", "x", "--address"]);
         assert_eq!(kubectl.account.as_deref(), Some("a"));
     }

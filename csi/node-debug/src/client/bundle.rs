@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use tempfile::NamedTempFile;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::args::{BundleArgs, Connection};
+use super::args::{BundleArgs, ConnectionArgs};
 use super::connect::Client;
 use super::escape::escape;
 use super::logs::{note, prefix};
@@ -25,7 +25,7 @@ const MAX_FILE_BYTES: usize = 1 << 30;
 /// The most files of an archive. A node has a few dozen components at most.
 const MAX_FILES: usize = 1000;
 
-pub(super) async fn run(connection: &Connection, args: BundleArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(connection: &ConnectionArgs, args: BundleArgs) -> anyhow::Result<ExitCode> {
     // They are handled before the file is created, so that it is removed.
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
@@ -38,7 +38,7 @@ pub(super) async fn run(connection: &Connection, args: BundleArgs) -> anyhow::Re
     }
 }
 
-async fn write(connection: &Connection, args: BundleArgs) -> anyhow::Result<ExitCode> {
+async fn write(connection: &ConnectionArgs, args: BundleArgs) -> anyhow::Result<ExitCode> {
     let now = Timestamp::now();
     let output = args.output.unwrap_or_else(|| default_name(now));
     // The file is created first: a missing directory or a full disk is no reason to collect everything in vain.

@@ -4,13 +4,13 @@ use std::io::{self, Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::args::{ConditionArgs, ConditionCommand, Connection};
+use super::args::{ConditionArgs, ConditionCommand, ConnectionArgs};
 use super::connect::Client;
 use super::escape::escape;
 use super::exit_code::NOT_MET;
 use crate::proto as wire;
 
-pub(super) async fn run(connection: &Connection, args: ConditionArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(connection: &ConnectionArgs, args: ConditionArgs) -> anyhow::Result<ExitCode> {
     let mut client = Client::connect(connection).await?;
     let response = match args.command {
         ConditionCommand::List => return list(&mut client).await,

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 
-use super::args::Connection;
+use super::args::ConnectionArgs;
 use crate::proto::node_debug_client::NodeDebugClient;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
+    pub(super) async fn connect(connection: &ConnectionArgs) -> anyhow::Result<Self> {
         let address = connection.address.clone();
         let endpoint = endpoint(connection)?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -75,8 +75,8 @@ fn is_tls(address: &str) -> bool {
     address.starts_with("https://")
 }
 
-fn endpoint(connection: &Connection) -> anyhow::Result<Endpoint> {
-    let Connection { address, tls_cert, tls_key, server_ca } = connection;
+fn endpoint(connection: &ConnectionArgs) -> anyhow::Result<Endpoint> {
+    let ConnectionArgs { address, tls_cert, tls_key, server_ca } = connection;
     let endpoint =
         || Endpoint::from_shared(address.clone()).with_context(|| format!("use address {address:?}"));
     if address.starts_with("unix:///") {

@@ -18,11 +18,11 @@ use base64::engine::general_purpose::STANDARD;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::json;
 
-use super::args::{Connection, KubectlArgs};
+use super::args::{ConnectionArgs, KubectlArgs};
 use super::connect::Client;
 use crate::proto as wire;
 
-pub(super) async fn run(connection: &Connection, args: KubectlArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(connection: &ConnectionArgs, args: KubectlArgs) -> anyhow::Result<ExitCode> {
     let KubectlArgs { account, lifetime, kubectl, arguments } = args;
     let mut client = Client::connect(connection).await?;
     let request = wire::KubeconfigRequest {

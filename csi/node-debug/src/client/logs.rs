@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use jiff::Timestamp;
 
-use super::args::{Connection, LogsArgs};
+use super::args::{ConnectionArgs, LogsArgs};
 use super::connect::Client;
 use super::escape::escape;
 use crate::proto as wire;
 
-pub(super) async fn run(connection: &Connection, args: LogsArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(connection: &ConnectionArgs, args: LogsArgs) -> anyhow::Result<ExitCode> {
     let mut client = Client::connect(connection).await?;
     let LogsArgs { component, follow, since, level, lines, timestamps } = args;
     let Some(component) = component else { return list(&mut client).await };

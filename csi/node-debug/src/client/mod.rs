@@ -14,16 +14,16 @@ mod secret_value;
 use std::io;
 use std::process::ExitCode;
 
-pub use args::{Command, DbgArgs};
+pub use args::{DbgArgs, DbgCommand};
 
 /// Runs one command. Errors are one line on standard error.
 pub async fn dbg(args: DbgArgs) -> ExitCode {
     let DbgArgs { connection, command } = args;
     let ended = match command {
-        Command::Logs(args) => logs::run(&connection, args).await,
-        Command::Condition(args) => condition::run(&connection, args).await,
-        Command::Kubectl(args) => kubectl::run(&connection, args).await,
-        Command::Bundle(args) => bundle::run(&connection, args).await,
+        DbgCommand::Logs(args) => logs::run(&connection, args).await,
+        DbgCommand::Condition(args) => condition::run(&connection, args).await,
+        DbgCommand::Kubectl(args) => kubectl::run(&connection, args).await,
+        DbgCommand::Bundle(args) => bundle::run(&connection, args).await,
     };
     match ended {
         Ok(code) => code,

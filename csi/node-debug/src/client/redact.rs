@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use super::secret_value::{self, Extent};
+use super::secret_value::{self, ValueExtent};
 
 /// What stands in place of a secret.
 pub(super) const REDACTED: &str = "[redacted]";
@@ -28,7 +28,7 @@ enum Secret {
     /// The group `secret`; without such a group, everything.
     Match,
     /// The value that follows the match.
-    After(Extent),
+    After(ValueExtent),
     /// The collection whose bracket is the last character of the match.
     Collection,
 }
@@ -45,7 +45,7 @@ static BASE64_WORD: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r#"(?:^|[\s"'`])(?<secret>[A-Za-z0-9+/=]{60,80})(?:$|[\s"'`\\])"#).ok());
 
 static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
-    let value = Secret::After(Extent::Value);
+    let value = Secret::After(ValueExtent::Value);
     [
         // A private key on one line, as in JSON and YAML.
         (
@@ -58,9 +58,9 @@ static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
         // A JSON Web Token: base64url of {" is eyJ.
         (r"eyJ[A-Za-z0-9_=-]{6,}\.[A-Za-z0-9_=-]+(?:\.[A-Za-z0-9_=-]*)*".to_owned(), Secret::Match),
         // Headers, to the end of their values.
-        (format!(r"(?i)\bauthorization{SEPARATOR}"), Secret::After(Extent::Line)),
-        (r#"(?i)\bauthorization\\*["'`]\)?\s*,\s*"#.to_owned(), Secret::After(Extent::Line)),
-        (format!(r"(?i)cookies?{SEPARATOR}"), Secret::After(Extent::Line)),
+        (format!(r"(?i)\bauthorization{SEPARATOR}"), Secret::After(ValueExtent::Line)),
+        (r#"(?i)\bauthorization\\*["'`]\)?\s*,\s*"#.to_owned(), Secret::After(ValueExtent::Line)),
+        (format!(r"(?i)cookies?{SEPARATOR}"), Secret::After(ValueExtent::Line)),
         (
             r#"(?i)\b(?:bearer|basic)\s+(?:\\*["'`])?(?<secret>[A-Za-z0-9._~+/=-]{6,})"#.to_owned(),
             Secret::Match,
@@ -72,7 +72,7 @@ static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
             format!(
                 r#"(?i)\bname["'`\\]*\s*[:=]\s*["'`\\]*[\w.-]*(?:pass|pwd|secret|token|key|cred|auth)[\w.-]*["'`\\]*,?\s*["'`\\]*value{SEPARATOR}"#
             ),
-            Secret::After(Extent::Environment),
+            Secret::After(ValueExtent::Environment),
         ),
         // Values whose name says that they are secret.
         (
@@ -151,7 +151,7 @@ impl Redactor {
         FORMS.iter().fold(line, |line, form| match form.secret {
             Secret::Match => replace_matches(&form.expression, line),
             Secret::After(extent) => self.replace_values(&form.expression, line, extent, 0),
-            Secret::Collection => self.replace_values(&form.expression, line, Extent::Value, 1),
+            Secret::Collection => self.replace_values(&form.expression, line, ValueExtent::Value, 1),
         })
     }
 
@@ -160,7 +160,7 @@ impl Redactor {
         &mut self,
         names: &Regex,
         line: Cow<'a, str>,
-        extent: Extent,
+        extent: ValueExtent,
         before_end: usize,
     ) -> Cow<'a, str> {
         let mut replaced = String::new();

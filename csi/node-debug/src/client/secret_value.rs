@@ -4,18 +4,18 @@ use std::ops::Range;
 
 /// The extent of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(super) enum ValueExtent {
     /// One word, one string, or one collection.
     Value,
     /// One string or one list, else everything up to the end of the line: a header may have spaces and commas.
     Line,
-    /// As [`Extent::Value`]. The kubelet prints an environment variable without quotes, and `ValueFrom` follows it.
+    /// As [`Self::Value`]. The kubelet prints an environment variable without quotes, and `ValueFrom` follows it.
     Environment,
 }
 
 /// A value that was found.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FoundValue {
     /// The bytes to replace. Quotes around a string are not among them.
     pub(super) range: Range<usize>,
     /// The brackets that would close a collection which continues on the next line, the innermost last.
@@ -23,31 +23,31 @@ pub(super) struct Found {
 }
 
 /// Finds the value that begins at `start`. Returns `None` if there is none.
-pub(super) fn find(text: &str, start: usize, extent: Extent) -> Option<Found> {
+pub(super) fn find(text: &str, start: usize, extent: ValueExtent) -> Option<FoundValue> {
     let bytes = text.as_bytes();
     if let Some(quote) = Quote::at(bytes, start) {
         let begin = start + quote.escapes + 1;
-        return Some(Found { range: begin..quote.end(bytes, begin).content, open: Vec::new() });
+        return Some(FoundValue { range: begin..quote.end(bytes, begin).content, open: Vec::new() });
     }
     match (extent, bytes.get(start)?) {
         (_, b'<' | b'{' | b'[' | b'(') => Some(collection(text, start, start)),
-        (Extent::Line, _) => Some(Found { range: start..bytes.len(), open: Vec::new() }),
-        (Extent::Environment, _) => match text[start..].find(",ValueFrom") {
-            Some(length) => Some(Found { range: start..start + length, open: Vec::new() }),
+        (ValueExtent::Line, _) => Some(FoundValue { range: start..bytes.len(), open: Vec::new() }),
+        (ValueExtent::Environment, _) => match text[start..].find(",ValueFrom") {
+            Some(length) => Some(FoundValue { range: start..start + length, open: Vec::new() }),
             None => word(text, start),
         },
-        (Extent::Value, _) => word(text, start),
+        (ValueExtent::Value, _) => word(text, start),
     }
 }
 
 /// Finds the end of a collection of which earlier lines have the beginning. Returns what is still open at the end of the line.
-pub(super) fn close(text: &str, open: Vec<u8>) -> Found {
+pub(super) fn close(text: &str, open: Vec<u8>) -> FoundValue {
     let (end, open) = balanced(text.as_bytes(), 0, open);
-    Found { range: 0..end, open }
+    FoundValue { range: 0..end, open }
 }
 
 /// Finds a value without quotes. Collections may be in it, as in `Some("x")`, `&Secret{..}` and `map[string]string{..}`.
-fn word(text: &str, start: usize) -> Option<Found> {
+fn word(text: &str, start: usize) -> Option<FoundValue> {
     let bytes = text.as_bytes();
     let mut at = start;
     while let Some(byte) = bytes.get(at) {
@@ -55,7 +55,7 @@ fn word(text: &str, start: usize) -> Option<Found> {
             b'[' if text[start..at].ends_with("map") && !is_type(&text[at..]) => {
                 // A value of the map may have a bracket, and nothing escapes it.
                 let end = text.rfind(']').filter(|end| *end > at).map_or(bytes.len(), |end| end + 1);
-                return Some(Found { range: start..end, open: Vec::new() });
+                return Some(FoundValue { range: start..end, open: Vec::new() });
             }
             b'[' | b'{' | b'(' => {
                 let found = collection(text, start, at);
@@ -75,7 +75,7 @@ fn word(text: &str, start: usize) -> Option<Found> {
             _ => at += backslashes(bytes, at).max(1),
         }
     }
-    (at > start).then_some(Found { range: start..at, open: Vec::new() })
+    (at > start).then_some(FoundValue { range: start..at, open: Vec::new() })
 }
 
 fn is_prefix(bytes: &[u8]) -> bool {
@@ -102,13 +102,13 @@ fn backslashes(bytes: &[u8], at: usize) -> usize {
 }
 
 /// Finds the end of the collection whose bracket is at `bracket`.
-fn collection(text: &str, start: usize, bracket: usize) -> Found {
+fn collection(text: &str, start: usize, bracket: usize) -> FoundValue {
     let bytes = text.as_bytes();
     let (end, open) = match closing(bytes[bracket]) {
         Some(closing) => balanced(bytes, bracket + 1, vec![closing]),
         None => (bracket, Vec::new()),
     };
-    Found { range: start..end, open }
+    FoundValue { range: start..end, open }
 }
 
 fn closing(opening: u8) -> Option<u8> {

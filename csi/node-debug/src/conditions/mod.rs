@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use csi::DriverName;
-use csi::inotify::{Watch, existing_ancestor};
+use csi::inotify::{InotifyWatch, existing_ancestor};
 use csi::mount_watch::MountWatch;
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, NodeObject};
+use crate::cluster::{ApiServerAccess, NodeObject};
 
 pub(crate) use evaluation::Evaluation;
 
@@ -28,7 +28,7 @@ const MAX_DISK_CHECKS: usize = 4;
 
 /// A condition that the service knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub(crate) enum NamedCondition {
     PluginServing,
     PluginRegistered,
     QuotaEnforced,
@@ -36,7 +36,7 @@ pub(crate) enum Condition {
     VolumePublished,
 }
 
-impl Condition {
+impl NamedCondition {
     pub(crate) const ALL: [Self; 5] = [
         Self::PluginServing,
         Self::PluginRegistered,
@@ -100,7 +100,7 @@ impl std::fmt::Display for ConditionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unknown { name } => {
-                let known = Condition::ALL.map(Condition::name).join(", ");
+                let known = NamedCondition::ALL.map(NamedCondition::name).join(", ");
                 write!(f, "there is no condition {name:?}; the conditions are {known}")
             }
             Self::Arguments { message } => f.write_str(message),
@@ -116,18 +116,18 @@ impl std::fmt::Display for ConditionError {
 
 /// What the conditions are about.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Subject {
+pub(crate) struct ConditionSubject {
     pub(crate) driver_name: Option<DriverName>,
     pub(crate) registration_dir: PathBuf,
     pub(crate) data_dir: Option<PathBuf>,
     pub(crate) node_name: Option<String>,
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<ApiServerAccess>,
 }
 
 /// Evaluates conditions.
 #[derive(Clone, Debug)]
 pub(crate) struct Conditions {
-    subject: Arc<Subject>,
+    subject: Arc<ConditionSubject>,
     disk_checks: Arc<Semaphore>,
 }
 
@@ -142,7 +142,7 @@ enum Query {
 }
 
 impl Conditions {
-    pub(crate) fn new(subject: Subject) -> Self {
+    pub(crate) fn new(subject: ConditionSubject) -> Self {
         Self { subject: Arc::new(subject), disk_checks: Arc::new(Semaphore::new(MAX_DISK_CHECKS)) }
     }
 
@@ -173,7 +173,7 @@ impl Conditions {
 
     /// Reads the request: decides without I/O whether it can be evaluated.
     fn query(&self, name: &str, arguments: &[String]) -> Result<Query, ConditionError> {
-        let condition = Condition::named(name)?;
+        let condition = NamedCondition::named(name)?;
         let argument = match (condition.argument(), arguments) {
             ("", []) => None,
             ("", _) => {
@@ -198,11 +198,11 @@ impl Conditions {
         };
         let data_dir = || subject.data_dir.clone().ok_or(needs("--data-dir"));
         Ok(match condition {
-            Condition::PluginServing => Query::PluginServing(registration()?),
-            Condition::PluginRegistered => Query::PluginRegistered(registration()?, node()?),
-            Condition::QuotaEnforced => Query::QuotaEnforced(data_dir()?),
-            Condition::NodeReady => Query::NodeReady(node()?),
-            Condition::VolumePublished => {
+            NamedCondition::PluginServing => Query::PluginServing(registration()?),
+            NamedCondition::PluginRegistered => Query::PluginRegistered(registration()?, node()?),
+            NamedCondition::QuotaEnforced => Query::QuotaEnforced(data_dir()?),
+            NamedCondition::NodeReady => Query::NodeReady(node()?),
+            NamedCondition::VolumePublished => {
                 let volume = argument.map(String::as_str).unwrap_or_default();
                 let volume = volume.parse().map_err(|error: loopfs::Error| ConditionError::Arguments {
                     message: error.to_string(),
@@ -344,7 +344,7 @@ fn mount_changes() -> BoxStream<'static, ()> {
 #[derive(Debug)]
 struct AncestorWatch {
     directory: PathBuf,
-    watch: Watch,
+    watch: InotifyWatch,
 }
 
 impl AncestorWatch {
@@ -359,7 +359,7 @@ impl AncestorWatch {
 async fn watch_directory(checks: &Arc<Semaphore>, path: &Path) -> Option<AncestorWatch> {
     let path = path.to_owned();
     check_disk(checks, move || {
-        let watch = Watch::new()?;
+        let watch = InotifyWatch::new()?;
         // A directory that appears after this look is found by the second one.
         for _ in 0..2 {
             let directory = existing_ancestor(&path).to_owned();

@@ -5,12 +5,12 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 
 use super::evaluation::Evaluation;
-use crate::cluster::Cluster;
+use crate::cluster::ApiServerAccess;
 
 /// A query about this node.
 #[derive(Clone, Debug)]
 pub(super) struct NodeQuery {
-    pub(super) cluster: Cluster,
+    pub(super) cluster: ApiServerAccess,
     pub(super) name: String,
 }
 

@@ -11,16 +11,16 @@ use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn subject(registration_dir: &std::path::Path) -> Subject {
-    Subject {
+fn subject(registration_dir: &std::path::Path) -> ConditionSubject {
+    ConditionSubject {
         driver_name: Some("a.b".parse().unwrap()),
         registration_dir: registration_dir.to_owned(),
         data_dir: Some("/nonexistent/data".into()),
-        ..Subject::default()
+        ..ConditionSubject::default()
     }
 }
 
-async fn evaluate(subject: Subject, name: &str, arguments: &[&str]) -> Result<Evaluation, String> {
+async fn evaluate(subject: ConditionSubject, name: &str, arguments: &[&str]) -> Result<Evaluation, String> {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     Conditions::new(subject).evaluate(name, &arguments).await.map_err(|error| error.to_string())
 }
@@ -48,10 +48,10 @@ async fn a_volume_that_does_not_exist_is_not_published() {
 }
 
 /// A driver that registers under this name.
-struct Driver(&'static str);
+struct FakeDriver(&'static str);
 
 #[async_trait]
-impl Registration for Driver {
+impl Registration for FakeDriver {
     async fn get_info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::PluginInfo>, Status> {
         let info = wire::PluginInfo {
             name: self.0.to_owned(),
@@ -73,7 +73,8 @@ fn serve(driver: &'static str, directory: &std::path::Path) -> tokio::task::Join
     let (listener, file) = socket::listen(&directory.join("a.b-reg.sock")).unwrap();
     tokio::spawn(async move {
         let _file = file;
-        let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(Driver(driver)));
+        let server =
+            tonic::transport::Server::builder().add_service(RegistrationServer::new(FakeDriver(driver)));
         server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
     })
 }

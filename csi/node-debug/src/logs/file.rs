@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use csi::inotify::{Watch, existing_ancestor};
+use csi::inotify::{InotifyWatch, existing_ancestor};
 use jiff::Timestamp;
 use nix::fcntl::OFlag;
 
@@ -71,7 +71,7 @@ pub(super) async fn follow(
     kept: &mut Option<Tail>,
     report: impl Fn(Option<String>),
 ) -> anyhow::Result<()> {
-    let mut watched: Option<(Watched, Watch)> = None;
+    let mut watched: Option<(Watched, InotifyWatch)> = None;
     loop {
         let tail = kept.take().unwrap_or_else(|| Tail::new(path.to_owned(), Arc::clone(ring)));
         let turn = on_thread(tail, kept, |tail| Ok((tail.turn()?, Watched::of(tail))));
@@ -131,8 +131,8 @@ impl Watched {
         Self { directories, file: tail.current.as_ref().map(|current| current.identity) }
     }
 
-    fn watch(&self, tail: &Tail) -> anyhow::Result<Watch> {
-        let watch = Watch::new()?;
+    fn watch(&self, tail: &Tail) -> anyhow::Result<InotifyWatch> {
+        let watch = InotifyWatch::new()?;
         for directory in &self.directories {
             watch.add_directory(directory)?;
         }

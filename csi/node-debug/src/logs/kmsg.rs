@@ -22,7 +22,7 @@ const MAX_RECORD_BYTES: usize = 8 << 10;
 
 /// A record of the kernel's log.
 #[derive(Debug, PartialEq, Eq)]
-struct Record<'a> {
+struct KmsgRecord<'a> {
     level: Level,
     sequence: u64,
     since_boot: SignedDuration,
@@ -73,7 +73,7 @@ fn time(since_boot: SignedDuration, now: Timestamp) -> anyhow::Result<Timestamp>
 }
 
 /// Parses `PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,..];TEXT\n KEY=VALUE\n`.
-fn parse(record: &[u8]) -> Option<Record<'_>> {
+fn parse(record: &[u8]) -> Option<KmsgRecord<'_>> {
     let semicolon = record.iter().position(|byte| *byte == b';')?;
     let mut fields = std::str::from_utf8(&record[..semicolon]).ok()?.split(',');
     let priority: u32 = fields.next()?.parse().ok()?;
@@ -87,7 +87,7 @@ fn parse(record: &[u8]) -> Option<Record<'_>> {
         5 | 6 => Level::Info,
         _ => Level::Debug,
     };
-    Some(Record { level, sequence, since_boot, text })
+    Some(KmsgRecord { level, sequence, since_boot, text })
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
     fn a_record_has_level_sequence_time_and_text(#[case] priority: u32, #[case] level: Level) {
         let record = format!("{priority},339,5140900,-,caller=T1;XFS (vdb): a;b\n SUBSYSTEM=block\n");
         let since_boot = SignedDuration::from_micros(5_140_900);
-        let expected = Record { level, sequence: 339, since_boot, text: b"XFS (vdb): a;b" };
+        let expected = KmsgRecord { level, sequence: 339, since_boot, text: b"XFS (vdb): a;b" };
         assert_eq!(parse(record.as_bytes()), Some(expected));
     }
 

@@ -17,7 +17,7 @@ pub(crate) use line::Line;
 #[cfg(test)]
 pub(crate) use line::RawLine;
 pub(crate) use ring::{Position, Ring, Selection};
-pub use source::{LogSource, Source};
+pub use source::{LineSource, LogSource};
 pub(crate) use stream::listen;
 
 /// The wait after a source has failed, before it is opened again.
@@ -25,32 +25,32 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A component whose lines are kept.
 #[derive(Debug)]
-pub(crate) struct Component {
+pub(crate) struct LoggedComponent {
     pub(crate) name: String,
-    pub(crate) source: Source,
+    pub(crate) source: LineSource,
     pub(crate) ring: Arc<Ring>,
     problem: Mutex<Option<String>>,
 }
 
 /// All components, in the order of the command line.
 #[derive(Clone, Debug)]
-pub(crate) struct Logs(Arc<[Arc<Component>]>);
+pub(crate) struct Logs(Arc<[Arc<LoggedComponent>]>);
 
 impl Logs {
     /// Prepares a ring of `max_bytes` for each source.
     pub(crate) fn new(sources: Vec<LogSource>, max_bytes: usize) -> Self {
         let component = |LogSource { name, source }| {
             let ring = Arc::new(Ring::new(max_bytes));
-            Arc::new(Component { name, source, ring, problem: Mutex::default() })
+            Arc::new(LoggedComponent { name, source, ring, problem: Mutex::default() })
         };
         Self(sources.into_iter().map(component).collect())
     }
 
-    pub(crate) fn components(&self) -> impl Iterator<Item = &Arc<Component>> {
+    pub(crate) fn components(&self) -> impl Iterator<Item = &Arc<LoggedComponent>> {
         self.0.iter()
     }
 
-    pub(crate) fn component(&self, name: &str) -> Option<&Arc<Component>> {
+    pub(crate) fn component(&self, name: &str) -> Option<&Arc<LoggedComponent>> {
         self.components().find(|component| component.name == name)
     }
 
@@ -60,7 +60,7 @@ impl Logs {
     }
 }
 
-impl Component {
+impl LoggedComponent {
     /// Returns the reason why no lines arrive, or `None`.
     pub(crate) fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -75,18 +75,18 @@ impl Component {
         let mut tail = None;
         loop {
             let ended = match &self.source {
-                Source::File(path) => {
+                LineSource::File(path) => {
                     file::follow(path, &self.ring, &mut tail, |problem| self.set_problem(problem)).await
                 }
-                Source::Fifo(path) => {
+                LineSource::Fifo(path) => {
                     self.set_problem(None);
                     stream::follow_fifo(path, &self.ring).await
                 }
-                Source::Unix(path) => {
+                LineSource::Unix(path) => {
                     self.set_problem(None);
                     stream::follow_socket(path, Arc::clone(&self.ring)).await
                 }
-                Source::Kmsg => {
+                LineSource::Kmsg => {
                     self.set_problem(None);
                     kmsg::follow(&self.ring).await
                 }

@@ -17,7 +17,7 @@ use crate::proto::Level;
 const ALLOCATION_BYTES: usize = 32;
 
 /// The bytes that an entry counts in addition to its text. The buffer has at most twice the capacity that it needs (see
-/// [`Entries::shrink`]). A component that writes only newlines is therefore bounded as well.
+/// [`RingEntries::shrink`]). A component that writes only newlines is therefore bounded as well.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Line>() + ALLOCATION_BYTES;
 
 /// The most lines that a ring keeps.
@@ -30,13 +30,13 @@ pub(crate) type Position = u64;
 #[derive(Debug)]
 pub(crate) struct Ring {
     max_bytes: usize,
-    entries: Mutex<Entries>,
+    entries: Mutex<RingEntries>,
     /// The position after the newest line.
     end: watch::Sender<Position>,
 }
 
 #[derive(Debug)]
-struct Entries {
+struct RingEntries {
     lines: VecDeque<Line>,
     /// The position of the oldest line.
     start: Position,
@@ -57,7 +57,7 @@ pub(crate) struct Batch {
 
 /// The fill level of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct RingCounts {
     pub(crate) lines: u64,
     pub(crate) bytes: u64,
     pub(crate) dropped: u64,
@@ -79,7 +79,7 @@ impl Selection {
 
 impl Ring {
     pub(crate) fn new(max_bytes: usize) -> Self {
-        let entries = Entries { lines: VecDeque::new(), start: 0, bytes: 0, level: Level::Info };
+        let entries = RingEntries { lines: VecDeque::new(), start: 0, bytes: 0, level: Level::Info };
         Self { max_bytes, entries: Mutex::new(entries), end: watch::Sender::new(0) }
     }
 
@@ -134,9 +134,9 @@ impl Ring {
         self.end.send_replace(entries.end());
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> RingCounts {
         let entries = self.lock();
-        Counts { lines: entries.lines.len() as u64, bytes: entries.bytes as u64, dropped: entries.start }
+        RingCounts { lines: entries.lines.len() as u64, bytes: entries.bytes as u64, dropped: entries.start }
     }
 
     /// Returns the position of the first of the newest `lines` lines of the selection, or of the oldest line, and the
@@ -177,13 +177,13 @@ impl Ring {
         self.end.subscribe()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, RingEntries> {
         // No operation panics while it holds the lock with the entries inconsistent.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entries {
+impl RingEntries {
     fn tail(&self, lines: Option<u64>, selection: Selection) -> Position {
         let Some(lines) = lines else { return self.start };
         let mut matching = self.lines.iter().enumerate().rev().filter(|(_, line)| selection.includes(line));
@@ -256,7 +256,10 @@ mod tests {
             (batch.dropped, texts(&batch), batch.next),
             (2, vec!["c".into(), "d".into(), "e".into()], 5)
         );
-        assert_eq!(ring.counts(), Counts { lines: 3, bytes: 3 * (1 + OVERHEAD_BYTES as u64), dropped: 2 });
+        assert_eq!(
+            ring.counts(),
+            RingCounts { lines: 3, bytes: 3 * (1 + OVERHEAD_BYTES as u64), dropped: 2 }
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// The source of a component's lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum LineSource {
     /// A file that the component appends to. It may be rotated, truncated, and not exist yet.
     File(PathBuf),
     /// A named pipe that the component writes to.
@@ -17,7 +17,7 @@ pub enum Source {
     Kmsg,
 }
 
-impl FromStr for Source {
+impl FromStr for LineSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -40,7 +40,7 @@ impl FromStr for Source {
     }
 }
 
-impl Source {
+impl LineSource {
     /// Returns the path of the file, pipe or socket. The kernel's log has none.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
@@ -50,7 +50,7 @@ impl Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for LineSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "file:{}", path.display()),
@@ -67,7 +67,7 @@ pub struct LogSource {
     /// The name of the component.
     pub name: String,
     /// Where its lines come from.
-    pub source: Source,
+    pub source: LineSource,
 }
 
 /// The longest name of a component.
@@ -100,12 +100,12 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case::file("a=file:/l", Some(Source::File("/l".into())))]
-    #[case::plain_path("a=/l", Some(Source::File("/l".into())))]
-    #[case::fifo("a=fifo:/l", Some(Source::Fifo("/l".into())))]
-    #[case::unix("a=unix:/l", Some(Source::Unix("/l".into())))]
-    #[case::kernel("a=kmsg", Some(Source::Kmsg))]
-    #[case::kernel_device("a=/dev/kmsg", Some(Source::Kmsg))]
+    #[case::file("a=file:/l", Some(LineSource::File("/l".into())))]
+    #[case::plain_path("a=/l", Some(LineSource::File("/l".into())))]
+    #[case::fifo("a=fifo:/l", Some(LineSource::Fifo("/l".into())))]
+    #[case::unix("a=unix:/l", Some(LineSource::Unix("/l".into())))]
+    #[case::kernel("a=kmsg", Some(LineSource::Kmsg))]
+    #[case::kernel_device("a=/dev/kmsg", Some(LineSource::Kmsg))]
     #[case::relative("a=file:l", None)]
     #[case::no_file("a=/", None)]
     #[case::unknown("a=tcp:1", None)]
@@ -113,7 +113,7 @@ mod tests {
     #[case::path_as_name("../a=kmsg", None)]
     #[case::hidden_name(".a=kmsg", None)]
     #[case::no_source("a", None)]
-    fn a_log_source_is_a_name_and_a_source(#[case] text: &str, #[case] source: Option<Source>) {
+    fn a_log_source_is_a_name_and_a_source(#[case] text: &str, #[case] source: Option<LineSource>) {
         let parsed: Result<LogSource, _> = text.parse();
         assert_eq!(parsed.as_ref().ok().map(|log| log.source.clone()), source, "{parsed:?}");
     }

@@ -39,7 +39,7 @@ impl Fixture {
         self.directory.path().join("log")
     }
 
-    fn component(&self) -> &Component {
+    fn component(&self) -> &LoggedComponent {
         self.logs.component("a").unwrap()
     }
 

@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct Node {
     directory: TempDir,
     runtime: Runtime,
-    running: node_debug::Running,
+    running: node_debug::RunningService,
     stop: CancellationToken,
 }
 
@@ -117,7 +117,7 @@ pub(crate) async fn start(
     directory: &Path,
     options: &[String],
     stop: CancellationToken,
-) -> anyhow::Result<node_debug::Running> {
+) -> anyhow::Result<node_debug::RunningService> {
     let path = directory.display();
     let arguments = [
         "node-debug".to_owned(),
@@ -127,7 +127,7 @@ pub(crate) async fn start(
         format!("--registration-dir={path}/plugins_registry"),
     ];
     let args = node_debug::Args::try_parse_from(arguments.iter().chain(options))?;
-    node_debug::Running::start(args, stop).await
+    node_debug::RunningService::start(args, stop).await
 }
 
 pub(crate) fn dbg() -> Command {

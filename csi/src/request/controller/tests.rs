@@ -140,8 +140,8 @@ fn a_list_request_is_converted_to_a_page(
     #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
 ) {
     let list = reader().list::<VolumeId>(max_entries, starting_token).map_err(|error| error.code());
-    let list =
-        list.map(|List { from, max_entries }| (from.map(|PageToken(last)| last.to_string()), max_entries));
+    let list = list
+        .map(|ListRequest { from, max_entries }| (from.map(|PageToken(last)| last.to_string()), max_entries));
     assert_eq!(list, expected.map(|(from, max_entries)| (from.map(str::to_owned), max_entries)));
 }
 
@@ -154,8 +154,11 @@ fn a_validation_request_may_expect_impossible_properties() {
         ..Default::default()
     };
     let validate = reader().validate(request(block(Mode::SingleNodeWriter))).unwrap();
-    let expected =
-        Expected { kind: VolumeKind::Block, filesystem: Some(UUID.parse().unwrap()), parameters: None };
+    let expected = ExpectedProperties {
+        kind: VolumeKind::Block,
+        filesystem: Some(UUID.parse().unwrap()),
+        parameters: None,
+    };
     assert_eq!(validate.expected, Ok(expected));
     let validate = reader().validate(request(block(Mode::MultiNodeMultiWriter))).unwrap();
     assert!(validate.expected.is_err());

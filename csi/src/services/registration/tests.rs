@@ -30,13 +30,13 @@ impl PartialEq for SocketIdentity {
     }
 }
 
-struct Running {
+struct RunningRegistrar {
     directory: TempDir,
     stop: CancellationToken,
     task: JoinHandle<anyhow::Result<()>>,
 }
 
-impl Running {
+impl RunningRegistrar {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let registrar = Registrar {
@@ -65,7 +65,7 @@ impl Running {
     }
 
     async fn socket_that(&self, fits: impl Fn(&SocketIdentity) -> bool) -> SocketIdentity {
-        let watch = Watch::new().unwrap();
+        let watch = InotifyWatch::new().unwrap();
         watch.add_directory(self.directory.path()).unwrap();
         let appears = async {
             loop {
@@ -104,7 +104,7 @@ impl Running {
 
 #[tokio::test]
 async fn get_info_returns_the_name_and_the_csi_socket() {
-    let running = Running::start();
+    let running = RunningRegistrar::start();
     running.first_socket().await;
     let info = running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap().into_inner();
     assert_eq!(info.r#type, "CSIPlugin");
@@ -117,7 +117,7 @@ async fn get_info_returns_the_name_and_the_csi_socket() {
 /// grpc-go sends the path as the authority if it was given a bare path.
 #[tokio::test]
 async fn a_request_with_the_path_as_authority_succeeds() {
-    let running = Running::start();
+    let running = RunningRegistrar::start();
     running.first_socket().await;
     let authority = "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock";
     let first = header_block("/pluginregistration.Registration/GetInfo", authority);
@@ -134,7 +134,7 @@ async fn a_request_with_the_path_as_authority_succeeds() {
 
 #[tokio::test]
 async fn a_successful_registration_keeps_the_socket() {
-    let running = Running::start();
+    let running = RunningRegistrar::start();
     let socket = running.first_socket().await;
     running.notify(true).await;
     running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
@@ -144,7 +144,7 @@ async fn a_successful_registration_keeps_the_socket() {
 
 #[tokio::test]
 async fn a_failed_registration_creates_the_socket_again() {
-    let running = Running::start();
+    let running = RunningRegistrar::start();
     let socket = running.first_socket().await;
     running.notify(false).await;
     running.socket_after(&socket).await;
@@ -154,7 +154,7 @@ async fn a_failed_registration_creates_the_socket_again() {
 
 #[tokio::test]
 async fn a_removed_socket_is_created_again() {
-    let running = Running::start();
+    let running = RunningRegistrar::start();
     let socket = running.first_socket().await;
     fs::remove_file(running.socket()).unwrap();
     running.socket_after(&socket).await;
@@ -179,7 +179,7 @@ async fn a_stale_socket_of_an_earlier_process_is_replaced() {
 
 #[tokio::test]
 async fn removing_the_registration_directory_ends_the_task() {
-    let running = Running::start();
+    let running = RunningRegistrar::start();
     running.first_socket().await;
     fs::remove_dir_all(running.directory.path()).unwrap();
     let error = running.task.await.unwrap().unwrap_err();
