@@ -126,10 +126,7 @@ fn read(listed: Listed) -> Result<Recorded, String> {
     let (Some(kind), Some(annotations), Some(capacity)) = (kind, annotations, capacity_bytes) else {
         return Err(problem.unwrap_or_else(|| "it could not be read".to_owned()));
     };
-    let kind = [VolumeKind::Filesystem, VolumeKind::Block]
-        .into_iter()
-        .find(|known| known.to_string() == kind)
-        .ok_or_else(|| format!("its kind {kind:?} is unknown"))?;
+    let kind = pv::kind_of_mode(&kind).ok_or_else(|| format!("its kind {kind:?} is unknown"))?;
     if pending == Some(true) {
         return Err("its claim had no PersistentVolume yet, so it is empty or an incomplete copy".to_owned());
     }

@@ -160,10 +160,7 @@ impl Publisher {
     fn publish_at(&self, id: &VolumeId, target: &Path, mode: PublishMode, targets: Targets) -> Result<()> {
         let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         let volume = self.volume("publish", id, mode.kind())?;
-        if volume.is_pending()? {
-            // Workloads write to it from now on, so it must not look like an incomplete one.
-            self.store.confirm(id)?;
-        }
+        self.store.confirm_before_use(&volume)?;
         let target = self.root.locate(target)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::Conflict,

@@ -29,16 +29,14 @@ impl VolumeStore {
     /// supports.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        let create = || {
+        self.create_by(id, spec, || {
             let _lock = self.layout.lock_shared()?;
             let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
             if self.exists_durably(is_there)? {
                 return Ok(());
             }
             self.make(id, capacity, spec).or_else(|error| self.unless_created_concurrently(error, is_there))
-        };
-        let created = create();
-        self.open_created(id, spec, created)
+        })
     }
 
     /// Creates a volume, which must not exist: of concurrent calls, one succeeds. A call that is repeated after a crash may find the volume
@@ -48,7 +46,7 @@ impl VolumeStore {
     /// [`ErrorKind::AlreadyExists`]: there is a volume of that id. Otherwise as [`create`](Self::create).
     pub fn create_new(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        let create = || {
+        self.create_by(id, spec, || {
             let _lock = self.layout.lock_shared()?;
             match self.layout.stat(ContentSource::Volume(id))? {
                 None => self.make(id, capacity, spec),
@@ -57,29 +55,32 @@ impl VolumeStore {
                     Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, cause))
                 }
             }
-        };
-        let created = create();
-        self.open_created(id, spec, created)
+        })
     }
 
-    /// Opens a volume after a call has created it, or found the requested one. The caller holds no lock.
-    pub(super) fn open_created(
+    /// Opens a volume after `create` has created it, or found the requested one. The caller holds no lock.
+    pub(super) fn create_by(
         &self,
         id: &VolumeId,
         spec: &VolumeSpec,
-        created: Result<()>,
+        create: impl FnOnce() -> Result<()>,
     ) -> Result<Volume> {
+        let created = create();
         if spec.pending {
             // Also after an error, because the volume may have its name.
             self.pending.add(id);
         }
         created?;
         let volume = self.volume(id)?;
-        if !spec.pending && volume.is_pending()? {
-            // The caller uses it, and does not expect that a program deletes it as incomplete.
-            self.confirm(id)?;
+        if !spec.pending {
+            self.confirm_before_use(&volume)?;
         }
         Ok(volume)
+    }
+
+    /// Confirms a volume if it is pending: the caller does not expect that a program deletes it as incomplete.
+    pub(crate) fn confirm_before_use(&self, volume: &Volume) -> Result<()> {
+        if volume.is_pending()? { self.confirm(volume.id()) } else { Ok(()) }
     }
 
     /// Confirms a volume that was created as [pending](VolumeSpec::pending), durably. The call can be repeated.

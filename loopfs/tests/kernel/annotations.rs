@@ -67,9 +67,9 @@ fn a_volume_is_pending_until_confirmed(
     leaks.check();
 }
 
-/// Two processes: the one that asks has read all volumes before the other creates one.
+/// Another process has read all volumes before the first one creates the volume, and then repeats the creation.
 #[test]
-fn a_creation_that_is_repeated_by_another_process_is_pending_there() {
+fn a_repeated_creation_is_pending_too() {
     let leaks = Leaks::watch();
     let (creator, other) = (store(), store());
     assert_eq!(other.pending().unwrap(), []);

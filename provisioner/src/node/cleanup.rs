@@ -172,8 +172,8 @@ mod tests {
         VolumeId::parse(fixtures::VOLUME).unwrap()
     }
 
-    /// Returns a context with a volume, the record of its provisioning, and `claims` in the cache.
-    fn recorded(
+    /// Returns a context with a pending volume and `claims` in the cache.
+    fn with_pending_volume(
         claims: Vec<PersistentVolumeClaim>,
         requests: Vec<ExpectedRequest>,
     ) -> (TestContext, ClaimRecord) {
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_volume_without_persistent_volume_is_deleted_if_its_claim_was_deleted() {
-        let (test_context, record) = recorded(
+        let (test_context, record) = with_pending_volume(
             vec![],
             vec![
                 expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
@@ -213,12 +213,12 @@ mod tests {
         assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
-    /// Its PersistentVolume and its claim were deleted while the node was deleted, and a crash had left the record.
+    /// Its PersistentVolume and its claim were deleted while the node was deleted, and a crash had left the volume pending.
     #[tokio::test]
     async fn a_volume_from_before_the_node_was_registered_is_kept() {
         let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
         let requests = vec![absent, unlabelled(&[]), labelled(), own_node("another")];
-        let (test_context, record) = recorded(vec![], requests);
+        let (test_context, record) = with_pending_volume(vec![], requests);
         assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
@@ -231,7 +231,7 @@ mod tests {
             labelled(),
             own_node("node"),
         ];
-        let (test_context, record) = recorded(vec![successor], requests);
+        let (test_context, record) = with_pending_volume(vec![successor], requests);
         assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
@@ -239,7 +239,7 @@ mod tests {
     async fn a_volume_with_a_persistent_volume_is_kept() {
         let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
         let (test_context, record) =
-            recorded(vec![], vec![expect(Method::GET, VOLUME, None).respond(object)]);
+            with_pending_volume(vec![], vec![expect(Method::GET, VOLUME, None).respond(object)]);
         assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
@@ -248,14 +248,14 @@ mod tests {
     async fn a_volume_whose_persistent_volume_names_this_disk_is_kept() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
         let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
-        let (test_context, record) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        let (test_context, record) = with_pending_volume(vec![fixtures::bound_claim(json!({}))], requests);
         assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     #[tokio::test]
     async fn a_volume_is_deleted_once_its_marked_persistent_volume_no_longer_exists() {
         let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        let (test_context, record) = recorded(
+        let (test_context, record) = with_pending_volume(
             vec![],
             vec![
                 expect(Method::GET, VOLUME, None).respond(deleted),
@@ -272,10 +272,10 @@ mod tests {
 
     /// A task that fails after its claim was deleted leaves a volume behind, and no event announces that.
     #[tokio::test(start_paused = true)]
-    async fn the_record_of_a_locked_volume_is_read_again_although_no_claim_is_deleted() {
+    async fn a_locked_volume_is_checked_again() {
         let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
         let requests = vec![own_node("node"), absent, unlabelled(&[]), labelled(), own_node("node")];
-        let (test_context, _record) = recorded(vec![], requests);
+        let (test_context, _record) = with_pending_volume(vec![], requests);
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
         let begun = tokio::time::Instant::now();
@@ -297,8 +297,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_volume_and_record_of_a_waiting_claim_are_kept() {
-        let (test_context, record) = recorded(vec![fixtures::claim(json!({}))], vec![]);
+    async fn the_volume_of_a_waiting_claim_stays_pending() {
+        let (test_context, record) = with_pending_volume(vec![fixtures::claim(json!({}))], vec![]);
         assert_eq!(kept_after_processing(test_context, &record).await, (true, true));
     }
 
@@ -322,7 +322,7 @@ mod tests {
         #[case] expected: (bool, bool),
     ) {
         let requests = std::iter::once(reads_claim).chain(others).collect();
-        let (test_context, record) = recorded(vec![], requests);
+        let (test_context, record) = with_pending_volume(vec![], requests);
         test_context.ctx.claim_scope.set(ClaimScope::Own);
         // The cache may still be that of the earlier watch.
         test_context.ctx.claim_scope.set(ClaimScope::All);
@@ -330,10 +330,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_record_of_a_bound_claim_is_removed() {
+    async fn the_volume_of_a_bound_claim_is_confirmed() {
         let object = fixtures::volume(json!({}));
         let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
-        let (test_context, record) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        let (test_context, record) = with_pending_volume(vec![fixtures::bound_claim(json!({}))], requests);
         assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
@@ -346,20 +346,20 @@ mod tests {
             labelled(),
             own_node("node"),
         ];
-        let (test_context, record) = recorded(vec![], requests);
+        let (test_context, record) = with_pending_volume(vec![], requests);
         assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
 
     #[tokio::test]
     async fn the_data_of_a_bound_claim_is_kept_without_its_persistent_volume() {
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
-        let (test_context, record) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        let (test_context, record) = with_pending_volume(vec![fixtures::bound_claim(json!({}))], requests);
         assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     #[tokio::test]
     async fn a_volume_that_another_task_has_locked_is_kept() {
-        let (test_context, record) = recorded(vec![], vec![]);
+        let (test_context, record) = with_pending_volume(vec![], vec![]);
         let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
         assert!(
@@ -373,7 +373,7 @@ mod tests {
     async fn a_volume_that_a_persistent_volume_of_another_name_needs_is_kept() {
         let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
-        let (test_context, record) = recorded(vec![], requests);
+        let (test_context, record) = with_pending_volume(vec![], requests);
         assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;
@@ -387,7 +387,7 @@ mod tests {
     async fn a_404_that_does_not_name_the_persistent_volume_deletes_nothing(
         #[case] response: ExpectedRequest,
     ) {
-        let (test_context, record) = recorded(vec![], vec![response]);
+        let (test_context, record) = with_pending_volume(vec![], vec![response]);
         assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         assert_eq!(test_context.volumes.state().pending.len(), 1);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_record_is_kept_if_the_store_or_the_api_server_fails() {
+    async fn a_volume_stays_pending_after_a_failure() {
         let requests = vec![
             expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
@@ -403,7 +403,7 @@ mod tests {
             labelled(),
             own_node("node"),
         ];
-        let (test_context, record) = recorded(vec![], requests);
+        let (test_context, record) = with_pending_volume(vec![], requests);
         assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());

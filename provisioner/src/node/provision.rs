@@ -157,11 +157,9 @@ fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
     {
         return Err(Refusal::AccessMode(mode.clone()));
     }
-    match spec.volume_mode.as_deref() {
-        None | Some("Filesystem") => Ok(VolumeKind::Filesystem),
-        Some("Block") => Ok(VolumeKind::Block),
-        Some(mode) => Err(Refusal::VolumeMode(mode.to_owned())),
-    }
+    spec.volume_mode.as_deref().map_or(Ok(VolumeKind::Filesystem), |mode| {
+        pv::kind_of_mode(mode).ok_or_else(|| Refusal::VolumeMode(mode.to_owned()))
+    })
 }
 
 /// Creates the volume and its PersistentVolume.

@@ -97,6 +97,11 @@ pub(crate) fn build(description: Description<'_>, identity: &Identity) -> Persis
     }
 }
 
+/// Returns the kind of volume that a volume mode of Kubernetes names.
+pub(crate) fn kind_of_mode(mode: &str) -> Option<VolumeKind> {
+    [VolumeKind::Filesystem, VolumeKind::Block].into_iter().find(|kind| kind.to_string() == mode)
+}
+
 /// Returns the reference to the claim. It contains the UID, so that a newer claim of the same name does not get the data of the
 /// old one.
 fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {

@@ -20,7 +20,8 @@ pub(crate) enum StoreCommand {
     /// Show the volumes and snapshots of a store
     ///
     /// For each volume, the command prints the claim and the StorageClass that it was created for, if they were noted, and
-    /// `healthy`, `pending` (it has no PersistentVolume yet) or its problem. It is safe while a driver is running. It does not create a store if there is none.
+    /// `healthy`, `pending` (it has no PersistentVolume yet) or its problem. It is safe while a driver is running. It does
+    /// not create a store if there is none.
     ///
     /// JSON: {filesystem_uuid, volumes: [{id, kind ("Filesystem" or "Block"), annotations: {claim ("NAMESPACE/NAME"), class,
     /// uid, and others}, pending (true until its PersistentVolume exists), capacity_bytes, used_bytes, available_bytes,

@@ -67,8 +67,8 @@ impl VolumeStore {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
-        let created = self.copy(source, CopyTarget::Volume { id, spec, capacity }, &mut is_wanted);
-        self.open_created(id, spec, created)
+        let target = CopyTarget::Volume { id, spec, capacity };
+        self.create_by(id, spec, || self.copy(source, target, &mut is_wanted))
     }
 
     /// Takes a snapshot of a volume: a copy as by [`clone_from`](Self::clone_from), to clone volumes from later. It is never written

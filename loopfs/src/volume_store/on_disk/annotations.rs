@@ -108,7 +108,7 @@ fn invalid_in(key: &str, value: &str) -> Option<&'static str> {
 
 /// Returns `true` if the volume was created as pending and not confirmed since.
 pub(crate) fn is_pending(made: impl AsFd) -> Result<bool> {
-    Ok(xattr::get(made, PENDING).context("read the attributes of", "a volume")?.is_some())
+    attribute::is_set(made, PENDING, "a volume")
 }
 
 /// Ends the pending state of a volume. Succeeds if it has ended.

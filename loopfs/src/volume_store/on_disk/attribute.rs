@@ -27,6 +27,11 @@ pub(crate) fn read<T>(
     })
 }
 
+/// Returns `true` if an attribute is set, whatever its value. An error names `object`.
+pub(super) fn is_set(file: impl AsFd, name: &CStr, object: &'static str) -> Result<bool> {
+    Ok(xattr::get(file, name).context("read the attributes of", object)?.is_some())
+}
+
 /// As [`read`], of an attribute that each image and directory of the store has.
 ///
 /// # Errors

@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use crate::error::{Context, Result};
+use super::attribute;
+use crate::error::Result;
 use crate::sys::xattr;
 
 /// The attribute of an image that was cloned from another, or that another was cloned from.
@@ -18,6 +19,5 @@ pub(crate) fn mark(image: impl AsFd) -> Result<(), Errno> {
 
 /// Returns `true` if the image may share blocks with other files.
 pub(crate) fn may_share(image: impl AsFd) -> Result<bool> {
-    let marked = xattr::get(image, SHARES).context("read the attributes of", "an image")?;
-    Ok(marked.is_some())
+    attribute::is_set(image, SHARES, "an image")
 }

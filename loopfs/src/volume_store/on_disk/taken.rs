@@ -22,7 +22,7 @@ pub(crate) struct Taken {
 
 /// Returns `true` if an image, which may be in the trash, is that of a snapshot.
 pub(crate) fn is_snapshot(image: impl AsFd) -> Result<bool> {
-    Ok(xattr::get(image, NAME).context("read the attribute of", "an image")?.is_some())
+    attribute::is_set(image, NAME, "an image")
 }
 
 impl Taken {

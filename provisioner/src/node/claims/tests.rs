@@ -175,7 +175,7 @@ async fn after_a_crash_the_existing_persistent_volume_is_found() {
 }
 
 #[tokio::test]
-async fn a_volume_stays_pending_while_its_persistent_volume_is_deleted() {
+async fn a_volume_stays_pending_during_deletion() {
     let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
