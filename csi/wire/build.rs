@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-const SOURCES: [&str; 2] = ["proto/csi.proto", "proto/pluginregistration.proto"];
+const SOURCES: [&str; 3] = ["proto/csi.proto", "proto/loopfs.proto", "proto/pluginregistration.proto"];
+/// The packages whose calls are counted.
+const COUNTED: [&str; 2] = ["csi.v1", "loopfs.v1"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
@@ -16,9 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .filter(|(_, message)| message.field.iter().any(|field| field.name() == "secrets"))
         .map(|(package, message)| format!(".{package}.{}", message.name()))
         .collect::<Vec<_>>();
-    // What there is to be called, for who counts calls.
-    let services =
-        descriptors.file.iter().filter(|file| file.package() == "csi.v1").flat_map(|file| &file.service);
+    let counted = descriptors.file.iter().filter(|file| COUNTED.contains(&file.package()));
+    let services = counted.flat_map(|file| &file.service);
     let methods =
         services.flat_map(|service| &service.method).map(|method| method.name()).collect::<BTreeSet<_>>();
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
