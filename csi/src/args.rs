@@ -28,6 +28,11 @@ pub struct Args {
     #[arg(long, env = "CSI_ENDPOINT", value_parser = socket_path)]
     pub endpoint: PathBuf,
 
+    /// Socket for the provisioner and for csi-snapshotter, as unix:///path. It serves no calls that publish volumes. The group of its
+    /// directory can connect to it. Without this option, there is none
+    #[arg(long, value_parser = socket_path)]
+    pub control_endpoint: Option<PathBuf>,
+
     /// The kubelet's directory. The driver publishes volumes below it and nowhere else
     #[arg(long, default_value = "/var/lib/kubelet", value_parser = absolute_path)]
     pub kubelet_dir: PathBuf,
@@ -50,10 +55,20 @@ pub struct Args {
     #[arg(long)]
     pub probe_address: Option<HttpAddress>,
 
-    /// Interval in seconds at which the driver checks the condition of all volumes. It does so only if metrics are
-    /// served
+    /// Interval in seconds at which the driver checks the condition of all volumes, if metrics are served, and searches for files that
+    /// are charged to another volume
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub audit_interval: u64,
+
+    /// Walk the directories of all volumes each time, to find files that carry the project id of another volume and so use
+    /// up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
+    /// becomes full
+    #[arg(long)]
+    pub audit_projects: bool,
+
+    /// Put such files back into the project of the volume that holds them, also beyond its limit
+    #[arg(long)]
+    pub repair_projects: bool,
 
     /// Contents and format of the log
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use loopfs::FilesystemUuid;
 use loopfs::volume_store::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 use tokio::task::JoinError;
@@ -54,6 +55,13 @@ pub(crate) enum Error {
     #[error("{0}")]
     Precondition(String),
 
+    /// The volume is on a disk that this node does not have.
+    #[error(
+        "the volume is on file system {of_volume}, but this node's volumes are on {present}; reattach the disk on which the volume was \
+         created"
+    )]
+    OtherFilesystem { of_volume: FilesystemUuid, present: FilesystemUuid },
+
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeId),
 
@@ -75,9 +83,9 @@ pub(crate) enum Error {
     #[error("{0}")]
     OutOfRange(String),
 
-    /// A system call on a target path failed.
+    /// A system call on a file failed.
     #[error("{operation} {}: {errno}", path.display())]
-    Target { operation: &'static str, path: PathBuf, errno: Errno },
+    File { operation: &'static str, path: PathBuf, errno: Errno },
 
     /// A defect of this program.
     #[error("{0}")]

@@ -23,25 +23,31 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
+use tonic::transport::server::Router;
 
 mod args;
 pub mod async_fd;
 mod audit;
 mod backoff;
 mod blocking;
+mod changes;
+mod custody;
 mod device_refresh;
 mod driver;
 mod error;
+mod foreign_files;
 mod http;
 pub mod inotify;
 mod kubelet_record;
@@ -62,16 +68,21 @@ pub use monitoring::HttpAddress;
 pub use transport::socket;
 
 use audit::ConditionAudit;
+use changes::Changes;
 use csi_wire::csi::controller_server::ControllerServer;
 use csi_wire::csi::identity_server::IdentityServer;
 use csi_wire::csi::node_server::NodeServer;
+use csi_wire::volumes::volumes_server::VolumesServer;
+use custody::CustodyPath;
+use foreign_files::{ForeignFileSearch, SearchSettings};
 use loopfs::publish::PublishRoot;
 use metrics::{Calls, Metered};
 use monitoring::Listeners;
 use request::RequestReader;
-use services::{ControllerService, IdentityService, NodeService, Registrar};
+use services::{ControllerService, IdentityService, NodeService, Registrar, VolumesService};
 use storage::{Probe, StorageMonitor, TrashCleanup};
 use topology::ThisNode;
+use transport::socket::SocketFile;
 use volumes::{VolumeOperations, Volumes};
 
 /// The directories of the kubelet below which volumes are published: the targets of all volumes, and the staging paths
@@ -106,66 +117,36 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 /// # Errors
 /// Returns the same errors as [`run`].
 pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
-    let Args {
-        driver_name,
-        node_name,
-        data_dir,
-        endpoint,
-        kubelet_dir,
-        registration_dir,
-        kubelet_csi_socket,
-        metrics_address,
-        probe_address,
-        audit_interval,
-        log: _,
-    } = args;
-    let root = PublishRoot::open(&kubelet_dir).context("--kubelet-dir")?;
+    let root = PublishRoot::open(&args.kubelet_dir).context("--kubelet-dir")?;
     root.require_propagation(&PUBLISHED_BELOW)?;
-    let root = Arc::new(root);
-    let monitor = Arc::new(StorageMonitor::new(driver_name.clone(), data_dir, Arc::clone(&root)));
-    let probe = Arc::new(Probe::new(Arc::clone(&monitor)));
-    let trash_cleanup = Arc::new(TrashCleanup::default());
-    let this_node = ThisNode::new(&driver_name, node_name);
-    let requests = RequestReader::new(&driver_name, this_node.clone(), &kubelet_dir);
-    let operations = VolumeOperations::new(
-        Volumes::new(Arc::clone(&monitor), root, Arc::clone(&trash_cleanup)),
-        Arc::clone(&monitor),
-    );
-    let calls = Calls::new();
-    let services = Services {
-        calls: calls.clone(),
-        identity: IdentityService::new(driver_name.clone(), Arc::clone(&probe)),
-        controller: ControllerService::new(
-            &driver_name,
-            this_node.clone(),
-            requests.clone(),
-            operations.clone(),
-        ),
-        node: NodeService::new(this_node, requests, operations.clone(), Arc::clone(&probe)),
-    };
-    let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
-        driver_name,
-        directory,
-        csi_socket,
-        registered: watch::Sender::new(false),
+    let parts = Parts::new(&args, root);
+    let registrar = args.registration_dir.zip(args.kubelet_csi_socket).map(|(directory, csi_socket)| {
+        let registered = watch::Sender::new(false);
+        Registrar { driver_name: args.driver_name.clone(), directory, csi_socket, registered }
     });
     registrar.as_ref().map(Registrar::remove_stale_socket).transpose()?;
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
-    tasks.spawn(Arc::clone(&probe).run(stop.clone()));
-    tasks.spawn(device_refresh::run(operations.clone(), Arc::clone(&monitor), stop.clone()));
-    let audit = Arc::new(ConditionAudit::new(Duration::from_secs(audit_interval)));
-    if metrics_address.is_some() {
-        tasks.spawn(Arc::clone(&audit).run(operations, Arc::clone(&monitor), stop.clone()));
+    tasks.spawn(parts.clone().serve_kubelet(&args.endpoint, stop.clone())?);
+    if let Some(endpoint) = &args.control_endpoint {
+        let custody = CustodyPath::beside(&args.data_dir);
+        tasks.spawn(parts.clone().serve_control(endpoint, custody, stop.clone())?);
     }
-    if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
+    tasks.spawn(Arc::clone(&parts.probe).run(stop.clone()));
+    tasks.spawn(device_refresh::run(parts.operations.clone(), Arc::clone(&parts.monitor), stop.clone()));
+    let audit = Arc::new(ConditionAudit::new(Duration::from_secs(args.audit_interval)));
+    if args.metrics_address.is_some() {
+        let auditing =
+            Arc::clone(&audit).run(parts.operations.clone(), Arc::clone(&parts.monitor), stop.clone());
+        tasks.spawn(auditing);
+    }
+    if let Some(listeners) = Listeners::bind(args.metrics_address, args.probe_address).await? {
         let endpoints = http::DriverHealthEndpoints {
-            monitor: Arc::clone(&monitor),
-            probe,
+            monitor: Arc::clone(&parts.monitor),
+            probe: Arc::clone(&parts.probe),
             audit,
-            calls,
-            endpoint: endpoint.clone(),
+            calls: parts.calls.clone(),
+            endpoint: args.endpoint.clone(),
             registered: registrar.as_ref().map(|registrar| registrar.registered.subscribe()),
         };
         let stop = stop.clone();
@@ -174,14 +155,130 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             Ok(())
         });
     }
-    tasks.spawn(Arc::clone(&monitor).keep_open(stop.clone()));
-    tasks.spawn(trash_cleanup.run(Arc::clone(&monitor), stop.clone()));
+    tasks.spawn(Arc::clone(&parts.monitor).keep_open(stop.clone()));
+    tasks.spawn(Arc::clone(&parts.trash_cleanup).run(stop.clone()));
+    tasks.spawn(Arc::clone(&parts.foreign_files).run(stop.clone()));
     if let Some(registrar) = registrar {
-        tasks.spawn(register(registrar, monitor, stop.clone()));
+        tasks.spawn(register(registrar, parts.monitor, stop.clone()));
     }
-    tracing::info!(endpoint = %endpoint.display(), version = env!("CARGO_PKG_VERSION"), "serving");
+    tracing::info!(endpoint = %args.endpoint.display(), version = env!("CARGO_PKG_VERSION"), "serving");
 
     finish(tasks, &stop).await
+}
+
+/// What the tasks and services of the driver share.
+#[derive(Clone)]
+struct Parts {
+    driver_name: DriverName,
+    this_node: ThisNode,
+    requests: RequestReader,
+    monitor: Arc<StorageMonitor>,
+    probe: Arc<Probe>,
+    trash_cleanup: Arc<TrashCleanup>,
+    foreign_files: Arc<ForeignFileSearch>,
+    changes: Arc<Changes>,
+    operations: VolumeOperations,
+    calls: Calls,
+}
+
+impl Parts {
+    fn new(args: &Args, root: PublishRoot) -> Self {
+        let (driver_name, root) = (args.driver_name.clone(), Arc::new(root));
+        let monitor =
+            Arc::new(StorageMonitor::new(driver_name.clone(), args.data_dir.clone(), Arc::clone(&root)));
+        let (foreground, changes) = (Arc::default(), Arc::<Changes>::default());
+        let trash_cleanup =
+            Arc::new(TrashCleanup::new(Arc::clone(&monitor), Arc::clone(&foreground), Arc::clone(&changes)));
+        let search = SearchSettings {
+            interval: Duration::from_secs(args.audit_interval),
+            all: args.audit_projects,
+            repair: args.repair_projects,
+        };
+        let foreign_files = Arc::new(ForeignFileSearch::new(
+            search,
+            Arc::clone(&monitor),
+            Arc::clone(&foreground),
+            Arc::clone(&trash_cleanup),
+            Arc::clone(&changes),
+        ));
+        let this_node = ThisNode::new(&driver_name, args.node_name.clone());
+        let volumes =
+            Volumes::new(Arc::clone(&monitor), root, Arc::clone(&trash_cleanup), Arc::clone(&changes));
+        Self {
+            requests: RequestReader::new(&driver_name, this_node.clone(), &args.kubelet_dir),
+            probe: Arc::new(Probe::new(Arc::clone(&monitor))),
+            operations: VolumeOperations::new(volumes, Arc::clone(&monitor), foreground),
+            calls: Calls::new(),
+            driver_name,
+            this_node,
+            monitor,
+            trash_cleanup,
+            foreign_files,
+            changes,
+        }
+    }
+
+    fn identity(&self) -> Metered<IdentityServer<IdentityService>> {
+        let service = IdentityService::new(self.driver_name.clone(), Arc::clone(&self.probe));
+        Metered::new(IdentityServer::new(service), &self.calls)
+    }
+
+    fn controller(&self) -> Metered<ControllerServer<ControllerService>> {
+        let (node, requests) = (self.this_node.clone(), self.requests.clone());
+        let service = ControllerService::new(&self.driver_name, node, requests, self.operations.clone());
+        Metered::new(ControllerServer::new(service), &self.calls)
+    }
+
+    /// Serves CSI to the kubelet.
+    fn serve_kubelet(
+        self,
+        endpoint: &Path,
+        stop: CancellationToken,
+    ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+        let (operations, probe) = (self.operations.clone(), Arc::clone(&self.probe));
+        let node = NodeService::new(self.this_node.clone(), self.requests.clone(), operations, probe);
+        let services = Server::builder()
+            .add_service(self.identity())
+            .add_service(self.controller())
+            .add_service(Metered::new(NodeServer::new(node), &self.calls));
+        serve_on(services, socket::listen(endpoint, socket::OF_ROOT)?, stop)
+    }
+
+    /// Serves the provisioner and csi-snapshotter. They have credentials, so they get no Node service, with which they could mount volumes
+    /// into any pod of the node.
+    fn serve_control(
+        self,
+        endpoint: &Path,
+        custody: CustodyPath,
+        stop: CancellationToken,
+    ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+        let (identity, controller) = (self.identity(), self.controller());
+        let volumes = VolumesService::new(
+            self.operations,
+            self.monitor,
+            self.changes,
+            self.foreign_files,
+            custody,
+            stop.clone(),
+        );
+        let services = Server::builder()
+            .add_service(identity)
+            .add_service(controller)
+            .add_service(Metered::new(VolumesServer::new(volumes), &self.calls));
+        serve_on(services, socket::listen(endpoint, socket::OF_GROUP)?, stop)
+    }
+}
+
+fn serve_on(
+    services: Router,
+    (listener, removed_on_drop): (UnixListener, SocketFile),
+    stop: CancellationToken,
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>>> {
+    Ok(async move {
+        let _removed_on_drop = removed_on_drop;
+        let connections = UnixListenerStream::new(listener);
+        services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await.context("serve CSI")
+    })
 }
 
 /// Keeps the driver registered until `stop`, on a node that has storage, available or not. No pod depends on a node that never had
@@ -219,29 +316,6 @@ async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken
 
 fn ended(task: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
     task.map_err(|panic| anyhow!("a task panicked: {panic}")).flatten()
-}
-
-struct Services {
-    calls: Calls,
-    identity: IdentityService,
-    controller: ControllerService,
-    node: NodeService,
-}
-
-impl Services {
-    async fn serve(
-        self,
-        (listener, _removed_on_drop): (tokio::net::UnixListener, socket::SocketFile),
-        stop: CancellationToken,
-    ) -> anyhow::Result<()> {
-        Server::builder()
-            .add_service(Metered::new(IdentityServer::new(self.identity), &self.calls))
-            .add_service(Metered::new(ControllerServer::new(self.controller), &self.calls))
-            .add_service(Metered::new(NodeServer::new(self.node), &self.calls))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
-            .await
-            .context("serve CSI")
-    }
 }
 
 #[cfg(test)]

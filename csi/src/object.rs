@@ -10,6 +10,8 @@ use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId};
 pub(crate) enum OperationObject {
     Volume(VolumeId),
     Snapshot(SnapshotId),
+    /// The capacity of a volume, while it is expanded.
+    Capacity(VolumeId),
     /// A path at which a volume is published.
     Target(PathBuf),
 }
@@ -40,6 +42,7 @@ impl fmt::Display for OperationObject {
         match self {
             Self::Volume(id) => write!(f, "volume {id}"),
             Self::Snapshot(id) => write!(f, "snapshot {id}"),
+            Self::Capacity(id) => write!(f, "the capacity of volume {id}"),
             Self::Target(path) => write!(f, "target path {}", path.display()),
         }
     }

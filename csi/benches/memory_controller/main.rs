@@ -50,7 +50,7 @@ async fn main() -> ExitCode {
 
 async fn serve(path: &Path, controller: MemoryController) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
-    let (listener, _removed_on_drop) = socket::listen(path)?;
+    let (listener, _removed_on_drop) = socket::listen(path, socket::OF_ROOT)?;
     let serving = Server::builder()
         .add_service(IdentityServer::new(controller.clone()))
         .add_service(ControllerServer::new(controller.clone()))

@@ -7,15 +7,15 @@ use csi_wire::csi as wire;
 use csi_wire::csi::controller_server::Controller;
 use csi_wire::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
 use csi_wire::csi::{controller_get_volume_response, list_snapshots_response};
-use loopfs::volume_store::VolumeKind;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::rpc::{self, RpcKind, signed};
 use crate::driver::DriverName;
 use crate::error::Result;
-use crate::request::RequestReader;
+use crate::object::OperationObject;
+use crate::request::{CapacityQuery, RequestReader};
 use crate::topology::ThisNode;
-use crate::volumes::{LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
+use crate::volumes::{Capacity, LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
 
 /// The capabilities of the Controller service in this version of the driver.
 const CAPABILITIES: [Capability; 14] = [
@@ -64,7 +64,7 @@ impl Controller for ControllerService {
         rpc::traced("CreateVolume", RpcKind::Mutating, &request.name.clone(), async {
             let create = self.requests.create(request)?;
             let locks = [(create.volume.clone().into(), LockMode::Change)].into_iter();
-            let locks = locks.chain(create.source.clone().map(|source| (source.into(), LockMode::Copy)));
+            let locks = locks.chain(create.source.clone().map(|source| (source.into(), LockMode::Keep)));
             let created = self.operations.locked(locks, move |volumes| volumes.create(&create)).await?;
             Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&created)) })
         })
@@ -79,7 +79,7 @@ impl Controller for ControllerService {
         rpc::traced("DeleteVolume", RpcKind::Mutating, &request.volume_id, async {
             if let Some(volume) = self.requests.delete(&request)? {
                 let locks = [(volume.clone().into(), LockMode::Remove)];
-                self.operations.locked(locks, move |volumes| volumes.delete(&volume)).await?;
+                self.operations.locked(locks, move |volumes| volumes.delete(&volume, None)).await?;
             }
             Ok(wire::DeleteVolumeResponse {})
         })
@@ -93,14 +93,15 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerExpandVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
             let expand = self.requests.controller_expand(request)?;
-            let volume = self
-                .operations
-                .exclusive(&expand.volume.clone(), move |volumes| volumes.controller_expand(&expand))
-                .await?;
+            let locks = [
+                (OperationObject::Capacity(expand.volume.clone()), LockMode::Change),
+                (expand.volume.clone().into(), LockMode::Keep),
+            ];
+            let expanded =
+                self.operations.locked(locks, move |volumes| volumes.controller_expand(&expand)).await?;
             Ok(wire::ControllerExpandVolumeResponse {
-                capacity_bytes: signed(volume.capacity().0),
-                // The capacity of a loop device must be refreshed. A quota takes effect immediately.
-                node_expansion_required: volume.kind() == VolumeKind::Block,
+                capacity_bytes: signed(expanded.volume.capacity().0),
+                node_expansion_required: !expanded.devices_refreshed,
             })
         })
         .await
@@ -203,8 +204,14 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::GetCapacityResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("GetCapacity", RpcKind::ReadOnly, "", async {
-            let query = self.requests.capacity(request)?;
-            let capacity = self.operations.unlocked(move |volumes| volumes.capacity(&query)).await?;
+            let CapacityQuery { here, kind, parameters } = self.requests.capacity(request)?;
+            let capacity = self
+                .operations
+                .unlocked(move |volumes| match here {
+                    true => volumes.capacity(&parameters, kind),
+                    false => volumes.verified().map(|_available| Capacity::NONE),
+                })
+                .await?;
             Ok(wire::GetCapacityResponse {
                 available_capacity: signed(capacity.available.0),
                 maximum_volume_size: Some(signed(capacity.largest.0)),
@@ -252,7 +259,7 @@ impl Controller for ControllerService {
             let create = self.requests.create_snapshot(request)?;
             let locks = [
                 (create.snapshot.clone().into(), LockMode::Change),
-                (create.source.clone().into(), LockMode::Copy),
+                (create.source.clone().into(), LockMode::Keep),
             ];
             let created =
                 self.operations.locked(locks, move |volumes| volumes.create_snapshot(&create)).await?;

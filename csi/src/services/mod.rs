@@ -8,8 +8,10 @@ mod registration;
 mod responses;
 mod rpc;
 mod status;
+mod volumes;
 
 pub(crate) use controller::ControllerService;
 pub(crate) use identity::IdentityService;
 pub(crate) use node::NodeService;
 pub(crate) use registration::Registrar;
+pub(crate) use volumes::VolumesService;

@@ -87,7 +87,7 @@ impl Registrar {
         // The watch starts before the socket exists, so that no removal is missed.
         let watch = InotifyWatch::new()?;
         watch.add_directory(&self.directory)?;
-        let (listener, file) = socket::listen(&self.socket())?;
+        let (listener, file) = socket::listen(&self.socket(), socket::OF_ROOT)?;
         let (sender, mut outcomes) = mpsc::unbounded_channel();
         let service =
             RegistrationServer::new(RegistrationService { registrar: self.clone(), outcomes: sender });

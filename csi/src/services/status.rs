@@ -1,6 +1,7 @@
 //! The table from errors to gRPC codes. The code determines whether an orchestrator retries, gives up, or permits the
 //! user to reduce a requested size again.
 
+use csi_wire::reason::Reason;
 use loopfs::ErrorKind;
 use tonic::{Code, Status};
 
@@ -15,9 +16,10 @@ impl Error {
         match self {
             Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnsuitableSource(_) => Code::InvalidArgument,
             Self::OperationPending(_) | Self::Temporary(_) | Self::StaleToken(_) => Code::Aborted,
-            Self::StorageUnavailable(_) | Self::StorageStarting | Self::Precondition(_) => {
-                Code::FailedPrecondition
-            }
+            Self::StorageUnavailable(_)
+            | Self::StorageStarting
+            | Self::Precondition(_)
+            | Self::OtherFilesystem { .. } => Code::FailedPrecondition,
             Self::Storage(error) => code_of(error.kind()),
             Self::Incompatible(_) => Code::AlreadyExists,
             // Only requests to create a volume or snapshot return this error. The orchestrator then tries another node.
@@ -27,7 +29,23 @@ impl Error {
             | Self::NoSuchSnapshot(_)
             | Self::SourceNotFound(_) => Code::NotFound,
             Self::OutOfRange(_) => Code::OutOfRange,
-            Self::Target { .. } | Self::Defect(_) => Code::Internal,
+            Self::File { .. } | Self::Defect(_) => Code::Internal,
+        }
+    }
+
+    /// Returns the reason for a client that knows more than the gRPC codes.
+    fn reason(&self) -> Reason {
+        match self {
+            Self::OperationPending(_) | Self::Temporary(_) => Reason::Pending,
+            Self::StorageUnavailable(_) | Self::StorageStarting => Reason::Unavailable,
+            Self::OtherFilesystem { present, .. } => Reason::OtherFilesystem(*present),
+            Self::Defect(_) => Reason::Defect,
+            Self::Storage(error) => Reason::Store(error.kind()),
+            Self::Invalid(_) => Reason::Store(ErrorKind::InvalidInput),
+            Self::NoSuchVolume(_) | Self::NoSuchSnapshot(_) | Self::SourceNotFound(_) => {
+                Reason::Store(ErrorKind::NotFound)
+            }
+            _ => Reason::Store(ErrorKind::Other),
         }
     }
 }
@@ -59,13 +77,16 @@ fn code_of(kind: ErrorKind) -> Code {
 
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
+        let (code, reason) = (error.code(), error.reason());
         let mut message = error.to_string();
         if message.len() > MAX_MESSAGE_LEN {
             let fits = |end: &usize| message.is_char_boundary(*end);
             message.truncate((0..=MAX_MESSAGE_LEN).rev().find(fits).unwrap_or(0));
             message.push('…');
         }
-        Self::new(error.code(), message)
+        let mut status = Self::new(code, message);
+        reason.add_to(&mut status);
+        status
     }
 }
 

@@ -31,10 +31,7 @@ const HANG_REMEDY: &str =
 pub(crate) fn require_filesystem(publisher: &Publisher, filesystem: Option<FilesystemUuid>) -> Result<()> {
     let here = publisher.store().filesystem_uuid();
     match filesystem {
-        Some(elsewhere) if elsewhere != here => Err(Error::Precondition(format!(
-            "the volume is on file system {elsewhere}, but this node's volumes are on {here}; \
-             reattach the disk on which the volume was created"
-        ))),
+        Some(of_volume) if of_volume != here => Err(Error::OtherFilesystem { of_volume, present: here }),
         _ => Ok(()),
     }
 }
@@ -49,6 +46,15 @@ enum StorageAvailability {
     Unavailable(Arc<str>),
     /// No file system was ever mounted at the data directory. That is no failure: a node may have no disk for volumes.
     Absent(Arc<str>),
+}
+
+/// Whether the storage can be used, as clients see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Availability {
+    Starting,
+    Absent(Arc<str>),
+    Unavailable(Arc<str>),
+    Available(FilesystemUuid),
 }
 
 /// The results of a probe that found no failure.
@@ -121,10 +127,14 @@ impl StorageMonitor {
     }
 
     pub(crate) fn hang_error_after(&self, waited: Duration) -> Error {
-        Error::StorageUnavailable(format!(
+        Error::StorageUnavailable(self.hang_reason(waited))
+    }
+
+    fn hang_reason(&self, waited: Duration) -> String {
+        format!(
             "a write to the data directory {} has not ended for {waited:.0?}; {HANG_REMEDY}",
             self.data_dir.display()
-        ))
+        )
     }
 
     /// Records the start of a probe. The caller calls this before [`probe`](Self::probe), and drops the returned value
@@ -189,6 +199,45 @@ impl StorageMonitor {
                 () = hanging => return self.hang_error_after(WRITE_TIMEOUT),
                 // The sender lives as long as `self`, so this is not an error.
                 changed = since.changed() => drop(changed),
+            }
+        }
+    }
+
+    /// Returns whether the storage can be used now. A disk that hangs counts as unavailable.
+    pub(crate) fn availability(&self) -> Availability {
+        match &*self.state.borrow() {
+            StorageAvailability::Starting => Availability::Starting,
+            StorageAvailability::Absent(reason) => Availability::Absent(Arc::clone(reason)),
+            StorageAvailability::Unavailable(reason) => Availability::Unavailable(Arc::clone(reason)),
+            StorageAvailability::Available(_) if self.hang_error().is_some() => {
+                Availability::Unavailable(self.hang_reason(WRITE_TIMEOUT).into())
+            }
+            StorageAvailability::Available(storage) => {
+                Availability::Available(storage.store().filesystem_uuid())
+            }
+        }
+    }
+
+    /// Completes when the availability differs from the known one.
+    pub(crate) async fn wait_until_other_than(&self, known: &Availability) {
+        let (mut state, mut probes) = (self.state.subscribe(), self.probe_started.subscribe());
+        loop {
+            let began = *probes.borrow_and_update();
+            drop(state.borrow_and_update());
+            if self.availability() != *known {
+                return;
+            }
+            let hanging = async {
+                match began.map(|began| began + WRITE_TIMEOUT).filter(|hangs_at| *hangs_at > Instant::now()) {
+                    Some(hangs_at) => sleep_until(hangs_at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            // The senders live as long as `self`.
+            tokio::select! {
+                () = hanging => {}
+                changed = state.changed() => drop(changed),
+                changed = probes.changed() => drop(changed),
             }
         }
     }

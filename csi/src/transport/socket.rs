@@ -1,4 +1,4 @@
-//! Unix sockets to which only root can connect, and which are removed on shutdown.
+//! Unix sockets to which only those can connect whom the mode permits, and which are removed on shutdown.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -8,6 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use tokio::net::UnixListener;
 
+/// Only the user of the process can connect, who is root.
+pub const OF_ROOT: u32 = 0o600;
+/// The group of the socket can connect too: the group of a directory with the set-group-ID bit.
+pub const OF_GROUP: u32 = 0o660;
+
 /// A socket's name in the file system. Dropping it removes the name, if the name still refers to this socket.
 #[derive(Debug)]
 pub struct SocketFile {
@@ -15,14 +20,14 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
-/// Listens at `path`. Atomically replaces a socket that an earlier process left: the name is never absent, and never
-/// has a mode that permits other users to connect.
+/// Listens at `path`, with this mode. Atomically replaces a socket that an earlier process left: the name is never absent, and never
+/// has a mode that permits others to connect.
 ///
 /// The kubelet ignores hidden names, so it does not see the socket before it is ready.
 ///
 /// # Errors
 /// Another kind of file exists there, or the directory does not exist or cannot be written.
-pub fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+pub fn listen(path: &Path, mode: u32) -> anyhow::Result<(UnixListener, SocketFile)> {
     let context = || format!("listen on {}", path.display());
     if let Some(file) = metadata(path).with_context(context)? {
         ensure!(
@@ -40,7 +45,7 @@ pub fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
         _ => {}
     }
     let listener = UnixListener::bind(&hidden).with_context(context)?;
-    fs::set_permissions(&hidden, Permissions::from_mode(0o600)).with_context(context)?;
+    fs::set_permissions(&hidden, Permissions::from_mode(mode)).with_context(context)?;
     let file = fs::symlink_metadata(&hidden).with_context(context)?;
     fs::rename(&hidden, path).with_context(context)?;
     Ok((listener, SocketFile { path: path.to_owned(), identity: (file.dev(), file.ino()) }))
@@ -96,7 +101,7 @@ mod tests {
     async fn a_socket_is_accessible_to_root_only_and_removed_on_drop() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
-        let (_listener, file) = listen(&path).unwrap();
+        let (_listener, file) = listen(&path, OF_ROOT).unwrap();
         assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         UnixStream::connect(&path).await.unwrap();
         assert!(file.is_in_place());
@@ -108,9 +113,9 @@ mod tests {
     async fn dropping_a_stale_socket_does_not_remove_its_replacement() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
-        let (listener, stale) = listen(&path).unwrap();
+        let (listener, stale) = listen(&path, OF_ROOT).unwrap();
         drop(listener);
-        let (_listener, file) = listen(&path).unwrap();
+        let (_listener, file) = listen(&path, OF_ROOT).unwrap();
         assert!(!stale.is_in_place());
         drop(stale);
         assert!(file.is_in_place());
@@ -122,7 +127,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
         fs::write(&path, "precious").unwrap();
-        assert!(listen(&path).unwrap_err().to_string().contains("not a socket"));
+        assert!(listen(&path, OF_ROOT).unwrap_err().to_string().contains("not a socket"));
         remove_stale(&path).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }

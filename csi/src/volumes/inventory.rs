@@ -1,5 +1,6 @@
 //! The list of volumes with their conditions, and the capacity for further ones.
 
+use csi_wire::Settings;
 use loopfs::publish::{Publications, Publisher};
 use loopfs::volume_store::{AbnormalReason, Condition, Volume, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
@@ -8,7 +9,7 @@ use super::publish::Volumes;
 use super::unavailable;
 use super::volume::{VolumeInfo, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::request::{CapacityQuery, ExpectedProperties, ListRequest, PageToken, Validate};
+use crate::request::{ExpectedProperties, ListRequest, PageToken, Validate};
 use crate::storage::require_filesystem;
 
 /// A part of the list of volumes.
@@ -26,6 +27,11 @@ pub(crate) struct Capacity {
     pub(crate) available: Bytes,
     /// The capacity of the largest volume that can be created.
     pub(crate) largest: Bytes,
+}
+
+impl Capacity {
+    /// The capacity for volumes that cannot be on this node.
+    pub(crate) const NONE: Self = Self { available: Bytes(0), largest: Bytes(0) };
 }
 
 /// The result of a validation: `Ok` if the volume has the expected properties, else the first difference.
@@ -90,15 +96,11 @@ impl Volumes {
         }
     }
 
-    /// Returns the free capacity of this node, and the size of the largest volume that fits into it.
-    pub(crate) fn capacity(&self, query: &CapacityQuery) -> Result<Capacity> {
-        let publisher = self.monitor.verified()?;
-        if !query.here {
-            return Ok(Capacity { available: Bytes(0), largest: Bytes(0) });
-        }
-        let space = publisher.store().space()?;
-        let spec = |kind| query.parameters.spec(kind, Bytes(0));
-        let largest = match query.kind {
+    /// Returns the free capacity of this node, and the size of the largest volume with these settings that fits into it.
+    pub(crate) fn capacity(&self, settings: &Settings, kind: Option<VolumeKind>) -> Result<Capacity> {
+        let space = self.monitor.verified()?.store().space()?;
+        let spec = |kind| settings.spec(kind, Bytes(0));
+        let largest = match kind {
             Some(kind) => space.largest_volume(&spec(kind)),
             None => space.largest_volume_of_any_kind(&spec(VolumeKind::Filesystem)),
         };

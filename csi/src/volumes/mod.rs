@@ -13,8 +13,9 @@ mod unavailable;
 mod volume;
 mod volume_locks;
 
-pub(crate) use inventory::Page;
+pub(crate) use inventory::{Capacity, Page};
 pub(crate) use operations::VolumeOperations;
+pub(crate) use provision::NewVolume;
 pub(crate) use publish::Volumes;
 pub(crate) use snapshots::SnapshotPage;
 pub(crate) use volume::{UNIT as MIN_VOLUME_SIZE, VolumeInfo};

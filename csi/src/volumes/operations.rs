@@ -27,7 +27,7 @@ use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::OperationObject;
 use crate::request::{Publish, Stage, TargetPath, Unpublish, Unstage};
-use crate::storage::StorageMonitor;
+use crate::storage::{ForegroundCalls, StorageMonitor};
 
 /// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
 /// that do not access the disk.
@@ -46,6 +46,7 @@ pub(crate) struct VolumeOperations {
     locks: VolumeLocks,
     volumes: Arc<Volumes>,
     monitor: Arc<StorageMonitor>,
+    foreground: Arc<ForegroundCalls>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
     /// The volumes whose cleanup a task repeats. Entries change while the volume is locked.
@@ -70,8 +71,13 @@ enum Repeated {
 }
 
 impl VolumeOperations {
-    pub(crate) fn new(volumes: Volumes, monitor: Arc<StorageMonitor>) -> Self {
+    pub(crate) fn new(
+        volumes: Volumes,
+        monitor: Arc<StorageMonitor>,
+        foreground: Arc<ForegroundCalls>,
+    ) -> Self {
         Self {
+            foreground,
             locks: VolumeLocks::default(),
             volumes: Arc::new(volumes),
             monitor,
@@ -125,9 +131,9 @@ impl VolumeOperations {
     ) -> Result<T> {
         // An error would mean that the semaphore is closed, and it is never closed.
         let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
-        let volumes = Arc::clone(&self.volumes);
+        let (volumes, call) = (Arc::clone(&self.volumes), self.foreground.enter());
         blocking::run(move || {
-            let _thread = thread;
+            let (_thread, _call) = (thread, call);
             work(&volumes)
         })
         .await

@@ -2,21 +2,46 @@
 
 use loopfs::publish::Publisher;
 use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId, VolumeSpec};
-use loopfs::{Bytes, ErrorKind};
+use loopfs::{Bytes, ErrorKind, FilesystemUuid};
 
 use super::publish::Volumes;
 use super::volume::{UNIT, VolumeInfo, require_kind, whole_units};
 use crate::error::{Error, Result};
 use crate::request::{CapacityRange, ControllerExpand, Create};
+use crate::storage::require_filesystem;
 
 /// The size of a new volume if the request names none.
 const DEFAULT_SIZE: Bytes = Bytes::GIB;
+
+/// The volume of a claim that is to be created.
+#[derive(Debug)]
+pub(crate) struct NewVolume {
+    pub(crate) volume: VolumeId,
+    pub(crate) spec: VolumeSpec,
+    pub(crate) source: Option<OwnedContentSource>,
+}
+
+/// The volume of a claim.
+#[derive(Debug)]
+pub(crate) struct ProvisionedVolume {
+    pub(crate) capacity: Bytes,
+    pub(crate) filesystem: FilesystemUuid,
+    /// The volume existed, was not pending, and holds data.
+    pub(crate) held_data: bool,
+}
+
+/// A volume after an expansion.
+#[derive(Debug)]
+pub(crate) struct ExpandedVolume {
+    pub(crate) volume: Volume,
+    /// Its loop devices have its capacity.
+    pub(crate) devices_refreshed: bool,
+}
 
 impl Volumes {
     /// Creates a volume, or returns the existing one if it has the requested properties.
     pub(crate) fn create(&self, create: &Create) -> Result<VolumeInfo> {
         let publisher = self.monitor.verified()?;
-        self.trash_cleanup.start();
         let size = match existing(&publisher, &create.volume)? {
             Some(volume) => {
                 require_compatible(&volume, create)?;
@@ -31,6 +56,7 @@ impl Volumes {
         // durable.
         let volume = create_volume(&publisher, create, size)?;
         require_compatible(&volume, create)?;
+        self.changes.space();
         Ok(VolumeInfo {
             volume: volume.id().clone(),
             capacity: Some(volume.capacity()),
@@ -73,16 +99,59 @@ impl Volumes {
         )))
     }
 
-    /// Deletes a volume that is not published. Its space is freed in the background.
-    pub(crate) fn delete(&self, id: &VolumeId) -> Result<()> {
+    /// Creates the pending volume of a claim, or returns the existing one whatever its settings are: the class may have been replaced
+    /// since then. If `is_wanted` returns `false`, a copy ends.
+    pub(crate) fn provision(
+        &self,
+        new: &NewVolume,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<ProvisionedVolume> {
         let publisher = self.monitor.verified()?;
-        publisher.delete(id)?;
-        self.trash_cleanup.request();
-        Ok(())
+        // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
+        let held_data = match existing(&publisher, &new.volume)? {
+            Some(volume) => !volume.is_pending()? && volume.holds_data()?,
+            None => false,
+        };
+        let created = match &new.source {
+            None => publisher.store().create(&new.volume, &new.spec),
+            Some(source) => {
+                if let OwnedContentSource::Volume(id) = source {
+                    publisher.flush(&publisher.store().volume(id)?)?;
+                }
+                publisher.store().clone_from_while(source.as_ref(), &new.volume, &new.spec, is_wanted)
+            }
+        };
+        let volume = created.inspect_err(|_error| {
+            // What was copied by then is in the trash.
+            if new.source.is_some() {
+                self.trash_cleanup.request();
+            }
+        })?;
+        self.changes.space();
+        let filesystem = publisher.store().filesystem_uuid();
+        Ok(ProvisionedVolume { capacity: volume.capacity(), filesystem, held_data })
     }
 
-    /// Expands the image or the quota to the requested size, and returns the expanded volume.
-    pub(crate) fn controller_expand(&self, expand: &ControllerExpand) -> Result<Volume> {
+    /// Confirms a pending volume. Succeeds if the volume does not exist.
+    pub(crate) fn confirm(&self, id: &VolumeId) -> Result<()> {
+        match self.monitor.verified()?.store().confirm(id) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            confirmed => Ok(confirmed?),
+        }
+    }
+
+    /// Deletes a volume that is not published. Its space is freed in the background. Returns `false` if the volume does not exist.
+    pub(crate) fn delete(&self, id: &VolumeId, filesystem: Option<FilesystemUuid>) -> Result<bool> {
+        let publisher = self.monitor.verified()?;
+        require_filesystem(&publisher, filesystem)?;
+        let existed = publisher.delete(id)?;
+        self.trash_cleanup.request();
+        self.changes.space();
+        Ok(existed)
+    }
+
+    /// Expands a volume to the requested size.
+    pub(crate) fn controller_expand(&self, expand: &ControllerExpand) -> Result<ExpandedVolume> {
         let publisher = self.monitor.verified()?;
         let volume = publisher.store().volume(&expand.volume)?;
         if let Some(kind) = expand.kind {
@@ -90,18 +159,41 @@ impl Volumes {
         }
         let CapacityRange { required, limit } = expand.capacity;
         let expanded = match required {
-            Some(required) => publisher.store().expand(&expand.volume, size_within(required, limit)?)?,
-            None => volume,
+            Some(required) => self.expand(&expand.volume, size_within(required, limit)?, None)?,
+            None => ExpandedVolume { devices_refreshed: is_refreshed(&publisher, &volume), volume },
         };
+        let capacity = expanded.volume.capacity();
         match limit {
-            Some(limit) if expanded.capacity() > limit => Err(Error::OutOfRange(format!(
-                "volume {} has {} already, which is above the limit of {limit}",
-                expanded.id(),
-                expanded.capacity()
+            Some(limit) if capacity > limit => Err(Error::OutOfRange(format!(
+                "volume {} has {capacity} already, which is above the limit of {limit}",
+                expand.volume
             ))),
             _ => Ok(expanded),
         }
     }
+
+    /// Expands a volume, and refreshes its loop devices.
+    pub(crate) fn expand(
+        &self,
+        id: &VolumeId,
+        capacity: Bytes,
+        filesystem: Option<FilesystemUuid>,
+    ) -> Result<ExpandedVolume> {
+        let publisher = self.monitor.verified()?;
+        require_filesystem(&publisher, filesystem)?;
+        let volume = publisher.store().expand(id, capacity)?;
+        self.changes.space();
+        Ok(ExpandedVolume { devices_refreshed: is_refreshed(&publisher, &volume), volume })
+    }
+}
+
+/// Refreshes the loop devices of a volume. A failure leaves that to NodeExpandVolume, which repairs what users have changed.
+fn is_refreshed(publisher: &Publisher, volume: &Volume) -> bool {
+    let refreshed = publisher.refresh_expanded(volume.id());
+    if let Err(error) = &refreshed {
+        tracing::info!(volume = %volume.id(), %error, "could not refresh the size of the volume's loop devices; NodeExpandVolume retries");
+    }
+    refreshed.is_ok()
 }
 
 fn existing(publisher: &Publisher, volume: &VolumeId) -> Result<Option<Volume>> {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use loopfs::loop_device::Access;
-use loopfs::publish::{Cleanup, ClearedTarget, PublishRoot};
+use loopfs::publish::{Cleanup, ClearedTarget, PublishRoot, Publisher};
 use loopfs::volume_store::VolumeId;
 
 use super::volume::require_kind;
+use crate::changes::Changes;
 use crate::error::{Error, Result};
 use crate::request::{AccessType, Publish, Stage, TargetPath, Unstage};
 use crate::storage::{StorageMonitor, TrashCleanup, require_filesystem};
@@ -17,6 +18,7 @@ pub(crate) struct Volumes {
     pub(super) monitor: Arc<StorageMonitor>,
     pub(super) root: Arc<PublishRoot>,
     pub(super) trash_cleanup: Arc<TrashCleanup>,
+    pub(super) changes: Arc<Changes>,
 }
 
 impl Volumes {
@@ -24,8 +26,14 @@ impl Volumes {
         monitor: Arc<StorageMonitor>,
         root: Arc<PublishRoot>,
         trash_cleanup: Arc<TrashCleanup>,
+        changes: Arc<Changes>,
     ) -> Self {
-        Self { monitor, root, trash_cleanup }
+        Self { monitor, root, trash_cleanup, changes }
+    }
+
+    /// Verifies and returns the storage.
+    pub(crate) fn verified(&self) -> Result<Arc<Publisher>> {
+        self.monitor.verified()
     }
 
     /// Stages a volume: attaches the device of a Block volume. Publishing does the same if it is necessary, because

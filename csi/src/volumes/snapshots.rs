@@ -21,7 +21,6 @@ impl Volumes {
     pub(crate) fn create_snapshot(&self, create: &CreateSnapshot) -> Result<Snapshot> {
         let CreateSnapshot { snapshot: id, source, accessible_here } = create;
         let publisher = self.monitor.verified()?;
-        self.trash_cleanup.start();
         let found = existing(&publisher, id)?;
         if !accessible_here {
             let text = format!("accessibility_requirements: snapshot {id} must be on other nodes");
@@ -41,10 +40,12 @@ impl Volumes {
         }
         // This call is repeated for an existing snapshot: the process that created it may have died before the snapshot
         // was durable.
-        publisher.store().create_snapshot(source, id).map_err(|error| match error.kind() {
+        let created = publisher.store().create_snapshot(source, id).map_err(|error| match error.kind() {
             ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
             _ => error.into(),
-        })
+        })?;
+        self.changes.space();
+        Ok(created)
     }
 
     /// Deletes a snapshot. Volumes that were created from it are unaffected. Its space is freed in the background.
@@ -52,6 +53,7 @@ impl Volumes {
         let publisher = self.monitor.verified()?;
         publisher.store().delete_snapshot(id)?;
         self.trash_cleanup.request();
+        self.changes.space();
         Ok(())
     }
 

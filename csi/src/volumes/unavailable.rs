@@ -68,7 +68,7 @@ pub(super) fn require_detached(
     const DEVICES: &str = "/sys/dev/block";
     let failed = |error: std::io::Error| {
         let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
-        Error::Target { operation: "list", path: DEVICES.into(), errno }
+        Error::File { operation: "list", path: DEVICES.into(), errno }
     };
     for entry in std::fs::read_dir(DEVICES).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
@@ -86,7 +86,7 @@ pub(super) fn require_detached(
 
 /// Reads the limits of a directory with a project quota, and the free part of them, with statfs(2).
 fn directory_stats(path: &Path, reason: String) -> Result<VolumeStats> {
-    let failed = |errno: Errno| Error::Target { operation: "statfs", path: path.to_owned(), errno };
+    let failed = |errno: Errno| Error::File { operation: "statfs", path: path.to_owned(), errno };
     let counters = statvfs(path).map_err(failed)?;
     let used = |total: u64, free: u64| total.saturating_sub(free);
     let bytes = |blocks: u64| Bytes(blocks * counters.fragment_size());

@@ -3,7 +3,7 @@
 //! The CSI specification states that "the CO MAY issue multiple calls for the same volume" concurrently, and lets a
 //! driver return ABORTED for the later call.
 //!
-//! A volume that is the source of a copy can be used, changed and copied concurrently, but not removed. An operation acquires
+//! A volume that is copied or expanded can be used, changed and copied concurrently, but not removed. An operation acquires
 //! all its locks together or none of them, and waits for none. Two operations therefore cannot wait for each other.
 
 use std::collections::HashMap;
@@ -17,12 +17,12 @@ use crate::object::OperationObject;
 /// The effect of an operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
-    /// Creates, publishes or expands it. Excludes all modes but [`Copy`](Self::Copy).
+    /// Creates, publishes or expands it. Excludes all modes but [`Keep`](Self::Keep).
     Change,
     /// Removes it. Excludes all modes.
     Remove,
-    /// Copies its content to a new volume or snapshot. Excludes [`Remove`](Self::Remove).
-    Copy,
+    /// Needs it to stay: copies its content, or expands it. Excludes [`Remove`](Self::Remove).
+    Keep,
 }
 
 /// The locks of all operations that are in progress.
@@ -37,8 +37,8 @@ pub(crate) struct VolumeLocks {
 struct LockState {
     /// The mode of the operation that changes or removes the object.
     exclusive: Option<LockMode>,
-    /// The number of operations that copy the object.
-    copies: usize,
+    /// The number of operations that need the object to stay.
+    kept: usize,
 }
 
 /// The locks of one operation, released on drop. The work holds them, not the call: work continues after its client has
@@ -54,13 +54,13 @@ impl LockState {
     fn allows(&self, mode: LockMode) -> bool {
         match mode {
             LockMode::Change => self.exclusive.is_none(),
-            LockMode::Remove => self.exclusive.is_none() && self.copies == 0,
-            LockMode::Copy => self.exclusive != Some(LockMode::Remove),
+            LockMode::Remove => self.exclusive.is_none() && self.kept == 0,
+            LockMode::Keep => self.exclusive != Some(LockMode::Remove),
         }
     }
 
     fn is_unlocked(&self) -> bool {
-        self.exclusive.is_none() && self.copies == 0
+        self.exclusive.is_none() && self.kept == 0
     }
 }
 
@@ -83,7 +83,7 @@ impl VolumeLocks {
                 return Err(Error::OperationPending(object));
             }
             match mode {
-                LockMode::Copy => state.copies += 1,
+                LockMode::Keep => state.kept += 1,
                 LockMode::Change | LockMode::Remove => state.exclusive = Some(mode),
             }
             lock.locked.push((object, mode));
@@ -120,7 +120,7 @@ impl Drop for VolumeLock {
         for (object, mode) in self.locked.drain(..) {
             let Some(state) = states.get_mut(&object) else { continue };
             match mode {
-                LockMode::Copy => state.copies -= 1,
+                LockMode::Keep => state.kept -= 1,
                 LockMode::Change | LockMode::Remove => state.exclusive = None,
             }
             if state.is_unlocked() {
@@ -151,9 +151,9 @@ mod tests {
     #[case::change_and_change(LockMode::Change, LockMode::Change, false)]
     #[case::change_and_remove(LockMode::Change, LockMode::Remove, false)]
     #[case::remove_and_remove(LockMode::Remove, LockMode::Remove, false)]
-    #[case::copy_and_remove(LockMode::Copy, LockMode::Remove, false)]
-    #[case::copy_and_change(LockMode::Copy, LockMode::Change, true)]
-    #[case::copy_and_copy(LockMode::Copy, LockMode::Copy, true)]
+    #[case::copy_and_remove(LockMode::Keep, LockMode::Remove, false)]
+    #[case::copy_and_change(LockMode::Keep, LockMode::Change, true)]
+    #[case::copy_and_copy(LockMode::Keep, LockMode::Keep, true)]
     fn lock_modes_exclude_each_other_as_documented(
         #[case] first: LockMode,
         #[case] second: LockMode,
@@ -182,7 +182,7 @@ mod tests {
         let wanted = || {
             [
                 (volume("a"), LockMode::Change),
-                (snapshot("s"), LockMode::Copy),
+                (snapshot("s"), LockMode::Keep),
                 (volume("b"), LockMode::Change),
             ]
         };
@@ -200,14 +200,14 @@ mod tests {
     #[test]
     fn one_operation_can_change_and_copy_the_same_volume() {
         let locks = VolumeLocks::default();
-        drop(locks.try_acquire([(volume("a"), LockMode::Change), (volume("a"), LockMode::Copy)]).unwrap());
+        drop(locks.try_acquire([(volume("a"), LockMode::Change), (volume("a"), LockMode::Keep)]).unwrap());
         assert!(locks.states().is_empty());
     }
 
     #[test]
     fn the_source_is_unlocked_when_the_last_copy_ends() {
         let locks = VolumeLocks::default();
-        let copies = [0; 2].map(|_| locks.try_acquire([(snapshot("s"), LockMode::Copy)]).unwrap());
+        let copies = [0; 2].map(|_| locks.try_acquire([(snapshot("s"), LockMode::Keep)]).unwrap());
         for copy in copies {
             assert!(locks.try_acquire([(snapshot("s"), LockMode::Remove)]).is_err());
             drop(copy);

@@ -8,6 +8,7 @@ mod block;
 mod block_access;
 mod block_writes;
 mod calls_in_progress;
+mod control;
 mod controller;
 #[path = "../../../loopfs/tests/kernel/difference.rs"]
 mod difference;

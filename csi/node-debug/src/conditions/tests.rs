@@ -70,7 +70,7 @@ impl Registration for FakeDriver {
 }
 
 fn serve(driver: &'static str, directory: &std::path::Path) -> tokio::task::JoinHandle<()> {
-    let (listener, file) = socket::listen(&directory.join("a.b-reg.sock")).unwrap();
+    let (listener, file) = socket::listen(&directory.join("a.b-reg.sock"), socket::OF_ROOT).unwrap();
     tokio::spawn(async move {
         let _file = file;
         let server =

@@ -55,7 +55,7 @@ pub(crate) async fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketF
             bail!("another process listens on {}; stop it, or choose another path", path.display())
         }
     }
-    socket::listen(path)
+    socket::listen(path, socket::OF_ROOT)
 }
 
 /// Listens on the socket. Only root and the user of this process can connect, unless an administrator changes its mode.
