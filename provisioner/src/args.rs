@@ -73,9 +73,10 @@ pub struct CommonArgs {
 pub struct NodeArgs {
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Mount point of the file system for volumes (XFS, option prjquota)
-    #[arg(long, env = "DATA_DIR")]
-    pub data_dir: PathBuf,
+    /// Control socket of the driver loopfs-csi on this node, as unix:///path: the one that its --control-endpoint names. The driver
+    /// creates, expands and deletes the volumes; this process needs write permission for the socket and no access to the disk
+    #[arg(long, env = "DRIVER_SOCKET", value_name = "unix:///PATH", value_parser = socket_path)]
+    pub driver_socket: PathBuf,
     #[command(flatten)]
     pub pod: PodArgs,
     #[command(flatten)]
@@ -149,20 +150,18 @@ pub struct AuditArgs {
     /// likely that the API server has lost objects. 100 removes all orphaned volumes
     #[arg(long, value_name = "PERCENT", default_value_t = 20, requires = "collect", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub collect_at_most: u8,
-    /// Walk the directories of all volumes each time, to find files that carry the project id of another volume and so use
-    /// up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
-    /// becomes full
-    #[arg(long)]
-    pub audit_projects: bool,
-    /// Put such files back into the project of the volume that holds them, also beyond its limit
-    #[arg(long)]
-    pub repair_projects: bool,
 }
 
 /// Parses the name of a node. A Node object has no upper case letters, and the kubelet names its own after the host name, which may have
 /// them. `Identity::new` checks the rest.
 fn lower_case(text: &str) -> Result<String, std::convert::Infallible> {
     Ok(text.trim().to_lowercase())
+}
+
+/// Parses the address of a socket.
+fn socket_path(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("unix://").map(PathBuf::from);
+    path.filter(|path| path.is_absolute()).ok_or_else(|| "must be unix:// and an absolute path".to_owned())
 }
 
 /// The format of log lines.
@@ -178,6 +177,8 @@ mod tests {
 
     use super::*;
 
+    const SOCKET: &str = "unix:///run/loopfs/control.sock";
+
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn a_node_is_named_as_by_its_kubelet() {
         let arguments =
-            ["p", "node", "--driver-name", "a.b", "--node-name", "Node-1.Example", "--data-dir", "/d"];
+            ["p", "node", "--driver-name", "a.b", "--node-name", "Node-1.Example", "--driver-socket", SOCKET];
         let Role::Node(NodeArgs { common, .. }) = Args::parse_from(arguments).role else {
             panic!("the role")
         };
@@ -195,8 +196,16 @@ mod tests {
 
     #[test]
     fn the_driver_has_no_default_name() {
-        let arguments = ["p", "node", "--node-name", "n", "--data-dir", "/d"];
+        let arguments = ["p", "node", "--node-name", "n", "--driver-socket", SOCKET];
         let error = Args::try_parse_from(arguments).unwrap_err().to_string();
         assert!(error.contains("--driver-name"), "{error}");
+    }
+
+    #[test]
+    fn the_socket_of_the_driver_is_an_absolute_path() {
+        assert_eq!(socket_path(SOCKET), Ok("/run/loopfs/control.sock".into()));
+        for wrong in ["/run/loopfs/control.sock", "unix://control.sock", "tcp://127.0.0.1", ""] {
+            assert!(socket_path(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use loopfs::volume_store::VolumeId;
 
 use crate::{
     objects::{ownership::InvalidHandle, refusal::Refusal},
-    store::volumes::StorageError,
+    store::driver::StorageError,
 };
 
 /// The error of a failed reconcile. Its text appears in events, so it is written for the owner of the claim.
@@ -14,7 +14,7 @@ pub(crate) enum Error {
     /// The claim or its class requests something that this driver does not support.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The volume store returned an error.
+    /// The driver returned an error, or does not answer.
     #[error(transparent)]
     Storage(#[from] StorageError),
     /// A request to the API server failed.
@@ -31,12 +31,6 @@ pub(crate) enum Error {
         "a PersistentVolume named {0} exists and does not belong to this claim; delete it or recreate it under another name"
     )]
     NameTaken(String),
-    /// The volume is on a disk that this node does not have.
-    #[error(
-        "the volume is on file system {of_volume}, but this node's storage is file system {of_node}; bring the disk back, or \
-         delete the volume's data on the other disk and remove the finalizers of this PersistentVolume by hand"
-    )]
-    OtherFilesystem { of_volume: String, of_node: String },
     /// The volume's data cannot be deleted.
     #[error(
         "PersistentVolume {by} also has the handle of volume {id}, so the data is kept; delete PersistentVolume {by} and its claim, or set \
@@ -102,10 +96,13 @@ impl Error {
         match self {
             Error::Refused(_) => "Refused",
             Error::Storage(StorageError::Untried | StorageError::Unavailable(_)) => "StorageUnavailable",
-            Error::Storage(StorageError::Panicked) => "Panicked",
+            Error::Storage(StorageError::Unanswered(_)) => "DriverUnanswered",
+
+            Error::Storage(StorageError::OtherFilesystem { .. }) => "OtherFilesystem",
+            Error::Storage(StorageError::Defect(_)) => "Defect",
             Error::Storage(StorageError::Volume(error)) => match error.kind {
                 ErrorKind::NoSpace => "NoSpace",
-                ErrorKind::Busy => "Busy",
+                ErrorKind::Busy | ErrorKind::Conflict => "Busy",
                 ErrorKind::NotFound => "NotFound",
                 ErrorKind::AlreadyExists => "AlreadyExists",
                 ErrorKind::InvalidInput => "InvalidInput",
@@ -116,10 +113,9 @@ impl Error {
             Error::Api { .. } => "ApiServer",
             Error::VolumeDeleting(_) => "VolumeDeleting",
             Error::NameTaken(_) => "NameTaken",
-            Error::OtherFilesystem { .. } => "OtherFilesystem",
             Error::StillReferenced { .. } => "StillReferenced",
             Error::SourceElsewhere { .. } => "SourceElsewhere",
-            Error::InFlight(_) => "InFlight",
+            Error::InFlight(_) | Error::Storage(StorageError::Pending(_)) => "InFlight",
             Error::CopyEnded(_) => "CopyEnded",
             Error::Immutable { .. } => "Immutable",
             Error::StoredOtherwise { .. } => "StoredOtherwise",
@@ -128,7 +124,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` if the API object changed in the meantime, or another task works on the volume. Nothing is wrong then: the
+    /// Returns `true` if the API object changed in the meantime, or another task or call works on the volume. Nothing is wrong then: the
     /// reconcile decides again shortly, if the object still exists.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
@@ -136,7 +132,7 @@ impl Error {
             Error::Api { source: kube::Error::Api(status), .. } => {
                 matches!(status.reason.as_str(), "Conflict" | "NotFound")
             }
-            Error::InFlight(_) | Error::CopyEnded(_) => true,
+            Error::InFlight(_) | Error::CopyEnded(_) | Error::Storage(StorageError::Pending(_)) => true,
             _ => false,
         }
     }

@@ -33,7 +33,6 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
-use loopfs::volume_store::{StoreOptions, VolumeStore};
 use monitoring::Listeners;
 use tokio::{
     runtime::{self, Runtime},
@@ -47,9 +46,9 @@ pub use monitoring::HttpAddress;
 use crate::{
     api::{client, traffic::ApiTraffic},
     controller::{builtin, lease::Candidate, process::Duties},
-    node::{audit, capacity::CapacityConfig, process::Options, project_audit},
+    node::{audit, capacity::CapacityConfig, process::Options},
     objects::{claim_labels, identity::Identity},
-    store::{custody::Custody, storage::Opener},
+    store::client::DriverClient,
     tasks::ended_early,
 };
 pub use crate::{
@@ -63,8 +62,7 @@ pub use crate::{
 /// Time after a SIGTERM for operations in progress to finish. A pod has 30 s by default.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Threads that parse events and decide. Work on volumes has threads of its own. One thread for each processor, as is the default,
-/// would take more memory on a larger machine.
+/// Threads that parse events and decide. One thread for each processor, as is the default, would take more memory on a larger machine.
 const WORKERS: usize = 2;
 
 /// Runs the provisioner until a signal ends it.
@@ -74,17 +72,17 @@ const WORKERS: usize = 2;
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.role {
         Role::RestoreObjects(args) => restore_objects(&args),
-        Role::Node(NodeArgs { common, data_dir, audit, .. }) if audit.audit => {
+        Role::Node(NodeArgs { common, driver_socket, audit, .. }) if audit.audit => {
             let (identity, runtime) = start(&common)?;
-            runtime.block_on(list_findings(&identity, &data_dir, common.kubeconfig))
+            runtime.block_on(list_findings(&identity, &driver_socket, common.kubeconfig))
         }
         Role::Node(args) => {
             let (identity, runtime) = start(&args.common)?;
-            run_until_ended(runtime, serve_node(identity, args))
+            runtime.block_on(serve_node(identity, args))
         }
         Role::Controller(args) => {
             let (identity, runtime) = start(&args.common)?;
-            run_until_ended(runtime, serve_cluster(identity, args))
+            runtime.block_on(serve_cluster(identity, args))
         }
     }
 }
@@ -92,8 +90,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// Starts the log and the runtime.
 fn start(common: &CommonArgs) -> anyhow::Result<(Identity, Runtime)> {
     logging::init(&common.log_level, common.log_format)?;
-    // Before the runtime starts its threads, which inherit the filter.
-    confinement::confine_thread().context("give up the system calls that mount (seccomp)")?;
     let identity = Identity::new(&common.driver_name, &common.node_name)?;
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -101,16 +97,6 @@ fn start(common: &CommonArgs) -> anyhow::Result<(Identity, Runtime)> {
         .build()
         .context("start the runtime")?;
     Ok((identity, runtime))
-}
-
-fn run_until_ended(
-    runtime: Runtime,
-    serving: impl Future<Output = anyhow::Result<()>>,
-) -> anyhow::Result<()> {
-    let ended = runtime.block_on(serving);
-    // A blocking call may still be emptying the trash. It is safe to interrupt, so the process does not wait for it.
-    runtime.shutdown_background();
-    ended
 }
 
 fn restore_objects(args: &RestoreArgs) -> anyhow::Result<()> {
@@ -142,11 +128,6 @@ fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {
                 at_most_percent: audit.collect_at_most,
             }),
         }),
-        project_audit: Some(project_audit::ProjectAuditSettings {
-            interval: Duration::from_secs(audit.audit_interval),
-            all: audit.audit_projects,
-            repair: audit.repair_projects,
-        }),
     }
 }
 
@@ -158,22 +139,21 @@ fn claim_labels(namespace: Option<&str>, common: &CommonArgs) -> Option<claim_la
 
 async fn list_findings(
     identity: &Identity,
-    data_dir: &Path,
+    driver_socket: &Path,
     kubeconfig: Option<PathBuf>,
 ) -> anyhow::Result<()> {
     let client = client::connect(kubeconfig, &ApiTraffic::default()).await?;
-    let list = audit::report(&client, identity, data_dir).await?;
+    let list = audit::report(&client, identity, &DriverClient::new(driver_socket)?).await?;
     std::io::stdout().write_all(list.as_bytes()).context("write the list")
 }
 
 async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
-    let NodeArgs { common, data_dir, pod, audit } = args;
+    let NodeArgs { common, driver_socket, pod, audit } = args;
     let (client, monitoring) = connect(&common).await?;
-    tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
+    tracing::info!(driver = identity.driver(), node = identity.node(), driver_socket = %driver_socket.display(), "starting");
     let options = options(pod, &common, &audit);
-    let custody_path = Custody::path_beside(&data_dir);
-    let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let parts = node::process::NodeProcessParts { client, identity, custody_path, open, options, monitoring };
+    let driver = Arc::new(DriverClient::new(&driver_socket)?);
+    let parts = node::process::NodeProcessParts { client, identity, driver, options, monitoring };
     until_signal(node::process::spawn(parts)).await
 }
 

@@ -1,13 +1,15 @@
 //! Serves a CSI controller that creates nothing: each call returns at once. `cargo harness bench burst` runs external-provisioner
-//! beside it, and `cargo harness bench scale` external-resizer as well, so that the benchmarks measure the sidecars alone.
+//! beside it, and `cargo harness bench scale` external-resizer as well, so that the benchmarks measure the sidecars alone. For our
+//! provisioner, it is the driver of a node that never had a file system for volumes.
 //!
 //! ```console
 //! $ cargo bench -p csi --features bench --bench memory_controller -- /tmp/csi.sock peer.loopfs.dev node-a
 //! ```
 //!
-//! It serves the calls of the two sidecars until SIGTERM, and refuses the others.
+//! It serves the calls of these programs until SIGTERM, and refuses the others.
 
 use std::path::Path;
+use std::pin::Pin;
 use std::process::ExitCode;
 
 use csi::socket;
@@ -16,8 +18,11 @@ use csi_wire::csi::controller_server::{Controller, ControllerServer};
 use csi_wire::csi::identity_server::{Identity, IdentityServer};
 use csi_wire::csi::node_server::{Node, NodeServer};
 use csi_wire::csi::{controller_service_capability as of_controller, plugin_capability as of_plugin};
+use csi_wire::volumes;
+use csi_wire::volumes::volumes_server::{Volumes, VolumesServer};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
@@ -54,6 +59,7 @@ async fn serve(path: &Path, controller: MemoryController) -> Result<()> {
     let serving = Server::builder()
         .add_service(IdentityServer::new(controller.clone()))
         .add_service(ControllerServer::new(controller.clone()))
+        .add_service(VolumesServer::new(controller.clone()))
         .add_service(NodeServer::new(controller))
         .serve_with_incoming(UnixListenerStream::new(listener));
     // Clients keep their connections, so the end of the last connection is not awaited.
@@ -215,5 +221,87 @@ service! {
         node_get_volume_health: NodeGetVolumeHealthRequest -> NodeGetVolumeHealthResponse,
         node_get_storage_health: NodeGetStorageHealthRequest -> NodeGetStorageHealthResponse,
         node_expand_volume: NodeExpandVolumeRequest -> NodeExpandVolumeResponse,
+    }
+}
+
+type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn no_storage() -> Status {
+    Status::failed_precondition("this driver has no storage")
+}
+
+#[async_trait]
+impl Volumes for MemoryController {
+    type WatchStream = Responses<volumes::NodeState>;
+    type ListStream = Responses<volumes::ListPage>;
+    type ListForeignFilesStream = Responses<volumes::ForeignFiles>;
+
+    async fn watch(
+        &self,
+        _request: Request<volumes::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let state = volumes::NodeState {
+            storage: volumes::node_state::Storage::Absent as i32,
+            reason: "this driver has no storage".to_owned(),
+            ..Default::default()
+        };
+        let states = tokio_stream::once(Ok(state)).chain(tokio_stream::pending());
+        Ok(Response::new(Box::pin(states) as Self::WatchStream))
+    }
+
+    async fn list(
+        &self,
+        _request: Request<volumes::ListRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
+        Err(no_storage())
+    }
+
+    async fn list_foreign_files(
+        &self,
+        _request: Request<volumes::ListForeignFilesRequest>,
+    ) -> Result<Response<Self::ListForeignFilesStream>, Status> {
+        Err(no_storage())
+    }
+
+    async fn create(
+        &self,
+        _request: Request<volumes::CreateRequest>,
+    ) -> Result<Response<volumes::CreateResponse>, Status> {
+        Err(no_storage())
+    }
+
+    async fn expand(
+        &self,
+        _request: Request<volumes::ExpandRequest>,
+    ) -> Result<Response<volumes::ExpandResponse>, Status> {
+        Err(no_storage())
+    }
+
+    async fn delete(
+        &self,
+        _request: Request<volumes::DeleteRequest>,
+    ) -> Result<Response<volumes::DeleteResponse>, Status> {
+        Err(no_storage())
+    }
+
+    async fn confirm(
+        &self,
+        _request: Request<volumes::ConfirmRequest>,
+    ) -> Result<Response<volumes::ConfirmResponse>, Status> {
+        Err(no_storage())
+    }
+
+    async fn capacity(
+        &self,
+        _request: Request<volumes::CapacityRequest>,
+    ) -> Result<Response<volumes::CapacityResponse>, Status> {
+        Err(no_storage())
+    }
+
+    async fn take_custody(
+        &self,
+        _request: Request<volumes::TakeCustodyRequest>,
+    ) -> Result<Response<volumes::TakeCustodyResponse>, Status> {
+        Err(no_storage())
     }
 }

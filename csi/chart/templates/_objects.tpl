@@ -224,14 +224,14 @@ Context: "values", and "pod", the specification of the pod.
 {{- if ne (int $audit.conditionSeconds) 60 -}}
 {{- $csi = append $csi (printf "--audit-interval=%d" (int $audit.conditionSeconds)) -}}
 {{- end -}}
-{{- if ne (int $audit.seconds) 600 -}}
-{{- $provisioner = append $provisioner (printf "--audit-interval=%d" (int $audit.seconds)) -}}
-{{- end -}}
 {{- if $audit.projects -}}
-{{- $provisioner = append $provisioner "--audit-projects" -}}
+{{- $csi = append $csi "--audit-projects" -}}
 {{- end -}}
 {{- if $audit.repairProjects -}}
-{{- $provisioner = append $provisioner "--repair-projects" -}}
+{{- $csi = append $csi "--repair-projects" -}}
+{{- end -}}
+{{- if ne (int $audit.seconds) 600 -}}
+{{- $provisioner = append $provisioner (printf "--audit-interval=%d" (int $audit.seconds)) -}}
 {{- end -}}
 {{- if $collect.enabled -}}
 {{- $provisioner = concat $provisioner (list "--collect" (printf "--collect-after=%d" (int $collect.afterSeconds)) (printf "--collect-at-most=%d" (int $collect.atMostPercent))) -}}
@@ -271,7 +271,7 @@ Adds the Secrets with the credentials of registries to a pod. Context: "root", a
 {{- end -}}
 
 {{/*
-Changes the data directory of a pod: the option of both programs, and the parent directory that the pod mounts from the host.
+Changes the data directory of a pod: the option of csi, and the parent directory that the pod mounts from the host.
 
 Context: "pod", the specification of the pod, "from" and "to".
 */}}

@@ -1,15 +1,18 @@
 //! The settings of a volume, from the parameters of its StorageClass. The store defines their names and values.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use loopfs::Bytes;
-use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
+use loopfs::volume_store::{Setting, SettingError, VolumeKind, VolumeSpec};
 
 use crate::reserved;
 
 /// The settings of new volumes, apart from their kind and capacity.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings(VolumeSpec);
+pub struct Settings {
+    parsed: VolumeSpec,
+    pairs: BTreeMap<String, String>,
+}
 
 /// What is wrong with the parameters, all of it together, so that an administrator can correct it in one step, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,19 +35,37 @@ impl Settings {
         // Not every map has an order, and the message should be the same each time.
         let mut parameters: Vec<_> = parameters.into_iter().collect();
         parameters.sort_unstable();
-        let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
+        let mut settings = Self::default();
         let complaint = |(name, value): (&String, &String)| match others(name, value) {
             Some(checked) => checked.err(),
             None => settings.set(name, value).err().map(|error| error.to_string()),
         };
         let complaints: Vec<String> = parameters.into_iter().filter_map(complaint).collect();
-        if complaints.is_empty() { Ok(Self(settings)) } else { Err(SettingsError { complaints, allowed }) }
+        if complaints.is_empty() { Ok(settings) } else { Err(SettingsError { complaints, allowed }) }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
+        self.parsed.set(name, value)?;
+        self.pairs.insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    /// Returns the names and values of the settings, as they were given. Settings that were not given have the defaults of the store.
+    #[must_use]
+    pub fn pairs(&self) -> &BTreeMap<String, String> {
+        &self.pairs
     }
 
     /// Returns the specification of a volume with these settings.
     #[must_use]
     pub fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
-        VolumeSpec { kind, capacity, ..self.0.clone() }
+        VolumeSpec { kind, capacity, ..self.parsed.clone() }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { parsed: VolumeSpec::new(VolumeKind::Filesystem, Bytes(0)), pairs: BTreeMap::new() }
     }
 }
 
@@ -103,6 +124,12 @@ mod tests {
         // Fails if the store has a setting that this test does not set.
         let names = VolumeSpec::SETTINGS.iter().map(|setting| setting.name);
         assert_eq!(all.map(|(name, _)| name).to_vec(), names.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn pairs_are_the_settings_without_other_parameters() {
+        let parsed = parse(&[("provisioning", "thin"), ("csi.storage.k8s.io/fstype", "xfs")]).unwrap();
+        assert_eq!(*parsed.pairs(), [("provisioning".to_owned(), "thin".to_owned())].into());
     }
 
     #[test]

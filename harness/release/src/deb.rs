@@ -152,19 +152,29 @@ mod tests {
     }
 
     #[test]
-    fn the_provisioner_has_the_capabilities_of_its_container() {
+    fn the_provisioner_is_a_user_without_capabilities() {
         let unit = read("csi/debian/loopfs-provisioner.service");
-        let mut granted = values(&unit, "CapabilityBoundingSet");
-        let manifest = read("csi/deploy/daemonset.yaml");
-        let (_, added) = manifest.split_once("              add:\n").unwrap();
-        let (added, _) = added.split_once("seccompProfile:").unwrap();
-        let mut expected: Vec<String> = added
-            .lines()
-            .filter_map(|line| Some(format!("CAP_{}", line.trim().strip_prefix("- ")?)))
-            .collect();
-        granted.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(granted, expected);
+        assert!(unit.lines().any(|line| line == "CapabilityBoundingSet="));
+        assert!(values(&unit, "CapabilityBoundingSet").is_empty());
+        let [user] = values(&unit, "User")[..] else { panic!("{unit}") };
+        let users = read("csi/debian/sysusers.conf");
+        assert!(users.lines().any(|line| line.starts_with(&format!("u {user} "))), "{users}");
+        let directories = read("csi/debian/tmpfiles.conf");
+        for directory in ["/run/loopfs", "/etc/loopfs"] {
+            let line = format!("d {directory} 2750 root {user}");
+            assert!(directories.lines().any(|other| other == line), "{directories}");
+        }
+    }
+
+    #[test]
+    fn both_services_name_the_same_socket() {
+        let [csi, provisioner] =
+            ["csi", "provisioner"].map(|name| read(&format!("csi/debian/loopfs-{name}.service")));
+        let socket = "unix:///run/loopfs/control.sock";
+        assert!(csi.contains(&format!("--control-endpoint={socket} ")), "{csi}");
+        assert!(provisioner.contains(&format!("--driver-socket={socket} ")), "{provisioner}");
+        // The new directories of the store would have this group.
+        assert_eq!(values(&csi, "Group"), [""; 0]);
     }
 
     #[test]

@@ -8,15 +8,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, freeze, kill};
 use testvm_cluster::exec::{ExecStream, http_get};
-use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::{Cluster, Node};
 use tokio::time::sleep;
 
@@ -24,7 +20,7 @@ use super::args::Args;
 use super::cluster::{NAMESPACE, SharedCluster};
 use super::measurement::{Environment, Samples, milliseconds};
 use super::metrics;
-use super::threshold::{Requirement, faster, no_more};
+use super::threshold::{Requirement, no_more};
 use crate::test_env::claims;
 use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
 use crate::test_env::sizes::Size;
@@ -37,21 +33,10 @@ const GROWN: Size = Size::mebibytes(4);
 /// The time to create and mount all volumes. The kubelet waits up to two minutes before it retries a failed
 /// mount.
 const START_TIMEOUT: Duration = Duration::from_secs(600);
-/// The timeout of an expansion. It includes an expansion that the kubelet has to complete, so that the
-/// measurement shows it.
+/// The timeout of an expansion. It includes an expansion that the kubelet completes, so that the measurement shows it.
 const GROW_TIMEOUT: Duration = Duration::from_secs(300);
 /// The timeout from the start of the program to its first line, on an emulated processor.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The pods whose volumes only the kubelet expands. Each has one volume, because one sync of the kubelet covers all volumes of a pod,
-/// which would be a single sample.
-const KUBELET_PODS: usize = 3;
-/// The container of the process that serves the kubelet's calls.
-const DRIVER: &str = "csi";
-
-/// The state of a claim whose resize the kubelet has to complete.
-const PENDING: &str = "NodeResizePending";
-const IN_PROGRESS: &str = "NodeResizeInProgress";
 
 /// The port of the provisioner's metrics, as in the manifests.
 const PORT: u16 = 9810;
@@ -63,52 +48,34 @@ const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedCluster) -> Result<Environment> {
     let runs = args.size(20, 5);
-    let measure = async |cluster: &Cluster, node: &Node| {
+    let measure = async |cluster: &Cluster, _: &Node| {
         let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
         env.timeouts = RunTimeouts::new(Timeouts { start: START_TIMEOUT, ..Timeouts::FULL });
-        measure(session, &env, node, runs).await
+        measure(session, &env, runs).await
     };
     session.until_cancelled(Box::pin(shared.measured(session, args, "growth", &[], measure))).await
 }
 
 pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
     let of_kind = |(kind, what)| {
-        let row = format!("{kind}_patch_to_visible");
-        let seen = format!("time until the pod sees the new size of {what}");
-        [
-            no_more(&format!("{seen}: at most 200 ms, because the driver takes no longer"), &row, 200.0),
-            faster(
-                &format!("{seen}: at most a tenth of the wait for the kubelet"),
-                &row,
-                10.0,
-                "kubelet_sync",
-            )
-            .with_most_of_the_peer(),
-        ]
+        let text = format!(
+            "time until the pod sees the new size of {what}: at most 200 ms, because the driver takes no longer"
+        );
+        no_more(&text, &format!("{kind}_patch_to_visible"), 200.0)
     };
-    [("filesystem", "a mounted volume"), ("block", "a block volume")].into_iter().flat_map(of_kind).collect()
+    [("filesystem", "a mounted volume"), ("block", "a block volume")].into_iter().map(of_kind).collect()
 }
 
-async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize) -> Result<Samples> {
+async fn measure(session: &Session, env: &TestEnv<'_>, runs: usize) -> Result<Samples> {
     let user = user(runs);
     let volumes = user.claims.len();
-    let step = session.progress.step(format!("start pods with volumes: {volumes} and a few"));
-    let alone: Vec<User> = (0..KUBELET_PODS)
-        .map(|number| format!("kubelet-{number}"))
-        .map(|name| User { claims: vec![(name.clone(), VolumeMode::Block)], name })
-        .collect();
-    let (started, started_alone) =
-        (users::start(env, std::slice::from_ref(&user), SIZE), users::start(env, &alone, SIZE));
-    tokio::try_join!(started, started_alone)?;
+    let step = session.progress.step(format!("start a pod with {volumes} volumes"));
+    users::start(env, std::slice::from_ref(&user), SIZE).await?;
     step.done("");
 
     let step = session.progress.step(format!("expand {volumes} volumes, one after the other"));
     let mut samples = Samples::default();
     one_after_the_other(env, &user, &step, &mut samples).await?;
-    step.done("");
-
-    let step = session.progress.step("expand volumes that only the kubelet checks");
-    samples.extend("kubelet_sync", 1, "ms", by_the_kubelet(env, node, &alone).await?);
     step.done("");
     Ok(samples)
 }
@@ -152,53 +119,6 @@ async fn one_after_the_other(
         resizes = after;
     }
     Ok(())
-}
-
-/// Expands the claim of each pod so that only the kubelet can notice it. Returns the milliseconds until the pod saw the new size.
-///
-/// The driver's process is frozen while the images are expanded, so the provisioner leaves the last step to
-/// the kubelet. Then the process is killed. The process that replaces it was not notified of the expansion.
-/// It serves the kubelet's NodeExpandVolume within seconds, so the rest of the time is the wait for the
-/// kubelet's next sync of the pod.
-async fn by_the_kubelet(env: &TestEnv<'_>, node: &Node, users: &[User]) -> Result<Vec<f64>> {
-    let volumes: Vec<String> = users.iter().flat_map(User::volumes).collect();
-    // The claim of a pod has its name.
-    let watched =
-        users.iter().zip(&volumes).map(|(User { name, .. }, volume)| Watched::start(env, name, name, volume));
-    let watched = try_join_all(watched).await?;
-    let drivers = env.live_driver_pods().await?;
-    let drivers = drivers.iter().map(|pod| Container::of(pod, DRIVER)).collect::<Result<Vec<_>>>()?;
-    for driver in &drivers {
-        freeze(node, driver).await?;
-    }
-    let seen = watched.into_iter().map(async |watched| {
-        let claim = watched.claim;
-        let took = watched.grow().await?;
-        // The kubelet records in the claim that it expands the volume before it calls the driver.
-        let now = env.claims().get(claim).await;
-        let now = now.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
-        let is_pending = claims::resize_state(&now) == Some(PENDING);
-        anyhow::ensure!(!is_pending, "claim {claim} was expanded, but not by the kubelet");
-        anyhow::Ok(took)
-    });
-    let handed_over = async {
-        try_join_all(users.iter().map(|user| handed_over(env, &user.name))).await?;
-        for driver in &drivers {
-            kill(node, driver).await?;
-        }
-        Ok(())
-    };
-    let (samples, ()) = tokio::try_join!(try_join_all(seen), handed_over)?;
-    Ok(samples)
-}
-
-/// Waits until the kubelet has to complete the resize.
-async fn handed_over(env: &TestEnv<'_>, claim: &str) -> Result<()> {
-    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
-        let state = claim.and_then(claims::resize_state);
-        State::ready_if(matches!(state, Some(PENDING | IN_PROGRESS)), format!("its resize is {state:?}"))
-    });
-    waited.await.with_context(|| format!("claim {claim} is not handed to the kubelet")).map(drop)
 }
 
 /// A volume in a pod, and a program there that reports its expansion.

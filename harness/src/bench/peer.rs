@@ -159,10 +159,15 @@ impl NodeSidecars<'_> {
     }
 }
 
+/// Builds a CSI controller whose volumes are in memory. It serves until SIGTERM. For our provisioner, it is a driver without storage.
+pub(super) async fn memory_controller(session: &Session) -> Result<PathBuf> {
+    rust_build::bench(session, "csi", "memory_controller").await
+}
+
 /// The programs of the peer on this machine.
 pub(super) struct HostPeer {
     sidecars: PathBuf,
-    /// A CSI controller whose volumes are in memory. It serves until SIGTERM.
+    /// See [`memory_controller`].
     controller: PathBuf,
 }
 
@@ -184,7 +189,7 @@ impl HostPeer {
     /// Builds the programs or takes them from the cache.
     pub(super) async fn build(session: &Session) -> Result<HostPeer> {
         let sidecars = go_build::build(session, &SIDECARS).await?;
-        Ok(HostPeer { sidecars, controller: rust_build::bench(session, "csi", "memory_controller").await? })
+        Ok(HostPeer { sidecars, controller: memory_controller(session).await? })
     }
 
     /// Starts a CSI controller and the sidecar, which waits for the socket of the controller. `log` is that of the sidecar.

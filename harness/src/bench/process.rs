@@ -34,7 +34,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// A running process. Dropping it kills the process.
 pub(super) struct MeasuredProcess {
     process: Process,
-    /// The CSI controller of a sidecar. Nothing of it is measured.
+    /// The CSI controller of a sidecar, or the driver of a provisioner. Nothing of it is measured.
     controller: Option<Process>,
     /// Counts what the process receives from the API server.
     proxy: Option<CountingProxy>,

@@ -146,12 +146,6 @@ impl Requirement {
         Requirement { at: Counts::Least, ..self }
     }
 
-    /// Compares with the largest count of the peer, which has counts of its own.
-    #[must_use]
-    pub(super) fn with_most_of_the_peer(self) -> Requirement {
-        Requirement { peer: self.peer.map(|peer| Peer { at: Some(Counts::Most), ..peer }), ..self }
-    }
-
     /// Compares the 99th percentiles instead of the medians.
     #[must_use]
     pub(super) fn of_p99(self) -> Requirement {
@@ -304,7 +298,6 @@ mod tests {
     #[case::not_flat(flat("", "ours", 1.3), &[("ours", 1, 14.0), ("ours", 2, 10.0), ("ours", 3, 12.0)], Some(false))]
     #[case::one_count(flat("", "ours", 1.3), &[("ours", 1, 14.0)], None)]
     #[case::growth(grows_at_most("", "ours", 1.3), &[("ours", 1, 10.0), ("ours", 2, 20.0), ("ours", 3, 13.0)], Some(true))]
-    #[case::other_counts(at_most("", "ours", 1.0, "peer").with_most_of_the_peer(), &[("ours", 10, 5.0), ("peer", 1, 5.0)], Some(true))]
     fn a_requirement_includes_its_bound(
         #[case] requirement: Requirement,
         #[case] rows: &[(&str, u64, f64)],

@@ -47,7 +47,7 @@ const INSTALLATION: [Block; 5] = [
         place: Place::Node,
         before: "for file in token kubeconfig; do docker cp ~root/$file kind-control-plane:/etc/loopfs/; done",
         shows: &["loopfs-csi.service", "loopfs-provisioner.service"],
-        ..Block::new(PAGE, "# chmod 600 /etc/loopfs/token /etc/loopfs/kubeconfig")
+        ..Block::new(PAGE, "# chown root:loopfs-provisioner /etc/loopfs/token /etc/loopfs/kubeconfig")
     },
     Block {
         filled_in: &[(" NODE", " kind-control-plane")],
@@ -76,7 +76,9 @@ const SERVICES: &str = "for service in loopfs-csi loopfs-provisioner; do
     systemctl is-active $service
     journalctl --no-pager --unit $service | grep -c loopfs
     systemd-analyze security --no-pager $service | tail -1
-done";
+done
+test \"$(stat --format %a:%U:%G /run/loopfs/control.sock)\" = 660:root:loopfs-provisioner
+test \"$(ps -o user= -p $(systemctl show --property MainPID --value loopfs-provisioner))\" != root";
 
 /// Installs the services, runs the main flow on them, and leaves them running.
 pub(super) async fn run(
@@ -96,7 +98,13 @@ pub(super) async fn run(
     let mut steps = Steps::begin(session, report, NAME);
     let commands = on_node(SERVICES);
     let services = machine.shell(&commands, TIMEOUT);
-    steps.step("both services were restarted once, and log to the journal", services).await.map(drop)
+    steps
+        .step(
+            "both services were restarted once and log to the journal, and the provisioner is not root",
+            services,
+        )
+        .await
+        .map(drop)
 }
 
 /// Removes the services and their objects.

@@ -127,13 +127,12 @@ async fn restored_objects_bind_and_keep_their_data() {
 async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
     let cluster = TestCluster::connect().await;
     let node = Api::<Node>::all(cluster.admin.clone()).get_metadata(HERE).await.unwrap();
-    let earlier = Custody::next(None, "earlier", fixtures::FILESYSTEM, &BTreeSet::new());
-    earlier.write(&cluster.custody_path()).unwrap();
+    cluster.volumes.state().custody = Some(CustodyRecord::of_empty_disk("earlier"));
     let before = cluster.create_orphan("before");
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
     cluster.event_in("default", HERE, "OrphanedVolumesKept", before.as_str()).await;
-    let record = Custody::read(&cluster.custody_path()).unwrap().unwrap();
-    assert_eq!((Some(&record.node_uid), record.keeps(&before)), (node.uid().as_ref(), true));
+    let record = cluster.volumes.state().custody.clone().unwrap();
+    assert_eq!((Some(&record.node_uid), record.custody.keeps(&before)), (node.uid().as_ref(), true));
     let since = cluster.create_orphan("since");
     cluster.event_in("default", HERE, "VolumeDeleted", since.as_str()).await;
     assert!(cluster.volumes.capacity(before.as_str()).is_some());

@@ -134,7 +134,7 @@ impl<'a> Lives<'a> {
 
     /// Checks that the provisioner is ready, has no work left, and has not flooded the API server.
     async fn is_at_rest(&self) {
-        let gauges = ["claims_waiting 0", "expansions_waiting 0", "trash_entries 0", "storage_open 1"];
+        let gauges = ["claims_waiting 0", "expansions_waiting 0", "storage_open 1"];
         eventually("no work is left", || async {
             let text = self.provisioner.page("/metrics").await;
             gauges.iter().all(|line| text.contains(&format!("\nloopfs_provisioner_{line}\n"))).then_some(())

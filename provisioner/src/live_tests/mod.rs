@@ -5,9 +5,7 @@
 //! replica of the controller. They give exactly the rights of the manifests in `csi/deploy`. The manifests must be applied, and the
 //! nodes "node-a" and "node-b" must exist; they need no kubelet.
 
-use std::{
-    collections::BTreeSet, fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
-};
+use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{
@@ -24,7 +22,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use loopfs::Bytes;
-use loopfs::volume_store::{VolumeKind, VolumeSpec};
+use loopfs::volume_store::VolumeKind;
 use monitoring::Listeners;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -47,8 +45,11 @@ use crate::{
         identity::Identity,
         ownership,
     },
-    store::{claim_record::ClaimRecord, custody::Custody, storage::Opener, volumes::VolumeBackend},
-    testing::{fake_store::FakeStore, fixtures},
+    store::claim_record::ClaimRecord,
+    testing::{
+        fake_store::{CustodyRecord, FakeStore},
+        fixtures,
+    },
 };
 
 mod audit;
@@ -107,23 +108,19 @@ impl Provisioner {
     async fn start(
         node: &str,
         volumes: &Arc<FakeStore>,
-        custody_path: PathBuf,
         pod: OwnerReference,
         options: Options,
         client: Client,
         traffic: ApiTraffic,
     ) -> Provisioner {
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
-        let volumes: Arc<dyn VolumeBackend> = volumes.clone();
-        let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
         let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(pod) };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
         let (tasks, stop) = crate::node::process::spawn(NodeProcessParts {
             client,
             identity,
-            custody_path,
-            open,
+            driver: volumes.clone(),
             options: Options { capacity: Some(capacity), ..options },
             monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
         });
@@ -175,25 +172,21 @@ impl TestCluster {
         let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
         let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
-        let cluster = TestCluster {
+        TestCluster {
             _test_lock: test_lock,
             admin,
             namespace: name.clone(),
             class: name,
             volumes,
             scratch: tempfile::tempdir().unwrap(),
-        };
-        cluster.take_custody().await;
-        cluster
+        }
     }
 
-    /// Records for each node that it had its disk while that was empty, as a provisioner does when it starts for the first time.
-    async fn take_custody(&self) {
-        for node in Api::<Node>::all(self.admin.clone()).list(&ListParams::default()).await.unwrap() {
-            let empty = BTreeSet::new();
-            let custody = Custody::next(None, &node.uid().unwrap(), fixtures::FILESYSTEM, &empty);
-            custody.write(&self.custody_path_of(&node.name_any())).unwrap();
-        }
+    /// Records that a node had its disk while that was empty, as a provisioner does when it starts for the first time.
+    async fn take_custody(&self, node: &str, volumes: &FakeStore) {
+        let node = Api::<Node>::all(self.admin.clone()).get_metadata(node).await.unwrap();
+        let record = CustodyRecord::of_empty_disk(&node.uid().unwrap());
+        volumes.state().custody.get_or_insert(record);
     }
 
     async fn provisioner(&self) -> Provisioner {
@@ -218,9 +211,9 @@ impl TestCluster {
         client: Client,
         traffic: ApiTraffic,
     ) -> Provisioner {
-        let custody_path = self.custody_path_of(node);
+        self.take_custody(node, volumes).await;
         let pod = self.pod_of(node).await;
-        Provisioner::start(node, volumes, custody_path, pod, options, client, traffic).await
+        Provisioner::start(node, volumes, pod, options, client, traffic).await
     }
 
     /// Returns a client with the rights of the provisioner of a node.
@@ -239,14 +232,6 @@ impl TestCluster {
         let there = ListParams::default().labels(PODS_OF_DRIVER).fields(&format!("spec.nodeName={node}"));
         let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
         owner_reference(&pod)
-    }
-
-    fn custody_path(&self) -> PathBuf {
-        self.custody_path_of(HERE)
-    }
-
-    fn custody_path_of(&self, node: &str) -> PathBuf {
-        Custody::path_beside(&self.scratch.path().join(node))
     }
 
     /// Creates a further class: the test's own class with a change.
@@ -482,7 +467,6 @@ async fn a_claim_is_provisioned_expanded_and_deleted() {
     cluster.delete_claim("data").await;
     cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     assert!(cluster.volumes.state().volumes.is_empty());
-    eventually("trash emptied", || async { cluster.volumes.state().trash.is_empty().then_some(()) }).await;
     cluster.finish([provisioner]).await;
 }
 
@@ -521,10 +505,8 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     // A provisioner was killed after it created the volume and before it created the PersistentVolume.
     let claim = cluster.claim("deleted", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
-    let annotations = ClaimRecord::of(&claim).annotations().unwrap();
-    let spec =
-        VolumeSpec { annotations, pending: true, ..VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB)) };
-    cluster.volumes.create(&id, &spec).unwrap();
+    cluster.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+    cluster.volumes.state().pending.insert(id.clone(), ClaimRecord::of(&claim));
     cluster.delete_claim("deleted").await;
     cluster.wait_until_deleted(&cluster.claims(), "deleted").await;
     let provisioner = cluster.provisioner().await;
@@ -565,7 +547,7 @@ async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
 #[tokio::test]
 async fn a_store_that_opens_late_serves_the_waiting_claims() {
     let cluster = TestCluster::connect().await;
-    cluster.volumes.state().broken = Some(crate::testing::fake_store::error(
+    cluster.volumes.break_with(crate::testing::fake_store::error(
         loopfs::ErrorKind::NotMounted,
         "nothing is mounted there; mount it",
     ));
@@ -573,7 +555,7 @@ async fn a_store_that_opens_late_serves_the_waiting_claims() {
     cluster.claim("patient", json!({})).await;
     let text = cluster.event("patient", "ProvisioningFailed").await;
     assert!(text.contains("nothing is mounted there; mount it"), "{text}");
-    cluster.volumes.state().broken = None;
+    cluster.volumes.break_with(None);
     // The scheduler could have selected another node. It selects this one again.
     let select = Patch::Merge(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}}));
     eventually("the claim is bound", || async {

@@ -212,9 +212,8 @@ async fn a_node_that_comes_back_keeps_its_data() {
 
         cluster.create_node().await;
         let (admin, traffic) = (cluster.admin.clone(), ApiTraffic::default());
-        let (custody_path, pod) = (cluster.custody_path_of(LOST), cluster.pod_of(HERE).await);
-        let provisioner =
-            Provisioner::start(LOST, &store, custody_path, pod, Options::default(), admin, traffic).await;
+        let pod = cluster.pod_of(HERE).await;
+        let provisioner = Provisioner::start(LOST, &store, pod, Options::default(), admin, traffic).await;
         // Its turn is after that of the older PersistentVolume.
         cluster.claim("new", json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}})).await;
         let new = cluster.bound("new").await;

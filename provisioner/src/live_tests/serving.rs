@@ -1,6 +1,6 @@
 //! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server or the processes.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::{StreamExt, future, stream};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
@@ -20,7 +20,6 @@ use crate::{
     },
     loss::NodeLoss,
     node::process::Options,
-    store::custody::Custody,
     testing::fake_store::FakeStore,
 };
 
@@ -29,8 +28,6 @@ const SIZE: Bytes = Bytes(1 << 50);
 
 /// The number of provisioners that start concurrently. On a cluster, each has a processor of its own.
 const START_CONCURRENCY: usize = 32;
-/// More threads than a provisioner with few claims ever needs for blocking tasks. They are started when they are needed.
-const BLOCKING_THREADS_OF_NODE: usize = 16;
 /// The variable of [`until_sigterm`] with the seconds after which a silent watch ends.
 const WATCH_SILENCE: &str = "PROVISIONER_WATCH_SILENCE";
 /// The line on standard error after all provisioners are ready. The benchmark waits for it.
@@ -81,19 +78,14 @@ fn options_with_labels() -> Options {
 #[test]
 #[ignore = "no test: it runs the provisioners of many nodes until SIGTERM"]
 fn fleet_until_sigterm() {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    // Each provisioner always has a blocking task, which waits for changes of the mount table. With the default, 512 would occupy all
-    // threads.
-    runtime.enable_all().max_blocking_threads(nodes().len() * BLOCKING_THREADS_OF_NODE);
-    runtime.build().unwrap().block_on(serve_fleet());
+    tokio::runtime::Runtime::new().unwrap().block_on(serve_fleet());
 }
 
 async fn serve_fleet() {
     let mut terminate = terminate();
     let pods = pods_of_driver(&administrator().await).await;
-    let scratch = tempfile::tempdir().unwrap();
     let mut fleet: Vec<Provisioner> = stream::iter(nodes())
-        .map(|node| start_of_fleet(scratch.path(), pods[&node].clone(), node))
+        .map(|node| start_of_fleet(pods[&node].clone(), node))
         .buffer_unordered(START_CONCURRENCY)
         .collect()
         .await;
@@ -107,14 +99,12 @@ async fn serve_fleet() {
 }
 
 /// Starts the provisioner of a node, and waits until it can serve claims and watches only its own.
-async fn start_of_fleet(scratch: &Path, pod: OwnerReference, node: String) -> Provisioner {
+async fn start_of_fleet(pod: OwnerReference, node: String) -> Provisioner {
     let traffic = ApiTraffic::default();
     let kubeconfig = TestCluster::kubeconfig_of(&node);
     let client = crate::api::client::connect(Some(kubeconfig), &traffic).await.unwrap();
-    let custody_path = Custody::path_beside(&scratch.join(&node));
     let volumes = Arc::new(FakeStore::of_size(SIZE));
-    let provisioner =
-        Provisioner::start(&node, &volumes, custody_path, pod, options_with_labels(), client, traffic).await;
+    let provisioner = Provisioner::start(&node, &volumes, pod, options_with_labels(), client, traffic).await;
     provisioner.until_ready().await;
     provisioner.until_it_watches_all_claims(false).await;
     provisioner

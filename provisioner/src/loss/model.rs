@@ -27,7 +27,7 @@ use crate::{
     node::delete,
     objects::{identity::Identity, loss_policy::OnNodeLoss, ownership, pv},
     store::custody::Custody,
-    testing::fixtures,
+    testing::{fake_store::CustodyRecord, fixtures},
 };
 
 const NODES: [&str; 2] = ["node-a", "node-b"];
@@ -54,7 +54,7 @@ struct Machine {
     runs: bool,
     disk: usize,
     /// What it has recorded about its disk.
-    custody: Option<Custody>,
+    custody: Option<CustodyRecord>,
     /// The records of interrupted provisioning.
     records: BTreeSet<String>,
     /// The PersistentVolumes as its provisioner has them in its cache.
@@ -412,9 +412,9 @@ impl LossModel {
         let machine = &mut self.machines[which];
         let node = machine.node.filter(|_| machine.runs)?.to_string();
         let present = &self.disks[machine.disk];
-        let custody = Custody::next(machine.custody.take(), &node, &machine.disk.to_string(), present);
-        machine.custody = Some(custody.clone());
-        Some(custody)
+        let record = CustodyRecord::next(machine.custody.take(), &node, &machine.disk.to_string(), present);
+        machine.custody = Some(record.clone());
+        Some(record.custody)
     }
 
     /// The watch of a provisioner delivers what happened to one volume, possibly long ago.

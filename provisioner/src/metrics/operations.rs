@@ -76,7 +76,7 @@ mod tests {
     use loopfs::volume_store::VolumeId;
 
     use super::*;
-    use crate::{store::volumes::StorageError, testing::fake_store};
+    use crate::{store::driver::StorageError, testing::fake_store};
 
     #[test]
     fn attempts_are_counted_by_result_and_reason() {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use loopfs::volume_store::{Space, StoreCounts};
 use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
@@ -30,8 +29,7 @@ pub(crate) struct ProvisionerSample {
     pub(crate) policies_enforced: Option<bool>,
     /// `true` if the API server answered the latest request. `None` before the first.
     pub(crate) api_server_reachable: Option<bool>,
-    /// `None` while the store is unavailable.
-    pub(crate) store: Option<(Space, StoreCounts)>,
+    pub(crate) storage_open: bool,
     /// The findings of the last audit, and when it ended, as the time since the Unix epoch.
     pub(crate) audit: Option<(AuditFindings, Duration)>,
 }
@@ -80,25 +78,11 @@ pub(crate) fn register(
             u64::from(reachable),
         );
     }
-    let open = u64::from(sample.store.is_some());
     registry.count(
         "storage_open",
-        "1 if the data file system can be used, else 0; the log has the reason",
-        open,
+        "1 if the driver reports that the data file system can be used, else 0; an event on the Node has the reason",
+        u64::from(sample.storage_open),
     );
-    if let Some((space, counts)) = &sample.store {
-        registry.bytes("store_capacity", "Size of the data file system", space.total.0);
-        registry.bytes(
-            "store_available",
-            "Size of the largest volume that can be created now",
-            space.available.0,
-        );
-        registry.bytes("store_promised", "Reserved for volumes, whether used or not", space.reserved.0);
-        let volumes = [("Filesystem", counts.directories as u64), ("Block", counts.images as u64)];
-        registry.counts("volumes", "Volumes by kind", "kind", volumes);
-        let trash = "Files and directories of deleted volumes that are not freed yet";
-        registry.count("trash_entries", trash, counts.trash as u64);
-    }
     if let Some((findings, ended)) = &sample.audit {
         let found = [
             ("volume_without_pv", findings.orphans.len() as u64),

@@ -5,7 +5,7 @@
 //! whatever ended the pod.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,8 +20,6 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
     runtime::{reflector::store::Writer, watcher},
 };
-use loopfs::Bytes;
-use loopfs::volume_store::{Space, VolumeKind, VolumeSpec};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -39,7 +37,7 @@ use crate::{
         quantity,
         topology::{self, CandidateNode},
     },
-    store::volumes::StorageError,
+    store::driver::{NodeCapacity, StorageError},
 };
 
 /// The namespace and the owner of the objects.
@@ -55,7 +53,7 @@ const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 
 /// Shortest interval between two updates. The first change is published immediately, and later ones together after this time.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval of updates without an event: the CSI driver also creates volumes in the store and does not notify this process.
+/// Interval of updates without an event: other files on the disk take space, too.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the labels of this node count as current after they changed. A new node often gets its labels in its first minutes.
 const NEW_LABELS_LIFETIME: Duration = Duration::from_secs(60);
@@ -83,11 +81,13 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
         std::future::ready(())
     });
     let publishing = async {
-        tokio::join!(synced.wait(), ctx.classes_synced.wait(), ctx.storage.tried());
+        tokio::join!(synced.wait(), ctx.classes_synced.wait());
         let mut generation = ctx.retry_generation.subscribe();
         let mut storage = ctx.storage.changes();
         let mut node = KnownNode::default();
         loop {
+            // While the driver restarts, the capacity is the published one.
+            ctx.storage.tried().await;
             let node = node.current(&ctx, Instant::now());
             let wait = match publish(&ctx, &publishing, &api, node, &published.state()).await {
                 Ok(0) => POLL_INTERVAL,
@@ -148,12 +148,6 @@ async fn publish(
     node: impl Future<Output = Result<&CandidateNode, Error>>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
-    let space = match ctx.storage.run(|volumes| volumes.space()).await {
-        Ok(space) => space,
-        // No volume can be created here until an administrator has repaired the storage.
-        Err(StorageError::Untried | StorageError::Unavailable(_)) => Space::default(),
-        Err(error) => return Err(error.into()),
-    };
     let classes: Vec<_> = ctx
         .classes
         .state()
@@ -162,7 +156,8 @@ async fn publish(
         .collect();
     let restricted = classes.iter().any(|class| class.allowed_topologies.is_some());
     let node = if restricted { Some(node.await?) } else { None };
-    let desired = desired(&classes, node, space, publishing, &ctx.cluster.identity);
+    let capacities = capacities(&classes, ctx).await?;
+    let desired = desired(&classes, node, &capacities, publishing, &ctx.cluster.identity);
     let writes = plan(desired, published);
     for write in &writes {
         match write {
@@ -183,6 +178,32 @@ async fn publish(
     Ok(writes.len())
 }
 
+/// The free capacity for volumes with certain settings.
+type Capacities = BTreeMap<BTreeMap<String, String>, NodeCapacity>;
+
+/// Returns the free capacity for the volumes of each class.
+async fn capacities(classes: &[Arc<StorageClass>], ctx: &Context) -> Result<Capacities, StorageError> {
+    let mut capacities = Capacities::new();
+    for class in classes {
+        if let Entry::Vacant(entry) = capacities.entry(settings(class)) {
+            let reading = async { ctx.storage.driver()?.capacity(entry.key()).await };
+            let capacity = match reading.await {
+                // No volume can be created here until an administrator has repaired the storage.
+                Err(StorageError::Untried | StorageError::Unavailable(_)) => NodeCapacity::default(),
+                capacity => capacity?,
+            };
+            entry.insert(capacity);
+        }
+    }
+    Ok(capacities)
+}
+
+/// Returns the settings of a class, or none if its parameters are invalid: provisioning a claim reports that.
+fn settings(class: &StorageClass) -> BTreeMap<String, String> {
+    let parameters = Parameters::parse(class.parameters.as_ref());
+    parameters.map(|parameters| parameters.settings.pairs().clone()).unwrap_or_default()
+}
+
 /// A planned write.
 #[derive(Debug, Clone, PartialEq)]
 enum CapacityWrite {
@@ -194,7 +215,7 @@ enum CapacityWrite {
 fn desired(
     classes: &[Arc<StorageClass>],
     node: Option<&CandidateNode>,
-    space: Space,
+    capacities: &Capacities,
     publishing: &CapacityConfig,
     identity: &Identity,
 ) -> Vec<CSIStorageCapacity> {
@@ -202,23 +223,21 @@ fn desired(
     classes
         .iter()
         .filter(|class| allowed(class))
-        .map(|class| object(class, space, publishing, identity))
+        .map(|class| {
+            let capacity = capacities.get(&settings(class)).copied().unwrap_or_default();
+            object(class, capacity, publishing, identity)
+        })
         .collect()
 }
 
 fn object(
     class: &StorageClass,
-    space: Space,
+    capacity: NodeCapacity,
     publishing: &CapacityConfig,
     identity: &Identity,
 ) -> CSIStorageCapacity {
     let node = identity.node().to_owned();
     let class_name = class.name_any();
-    // The class does not determine the kind of its volumes. If its parameters are invalid, provisioning a claim reports that.
-    let spec = Parameters::parse(class.parameters.as_ref()).map_or_else(
-        |_| VolumeSpec::new(VolumeKind::Filesystem, Bytes(0)),
-        |parameters| parameters.settings.spec(VolumeKind::Filesystem, Bytes(0)),
-    );
     CSIStorageCapacity {
         metadata: ObjectMeta {
             name: Some(name(&class_name, identity)),
@@ -236,9 +255,9 @@ fn object(
             match_labels: Some(BTreeMap::from([(identity.topology_key(), node)])),
             match_expressions: None,
         }),
-        capacity: Some(quantity::format(space.available)),
+        capacity: Some(quantity::format(capacity.available)),
         // The scheduler uses this field first.
-        maximum_volume_size: Some(quantity::format(space.largest_volume_of_any_kind(&spec))),
+        maximum_volume_size: Some(quantity::format(capacity.largest_volume)),
     }
 }
 
@@ -280,6 +299,7 @@ fn has_same_content(published: &CSIStorageCapacity, desired: &CSIStorageCapacity
 
 #[cfg(test)]
 mod tests {
+    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -311,17 +331,13 @@ mod tests {
     }
 
     fn wanted(available: u64) -> Vec<CSIStorageCapacity> {
-        wanted_of(json!({}), available)
+        let capacities = of_all_settings(available);
+        desired(&classes(&[json!({})]), None, &capacities, &publishing(), &fixtures::identity())
     }
 
-    fn wanted_of(class: Value, available: u64) -> Vec<CSIStorageCapacity> {
-        desired(&classes(&[class]), None, space(available), &publishing(), &fixtures::identity())
-    }
-
-    fn space(available: u64) -> Space {
-        let mut space = Space::default();
-        (space.total, space.available) = (Bytes(available), Bytes(available));
-        space
+    fn of_all_settings(available: u64) -> Capacities {
+        let capacity = NodeCapacity { available: Bytes(available), largest_volume: Bytes(available / 2) };
+        [(BTreeMap::new(), capacity)].into()
     }
 
     #[test]
@@ -343,37 +359,24 @@ mod tests {
             "storageClassName": "loopfs",
             "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": "node-a"}},
             "capacity": "64Mi",
-            "maximumVolumeSize": "65472Ki",
+            "maximumVolumeSize": "32Mi",
         });
         assert_eq!(serde_json::to_value(object).unwrap(), expected);
     }
 
-    #[rstest]
-    #[case::full(0, "0", "0")]
-    #[case::next_to_nothing(4096, "4Ki", "0")]
-    #[case::of_whole_blocks((64 << 10) + 5000, "70536", "4Ki")]
-    fn the_free_capacity_and_the_maximum_size_are_published(
-        #[case] available: u64,
-        #[case] capacity: &str,
-        #[case] largest: &str,
-    ) {
-        let [object] = wanted(available).try_into().unwrap();
-        assert_eq!(object.capacity.unwrap().0, capacity);
-        assert_eq!(object.maximum_volume_size.unwrap().0, largest);
-    }
-
-    /// A thin image reserves 1/128 of its capacity and 1 MiB in addition: 62 MiB reserve 63 MiB and 496 KiB.
-    #[rstest]
-    #[case::thin(json!({"parameters": {"provisioning": "thin"}}), "62Mi")]
-    #[case::thick(json!({"parameters": {"provisioning": "thick"}}), "65008Ki")]
-    #[case::wrong_parameters(json!({"parameters": {"provisioning": "sparse"}}), "65008Ki")]
-    fn the_maximum_size_accounts_for_what_a_volume_of_the_class_reserves(
-        #[case] class: Value,
-        #[case] largest: &str,
-    ) {
-        let reserved = 62 * MIB + 62 * MIB / 128 + MIB;
-        let [object] = wanted_of(class, reserved + (64 << 10)).try_into().unwrap();
-        assert_eq!(object.maximum_volume_size.unwrap().0, largest);
+    /// A class with invalid parameters counts as one without settings.
+    #[tokio::test]
+    async fn each_class_has_the_capacity_for_its_settings() {
+        let class = |name: &str, provisioning: &str| json!({"metadata": {"name": name}, "parameters": {"provisioning": provisioning}});
+        let classes = classes(&[class("a", "thin"), class("b", "thin"), class("c", "sparse"), json!({})]);
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), Caches::default(), vec![]);
+        let capacities = capacities(&classes, &test_context.ctx).await.unwrap();
+        let thin = [("provisioning".to_owned(), "thin".to_owned())].into();
+        assert_eq!(capacities.keys().collect::<Vec<_>>(), [&BTreeMap::new(), &thin], "one call for each");
+        let objects = desired(&classes, None, &capacities, &publishing(), &fixtures::identity());
+        let largest = objects.into_iter().map(|object| object.maximum_volume_size.unwrap().0);
+        assert_eq!(largest.collect::<Vec<_>>(), ["32736Ki", "32736Ki", "65472Ki", "65472Ki"]);
+        test_context.finish().await;
     }
 
     #[test]
@@ -388,7 +391,8 @@ mod tests {
             name: "node-a".to_owned(),
             labels: BTreeMap::from([("zone".to_owned(), "west".to_owned())]),
         };
-        let objects = desired(&classes, Some(&node), space(MIB), &publishing(), &fixtures::identity());
+        let capacities = of_all_settings(MIB);
+        let objects = desired(&classes, Some(&node), &capacities, &publishing(), &fixtures::identity());
         let names: Vec<_> = objects.iter().map(|object| object.storage_class_name.as_str()).collect();
         assert_eq!(names, ["here", "loopfs"]);
     }
@@ -428,8 +432,7 @@ mod tests {
             vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).respond(&none)];
         let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), caches, requests);
-        test_context.volumes.state().broken =
-            Some(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
+        test_context.break_with(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
         let api = Api::namespaced(test_context.ctx.cluster.client.clone(), "loopfs-system");
         let mut node = KnownNode::default();
         let node = node.current(&test_context.ctx, Instant::now());

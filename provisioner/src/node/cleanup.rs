@@ -1,5 +1,4 @@
-//! Background cleanup: frees the space of deleted volumes, and removes volumes whose claims were deleted before they were
-//! provisioned.
+//! Removes volumes whose claims were deleted before they were provisioned.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,45 +15,22 @@ use crate::{
         volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::ownership,
-    store::{claim_record::ClaimRecord, volumes::StorageError},
+    store::claim_record::ClaimRecord,
 };
-
-/// Interval at which the trash is emptied even without a notification: an open file may keep the entry of a deleted volume, and no
-/// event announces when it is closed.
-const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Interval at which the pending volumes are checked again, even if no claim was deleted.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Empties the trash whenever an entry was moved there, until shutdown.
-pub(crate) async fn empty_trash(ctx: &Context) {
-    loop {
-        // The first pass needs no notification: an earlier process may have left entries.
-        match ctx.storage.run_yielding(|volumes, yield_now| volumes.empty_trash(yield_now)).await {
-            Ok(0) => {}
-            Ok(removed) => {
-                tracing::info!(volumes = removed, "freed the space of deleted volumes");
-                ctx.retry_generation.bump();
-            }
-            // An event on the node reports it already.
-            Err(StorageError::Untried | StorageError::Unavailable(_)) => {}
-            Err(error) => {
-                tracing::warn!(%error, "could not empty the trash; the next attempt is in {TRASH_INTERVAL:?} at the latest")
-            }
-        }
-        drop(timeout(TRASH_INTERVAL, ctx.trash.notified()).await);
-    }
-}
-
 /// Removes volumes whose claim was deleted while they were being provisioned, until shutdown.
-pub(crate) async fn remove_orphans(ctx: &Context) {
+pub(crate) async fn run(ctx: Arc<Context>) {
+    let ctx = &*ctx;
     let (mut attempts, mut known_filesystem): (u32, _) = (0, None);
     loop {
         ctx.synced().await;
         let all_done = match custody::take_once(&mut known_filesystem, ctx).await {
             Ok(()) => check_pending(ctx).await,
             // An event on the node reports it already.
-            Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => true,
+            Err(Error::Storage(error)) if error.is_reported() => true,
             Err(error) => {
                 tracing::warn!(%error, "could not record whose volumes this disk has; the cleanup retries");
                 false
@@ -68,7 +44,8 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
 
 /// Checks each pending volume. Returns `false` if one has to be checked again soon.
 async fn check_pending(ctx: &Context) -> bool {
-    let pending = match ctx.storage.run(|volumes| volumes.pending()).await {
+    let pending = async { ctx.storage.driver()?.pending().await };
+    let pending = match pending.await {
         Ok(pending) => pending,
         Err(error) => {
             tracing::warn!(%error, "could not read the pending volumes; the cleanup retries");
@@ -108,7 +85,7 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
     let rule = match object {
         // The claim was rescheduled and got its volume on another node, or this disk was moved here from there.
         Some(object) if ownership::is_elsewhere(&object, identity) => {
-            let filesystem = ctx.storage.run(|volumes| Ok(volumes.filesystem_uuid())).await?;
+            let filesystem = ctx.storage.filesystem_uuid()?;
             (!ownership::is_on_filesystem(&object, &filesystem, identity)).then_some(Rule::OnAnotherNode)
         }
         // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
@@ -135,14 +112,8 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
             return Ok(true);
         }
     }
-    let kept = id.clone();
-    ctx.storage.run(move |volumes| volumes.confirm(&kept)).await?;
+    ctx.storage.driver()?.confirm(id).await?;
     Ok(true)
-}
-
-/// Empties the trash and removes orphans until shutdown.
-pub(crate) async fn run(ctx: Arc<Context>) {
-    tokio::join!(empty_trash(&ctx), remove_orphans(&ctx));
 }
 
 #[cfg(test)]
@@ -154,13 +125,10 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::node::claim_scope::ClaimScope;
-    use crate::store::custody::Custody;
     use crate::testing::{
-        fake_store::{self, FakeStore},
+        fake_store::{self, CustodyRecord, FakeStore},
         fixtures,
         mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, own_node, unlabelled},
     };
@@ -183,8 +151,7 @@ mod tests {
         let record = ClaimRecord::of(&fixtures::claim(json!({})));
         test_context.volumes.state().pending.insert(id(), record.clone());
         // The node had its disk before.
-        let custody = Custody::next(None, "node", fixtures::FILESYSTEM, &BTreeSet::new());
-        custody.write(&test_context.ctx.custody_path).unwrap();
+        test_context.volumes.state().custody = Some(CustodyRecord::of_empty_disk("node"));
         (test_context, record)
     }
 
@@ -279,10 +246,7 @@ mod tests {
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
         let begun = tokio::time::Instant::now();
-        let cleanup = tokio::spawn({
-            let ctx = Arc::clone(&ctx);
-            async move { remove_orphans(&ctx).await }
-        });
+        let cleanup = tokio::spawn(run(Arc::clone(&ctx)));
         tokio::task::yield_now().await;
         drop(exclusive);
         while !test_context.volumes.state().pending.is_empty() {
@@ -405,7 +369,7 @@ mod tests {
         ];
         let (test_context, record) = with_pending_volume(vec![], requests);
         assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
-        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.state().pending.len(), 1);
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));

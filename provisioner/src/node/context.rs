@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
-    path::PathBuf,
     sync::{Arc, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -19,7 +18,7 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 use loopfs::Bytes;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::{
     api::{
@@ -37,19 +36,13 @@ use crate::{
     metrics::{LatestFindings, Operations},
     node::claim_scope::CurrentScope,
     objects::ownership,
-    store::{
-        in_flight::InFlight,
-        storage::Storage,
-        volumes::{VolumeBackend, VolumeError},
-    },
+    store::{driver::Driver, in_flight::InFlight, storage::Storage},
 };
 
-/// The state that all reconciles of a node share: access to the cluster and the store, caches, back-off and signals.
+/// The state that all reconciles of a node share: access to the cluster and the driver, caches, back-off and signals.
 pub(crate) struct Context {
     pub(crate) cluster: Cluster,
     pub(crate) storage: Storage,
-    /// The file with the record of custody.
-    pub(crate) custody_path: PathBuf,
 
     /// The claims that this node watches.
     pub(crate) claim_scope: CurrentScope,
@@ -65,10 +58,6 @@ pub(crate) struct Context {
 
     /// Locks on volumes. Provisioning, deletion and the removal of an orphaned volume exclude each other, and copies of the volume.
     pub(crate) in_flight: InFlight,
-    /// Held while the record of custody is read and replaced.
-    pub(crate) custody: Mutex<()>,
-    /// Notified when an entry was moved to the trash.
-    pub(crate) trash: Notify,
     /// Notified when a claim was deleted or a watch restarted: pending volumes may have been orphaned.
     pub(crate) claims_deleted: Notify,
     pub(crate) retry_generation: RetryGeneration,
@@ -84,10 +73,10 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Creates a context with a store that is not open yet.
+    /// Creates a context with a driver whose state is unknown.
     pub(crate) fn new(
         cluster: Cluster,
-        custody_path: PathBuf,
+        driver: Arc<dyn Driver>,
         claims: Store<PersistentVolumeClaim>,
         volumes: Store<PersistentVolume>,
         classes: Store<StorageClass>,
@@ -95,8 +84,7 @@ impl Context {
     ) -> Self {
         Self {
             cluster,
-            storage: Default::default(),
-            custody_path,
+            storage: Storage::new(driver),
             claim_scope: Default::default(),
             claims: ControllerState::new(claims),
             claim_names: Default::default(),
@@ -104,8 +92,6 @@ impl Context {
             classes,
             classes_synced: Default::default(),
             in_flight: Default::default(),
-            custody: Default::default(),
-            trash: Default::default(),
             claims_deleted: Default::default(),
             retry_generation: Default::default(),
             capacity: Default::default(),
@@ -159,25 +145,6 @@ impl Context {
         let read = absence::get_opt(&self.cluster.volume_api(), name).await;
         let volume = read.map_err(|error| Error::api("read PersistentVolume", name, error))?;
         Ok(volume.map(Pruned::into_inner))
-    }
-
-    /// Runs a blocking operation on the store, if its file system is the expected one or that is unknown.
-    ///
-    /// # Errors
-    /// [`Error::OtherFilesystem`], or the error of the operation.
-    pub(crate) async fn run_on<T, F>(&self, expected: Option<String>, operation: F) -> Result<T, Error>
-    where
-        T: Send + 'static,
-        F: FnOnce(&dyn VolumeBackend) -> Result<T, VolumeError> + Send + 'static,
-    {
-        let run = self.storage.run(move |volumes| {
-            let present = volumes.filesystem_uuid();
-            match expected.filter(|expected| *expected != present) {
-                Some(of_volume) => Ok(Err(Error::OtherFilesystem { of_volume, of_node: present })),
-                None => operation(volumes).map(Ok),
-            }
-        });
-        run.await?
     }
 }
 

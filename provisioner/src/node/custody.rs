@@ -1,16 +1,9 @@
 //! Takes custody of the volumes on this node's disk: see [`Custody`].
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 
-use crate::{
-    api::absence,
-    error::Error,
-    node::context::Context,
-    store::{custody::Custody, volumes::VolumeBackend},
-};
+use crate::{api::absence, error::Error, node::context::Context, store::custody::Custody};
 
 /// Returns the record of the node and the file system to which the volumes belong, after it was made durable. Asked for before each
 /// deletion that follows from the absence of objects: they may have been deleted while the node or its disk was away.
@@ -18,23 +11,12 @@ use crate::{
 /// # Errors
 /// When the Node object does not exist, or when it or the record cannot be read or written.
 pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
-    let _exclusive = ctx.custody.lock().await;
     let name = ctx.cluster.identity.node();
     let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
     let node = absence::get_metadata_opt(&nodes, name).await;
     let node = node.map_err(|error| Error::api("read Node", name, error))?;
     let uid = node.and_then(|node| node.metadata.uid).ok_or_else(|| Error::NodeDeleted(name.to_owned()))?;
-    let path = ctx.custody_path.clone();
-    let record = move |volumes: &dyn VolumeBackend| {
-        let present: BTreeSet<_> = volumes.list()?.into_iter().collect();
-        let before = Custody::read(&path)?;
-        let next = Custody::next(before.clone(), &uid, &volumes.filesystem_uuid(), &present);
-        if before.as_ref() != Some(&next) {
-            next.write(&path)?;
-        }
-        Ok(next)
-    };
-    Ok(ctx.storage.run(record).await?)
+    Ok(ctx.storage.driver()?.take_custody(&uid).await?)
 }
 
 /// Takes custody once for each file system, so that a later deletion has a record to compare with.
@@ -42,7 +24,7 @@ pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
 /// # Errors
 /// Those of [`take`].
 pub(crate) async fn take_once(known_filesystem: &mut Option<String>, ctx: &Context) -> Result<(), Error> {
-    let present = ctx.storage.run(|volumes| Ok(volumes.filesystem_uuid())).await?;
+    let present = ctx.storage.filesystem_uuid()?;
     if known_filesystem.as_ref() != Some(&present) {
         *known_filesystem = Some(take(ctx).await?.filesystem_uuid);
     }

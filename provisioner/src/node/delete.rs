@@ -98,7 +98,7 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: DeletionPlan, ctx: &C
             Ok(())
         }
         DeletionPlan::Delete(deletion) => {
-            ctx.storage.require_open()?;
+            ctx.storage.driver()?;
             let is_retry = ctx.volumes.has_failed(&ObjectRef::from_obj(volume));
             let labelled = if is_retry { Labelled::Listed } else { Labelled::Cached };
             references::require_none(&deletion.id, Some(volume), labelled, ctx).await?;

@@ -60,7 +60,7 @@ impl NodeHealthEndpoints {
     }
 
     /// Returns an error if the provisioner could not create a volume even if the API server responded.
-    async fn check_caches_and_store(&self) -> Result<(), String> {
+    fn check_caches_and_store(&self) -> Result<(), String> {
         let ctx = &self.ctx;
         let caches = [
             ("claims", &ctx.claims.synced),
@@ -70,19 +70,15 @@ impl NodeHealthEndpoints {
         if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.is_set()) {
             return Err(format!("the {what} that the API server holds have not been read yet"));
         }
-        match ctx.storage.run(|_volumes| Ok(())).await {
+        match ctx.storage.driver() {
             Err(_) if self.is_without_storage() => Ok(()),
-            usable => usable.map_err(|error| error.to_string()),
+            usable => usable.map(drop).map_err(|error| error.to_string()),
         }
     }
 }
 
 impl monitoring::HealthEndpoints for NodeHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
-        let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.counts()?))).await;
-        let store = store.inspect_err(
-            |error| tracing::debug!(%error, "the metrics omit the store, because it is unavailable"),
-        );
         let audit = self.ctx.audit.get();
         let sample = ProvisionerSample {
             claims_waiting: self.claims_waiting(),
@@ -94,7 +90,7 @@ impl monitoring::HealthEndpoints for NodeHealthEndpoints {
             expansions_waiting: self.expansions_waiting(),
             policies_enforced: *self.ctx.policies.borrow(),
             api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
-            store: store.ok(),
+            storage_open: self.ctx.storage.driver().is_ok(),
             audit,
         };
         let ctx = &self.ctx;
@@ -108,11 +104,11 @@ impl monitoring::HealthEndpoints for NodeHealthEndpoints {
         Ok(())
     }
 
-    /// Succeeds on a node whose caches were filled once and whose store serves, and on a node without storage, which gets no claims.
+    /// Succeeds on a node whose caches were filled once and whose driver reports that the storage is open, and on a node without storage, which gets no claims.
     /// The latest response of the API server does not count: an API server that is overloaded would make the pods of all nodes
     /// not Ready at once, and no node can repair it.
     async fn readiness(&self) -> Result<(), String> {
-        self.check_caches_and_store().await
+        self.check_caches_and_store()
     }
 
     fn notice(&self) -> Option<String> {
@@ -129,7 +125,6 @@ mod tests {
     use std::time::Instant;
 
     use http::StatusCode;
-    use loopfs::volume_store::{VolumeId, VolumeKind};
     use loopfs::{Bytes, ErrorKind};
     use monitoring::{
         HealthEndpoints as _,
@@ -183,14 +178,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_show_the_store_and_the_caches() {
+    async fn metrics_show_the_storage_and_the_caches() {
         let other =
             json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}, "name": "other"}});
         let claims = vec![fixtures::claim(json!({})), fixtures::claim(other)];
         let (test_context, endpoints) = test_context(Caches { claims, ..Caches::default() });
-        let id = VolumeId::parse("disk").unwrap();
-        test_context.volumes.state().volumes.insert(id, (VolumeKind::Block, Bytes(4096)));
-        test_context.volumes.state().trash.push(Bytes(4096));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         for _ in 0..2 {
             endpoints.ctx.cluster.events.publish_on_node(Reason::StorageUnavailable, "mount it");
@@ -199,26 +191,14 @@ mod tests {
         for line in [
             "claims_waiting 1",
             "storage_open 1",
-            "store_capacity_bytes 1073741824",
-            "store_available_bytes 1073733632",
-            "store_promised_bytes 8192",
-            r#"volumes{kind="Filesystem"} 0"#,
-            r#"volumes{kind="Block"} 1"#,
-            "trash_entries 1",
             r#"operations_total{operation="resize",result="success",reason=""} 1"#,
             r#"events_total{type="Warning",reason="StorageUnavailable"} 2"#,
         ] {
             assert!(text.contains(&format!("\nloopfs_provisioner_{line}\n")), "{line} is not in {text}");
         }
-    }
-
-    #[tokio::test]
-    async fn metrics_omit_an_unavailable_store() {
-        let (test_context, endpoints) = test_context(Caches::default());
-        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let text = scraped(&endpoints).await;
         assert!(text.contains("\nloopfs_provisioner_storage_open 0\n"), "{text}");
-        assert!(!text.contains("store_capacity"), "{text}");
     }
 
     #[tokio::test]
@@ -249,7 +229,7 @@ mod tests {
         endpoints.traffic.record(Ok(()));
         assert_eq!(endpoints.notice(), None);
         assert!(reachable().await);
-        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("mount it"), "{reason}");
         assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
@@ -275,8 +255,7 @@ mod tests {
         let volume = fixtures::volume(json!({}));
         for (volumes, ready) in [(vec![], true), (vec![volume], false)] {
             let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() });
-            let broken = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
-            test_context.volumes.state().broken = Some(broken);
+            test_context.break_with(fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there"));
             match endpoints.readiness().await {
                 Ok(()) => assert!(ready, "a volume names the node"),
                 Err(reason) => assert!(!ready && reason.contains("nothing is mounted there"), "{reason}"),
@@ -292,13 +271,12 @@ mod tests {
         let synced = &test_context.ctx;
         endpoints.ctx = Arc::new(Context::new(
             synced.cluster.clone(),
-            synced.custody_path.clone(),
+            test_context.volumes.clone(),
             synced.claims.cache.clone(),
             synced.volumes.cache.clone(),
             synced.classes.clone(),
             synced.now,
         ));
-        endpoints.ctx.storage.open(test_context.volumes.clone());
         endpoints.ctx.claims.synced.set();
         assert!(endpoints.readiness().await.unwrap_err().contains("the volumes that the API server holds"));
     }

@@ -3,21 +3,20 @@
 //! Only the node itself knows which file system it has.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
-use super::{context::Context, custody};
+use super::{audit::node_volumes, context::Context, custody};
 use crate::{
     error::Error,
     loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness},
     objects::{identity::Identity, ownership},
-    store::volumes::{StorageError, VolumeBackend},
+    store::driver::VolumeList,
 };
 
 /// Wait after a change of the store, which can open and close many times in a row.
@@ -50,9 +49,9 @@ pub(crate) async fn run(ctx: Arc<Context>, mode: NodeLoss) {
 /// hold. While the store is not open, the node's file system is unknown and the result is empty.
 async fn on_other_disks(ctx: &Context) -> BTreeMap<LostStorage, Lost> {
     let mut lost: BTreeMap<_, Lost> = BTreeMap::new();
-    let Ok(present) = Disk::read(ctx).await else { return lost };
+    let Ok(present) = node_volumes(ctx).await else { return lost };
     for volume in ctx.volumes.cache.state() {
-        if let Some(uuid) = present.lost_filesystem(&volume, &ctx.cluster.identity) {
+        if let Some(uuid) = lost_filesystem(&present, &volume, &ctx.cluster.identity) {
             let on_disk = lost.entry(LostStorage::Disk(uuid.to_owned())).or_default();
             on_disk.volumes.push(Arc::clone(&volume));
         }
@@ -60,35 +59,25 @@ async fn on_other_disks(ctx: &Context) -> BTreeMap<LostStorage, Lost> {
     lost
 }
 
-/// What the store holds now.
-struct Disk {
-    filesystem: String,
-    volumes: BTreeSet<VolumeId>,
-}
-
-impl Disk {
-    async fn read(ctx: &Context) -> Result<Self, StorageError> {
-        let read = |volumes: &dyn VolumeBackend| {
-            Ok(Disk { filesystem: volumes.filesystem_uuid(), volumes: volumes.list()?.into_iter().collect() })
-        };
-        ctx.storage.run(read).await
-    }
-
-    /// Returns the file system of a volume that is not on this disk. The UUID alone does not show that: an administrator may have
-    /// changed it (xfs_admin(8)).
-    fn lost_filesystem<'a>(&self, volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
-        let uuid = ownership::filesystem_uuid(volume, identity).filter(|uuid| *uuid != self.filesystem)?;
-        let id = ownership::volume_id(volume, identity).ok()?;
-        (!self.volumes.contains(&id)).then_some(uuid)
-    }
+/// Returns the file system of a volume that is not on the present disk. The UUID alone does not show that: an administrator may have
+/// changed it (xfs_admin(8)).
+fn lost_filesystem<'a>(
+    present: &VolumeList,
+    volume: &'a PersistentVolume,
+    identity: &Identity,
+) -> Option<&'a str> {
+    let uuid =
+        ownership::filesystem_uuid(volume, identity).filter(|uuid| *uuid != present.filesystem_uuid)?;
+    let id = ownership::volume_id(volume, identity).ok()?;
+    (!present.volumes.contains(&id)).then_some(uuid)
 }
 
 impl Witness for &Context {
     async fn is_lost(&self, place: &LostStorage, volume: &PersistentVolume) -> Result<bool, Error> {
-        let disk = Disk::read(self).await?;
+        let present = node_volumes(self).await?;
         Ok(match place {
             LostStorage::Disk(uuid) => {
-                disk.lost_filesystem(volume, &self.cluster.identity) == Some(uuid.as_str())
+                lost_filesystem(&present, volume, &self.cluster.identity) == Some(uuid.as_str())
             }
             LostStorage::Node(_) => false,
         })
@@ -98,7 +87,7 @@ impl Witness for &Context {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use loopfs::volume_store::VolumeKind;
+    use loopfs::volume_store::{VolumeId, VolumeKind};
     use serde_json::{Value, json};
 
     use super::*;

@@ -211,7 +211,6 @@ mod tests {
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::Change);
         assert!(test_context.volumes.state().volumes.is_empty());
-        assert_eq!(test_context.volumes.state().trash, [Bytes(1 << 20)]);
         assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
     }
 
@@ -411,8 +410,7 @@ mod tests {
     #[tokio::test]
     async fn no_persistent_volume_is_marked_while_the_store_is_unavailable() {
         let test_context = test_context(vec![]);
-        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        assert!(test_context.ctx.storage.run(|_volumes| Ok(())).await.is_err());
+        test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }

@@ -1,6 +1,5 @@
 //! The tasks of the process with the role `node`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -24,10 +23,10 @@ use crate::{
         claims, classes, cleanup,
         context::Context,
         health_endpoints::NodeHealthEndpoints,
-        label_record, lost_disk, persistent_volumes, project_audit,
+        label_record, lost_disk, persistent_volumes, storage_watch,
     },
     objects::{claim_labels, identity::Identity},
-    store::storage::{self, Opener},
+    store::driver::Driver,
     tasks::{named, until},
 };
 
@@ -42,16 +41,13 @@ pub(crate) struct Options {
     pub(crate) claim_labels: Option<claim_labels::LabelRecordSource>,
     /// How to audit volumes and PersistentVolumes.
     pub(crate) audit: Option<audit::AuditSettings>,
-    /// How to search for files that are charged to another volume.
-    pub(crate) project_audit: Option<project_audit::ProjectAuditSettings>,
 }
 
 /// The parts that the process is created from.
 pub(crate) struct NodeProcessParts {
     pub(crate) client: Client,
     pub(crate) identity: Identity,
-    pub(crate) custody_path: PathBuf,
-    pub(crate) open: Opener,
+    pub(crate) driver: Arc<dyn Driver>,
     pub(crate) options: Options,
     /// The listeners for health and metrics, and what the client observes of its requests.
     pub(crate) monitoring: Option<(Listeners, ApiTraffic)>,
@@ -59,13 +55,13 @@ pub(crate) struct NodeProcessParts {
 
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
 pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, CancellationToken) {
-    let NodeProcessParts { client, identity, custody_path, open, options, monitoring } = parts;
+    let NodeProcessParts { client, identity, driver, options, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(cluster, custody_path, claims, volumes, classes, Timestamp::now));
+    let ctx = Arc::new(Context::new(cluster, driver, claims, volumes, classes, Timestamp::now));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
 
@@ -84,9 +80,9 @@ pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, Cancella
         ),
     ));
     tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
-    tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
+    tasks.spawn(named("storage", until(stop.clone(), storage_watch::run(Arc::clone(&ctx)))));
     tasks.spawn(named("policies", until(stop.clone(), check_policies(Arc::clone(&ctx)))));
-    let Options { capacity: capacity_config, node_loss, claim_labels, audit, project_audit } = options;
+    let Options { capacity: capacity_config, node_loss, claim_labels, audit } = options;
     match claim_labels {
         Some(source) => {
             let watching = label_record::run(Arc::clone(&ctx), source);
@@ -97,10 +93,6 @@ pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, Cancella
     if let Some(settings) = audit {
         let auditing = audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("audit", until(stop.clone(), auditing)));
-    }
-    if let Some(settings) = project_audit {
-        let auditing = project_audit::run(Arc::clone(&ctx), settings);
-        tasks.spawn(named("project audit", until(stop.clone(), auditing)));
     }
     if node_loss != NodeLoss::Off {
         let checking = lost_disk::run(Arc::clone(&ctx), node_loss);
@@ -126,13 +118,4 @@ pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, Cancella
 
 async fn check_policies(ctx: Arc<Context>) {
     policies::check(&ctx.cluster, &Forbidden::VolumeOfAnotherNode, &ctx.policies).await;
-}
-
-async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
-    let opened = || {
-        ctx.retry_generation.bump();
-        ctx.trash.notify_one();
-        ctx.claims_deleted.notify_one();
-    };
-    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, opened).await;
 }

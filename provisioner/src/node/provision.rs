@@ -6,6 +6,8 @@
 //! A volume of that id may hold data already: if the API server was restored from a backup, a claim that was provisioned long ago can be
 //! pending again. The claim gets its data back, with an event that says so, and only the reclaim policy can delete the data.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
     storage::v1::StorageClass,
@@ -13,7 +15,8 @@ use k8s_openapi::api::{
 use kube::{ResourceExt, api::PostParams, runtime::reflector::ObjectRef};
 use loopfs::Bytes;
 use loopfs::mount::MountFlags;
-use loopfs::volume_store::{OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::volume_store::{OwnedContentSource, VolumeId, VolumeKind};
+use tokio::time::interval;
 
 use crate::{
     api::events::Reason,
@@ -33,8 +36,14 @@ use crate::{
         pv::{self, Description, ReclaimPolicy},
         refusal::Refusal,
     },
-    store::{claim_record::ClaimRecord, volumes::StorageError},
+    store::{
+        claim_record::ClaimRecord,
+        driver::{CreatedVolume, NewVolume, StorageError},
+    },
 };
+
+/// Interval at which a copy checks whether its claim still waits for it.
+const WANTED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The action for a claim.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +60,10 @@ pub(crate) enum ProvisionPlan {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Creation {
     pub(crate) id: VolumeId,
-    pub(crate) spec: VolumeSpec,
+    pub(crate) kind: VolumeKind,
+    pub(crate) capacity: Bytes,
+    /// The settings of the volume in the parameters of the class.
+    pub(crate) settings: BTreeMap<String, String>,
     pub(crate) reclaim_policy: ReclaimPolicy,
     pub(crate) mount_options: Option<Vec<String>>,
     /// The volume or snapshot to copy.
@@ -113,7 +125,9 @@ pub(crate) fn plan(
     }
     Ok(ProvisionPlan::Create(Creation {
         id,
-        spec: parameters.settings.spec(kind, requested),
+        kind,
+        capacity: requested,
+        settings: parameters.settings.pairs().clone(),
         reclaim_policy,
         mount_options: class.mount_options.clone(),
         source: data_source.map(|data_source| data_source.id),
@@ -187,49 +201,18 @@ pub(crate) async fn apply(
     );
     ctx.cluster.events.publish(claim, Reason::Provisioning, note);
 
-    let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
     // A volume that is being copied is not deleted in the meantime, however long it takes.
-    let _source = match &source {
+    let _source = match &creation.source {
         Some(OwnedContentSource::Volume(source)) => {
             Some(ctx.in_flight.copy(source).ok_or_else(|| Error::InFlight(source.clone()))?)
         }
-        // If the snapshot is deleted over CSI in the meantime, the store notices and creates no volume.
+        // If the snapshot is deleted over CSI in the meantime, the driver notices and creates no volume.
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
     let record = ClaimRecord::of(claim);
-    let annotations = record.annotations().map_err(|error| StorageError::Volume(error.into()))?;
-    let (kind, new_id) = (spec.kind, id.clone());
-    let spec = VolumeSpec { annotations, pending: true, ..spec };
-    // A copy takes minutes, and a claim that is deleted or rescheduled in the meantime leaves its slot to others.
-    let (known, key, uid) = (ctx.claims.cache.clone(), ObjectRef::from_obj(claim), claim.uid());
-    let identity = ctx.cluster.identity.clone();
-    let is_wanted = move || {
-        known.get(&key).is_some_and(|claim| {
-            claim.uid() == uid
-                && ownership::is_claim_to_provision(&claim, &identity)
-                && ownership::selected_node(&claim) == Some(identity.node())
-        })
-    };
-    let is_still_wanted = is_wanted.clone();
-    let is_copy = source.is_some();
-    let creating = ctx.storage.run(move |volumes| {
-        // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
-        let held_data = volumes.holds_earlier_data(&new_id)?;
-        let capacity = match &source {
-            Some(source) => volumes.clone_from(source.as_ref(), &new_id, &spec, &is_wanted)?,
-            None => volumes.create(&new_id, &spec)?,
-        };
-        Ok((held_data, capacity, volumes.filesystem_uuid()))
-    });
-    let (held_data, capacity, filesystem_uuid) = match creating.await {
-        Err(_) if is_copy && !is_still_wanted() => {
-            // The copied files are there.
-            ctx.trash.notify_one();
-            return Err(Error::CopyEnded(id));
-        }
-        created => created?,
-    };
-    ctx.capacity.notify_one();
+    let CreatedVolume { capacity, filesystem_uuid, held_data } =
+        create_volume(claim, &creation, &record, ctx).await?;
+    let Creation { id, kind, reclaim_policy, mount_options, node_loss, .. } = creation;
     let description = Description {
         claim,
         id: &id,
@@ -263,13 +246,58 @@ pub(crate) async fn apply(
             return volume_deletion::delete(deletion, ctx).await.map(drop);
         }
     }
-    let confirmed = id.clone();
-    if let Err(error) = ctx.storage.run(move |volumes| volumes.confirm(&confirmed)).await {
+    let confirming = async { ctx.storage.driver()?.confirm(&id).await };
+    if let Err(error) = confirming.await {
         tracing::warn!(volume = %id, %error, "could not confirm a volume; the cleanup of orphaned volumes retries");
     }
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
     ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);
     Ok(())
+}
+
+/// Creates the volume, empty or as a copy. A copy takes minutes, and a claim that is deleted or rescheduled in the meantime leaves its
+/// slot to others.
+async fn create_volume(
+    claim: &PersistentVolumeClaim,
+    creation: &Creation,
+    record: &ClaimRecord,
+    ctx: &Context,
+) -> Result<CreatedVolume, Error> {
+    let volume = NewVolume {
+        id: creation.id.clone(),
+        kind: creation.kind,
+        capacity: creation.capacity,
+        settings: creation.settings.clone(),
+        annotations: record.annotations().map_err(StorageError::from)?,
+        source: creation.source.clone(),
+    };
+    let creating = ctx.storage.driver()?.create(volume);
+    if creation.source.is_none() {
+        return Ok(creating.await?);
+    }
+    let key = ObjectRef::from_obj(claim);
+    let is_wanted = || {
+        ctx.claims.cache.get(&key).is_some_and(|known| {
+            known.uid() == claim.uid()
+                && ownership::is_claim_to_provision(&known, &ctx.cluster.identity)
+                && ownership::selected_node(&known) == Some(ctx.cluster.identity.node())
+        })
+    };
+    let ended = async {
+        let mut checks = interval(WANTED_INTERVAL);
+        while is_wanted() {
+            checks.tick().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        created = creating => match created {
+            Err(_) if !is_wanted() => Err(Error::CopyEnded(creation.id.clone())),
+            created => Ok(created?),
+        },
+        // The dropped call ends the copy.
+        () = ended => Err(Error::CopyEnded(creation.id.clone())),
+    }
 }
 
 /// Whether the claim has a PersistentVolume now.
@@ -323,8 +351,6 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use std::time::Duration;
-
     use super::*;
     use crate::objects::loss_policy::OnNodeLoss;
     use crate::testing::fixtures;
@@ -346,7 +372,9 @@ mod tests {
     fn a_claim_without_options_gets_the_defaults_of_its_class() {
         let expected = Creation {
             id: VolumeId::parse(fixtures::VOLUME).unwrap(),
-            spec: VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20)),
+            kind: VolumeKind::Filesystem,
+            capacity: Bytes(1 << 20),
+            settings: BTreeMap::new(),
             reclaim_policy: ReclaimPolicy::Delete,
             mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
             source: None,
@@ -367,14 +395,14 @@ mod tests {
     #[case::filesystem_by_default(json!({"spec": {"volumeMode": null}}), VolumeKind::Filesystem)]
     #[case::once_per_pod(json!({"spec": {"accessModes": ["ReadWriteOncePod"]}}), VolumeKind::Filesystem)]
     fn the_volume_mode_determines_the_kind(#[case] claim: Value, #[case] expected: VolumeKind) {
-        assert_eq!(creation(claim, json!({})).spec.kind, expected);
+        assert_eq!(creation(claim, json!({})).kind, expected);
     }
 
     #[test]
     fn the_class_sets_bytes_per_inode_and_the_reclaim_policy() {
         let made =
             creation(json!({}), json!({"parameters": {"bytesPerInode": "8192"}, "reclaimPolicy": "Retain"}));
-        assert_eq!(made.spec.bytes_per_inode.get(), 8192);
+        assert_eq!(made.settings, [("bytesPerInode".to_owned(), "8192".to_owned())].into());
         assert_eq!(made.reclaim_policy, ReclaimPolicy::Retain);
         let default = creation(json!({}), json!({"reclaimPolicy": null, "mountOptions": null}));
         assert_eq!(default.reclaim_policy, ReclaimPolicy::Delete);
@@ -413,7 +441,7 @@ mod tests {
     #[test]
     fn mount_options_of_block_volumes_are_not_checked() {
         let block = creation(json!({"spec": {"volumeMode": "Block"}}), json!({"mountOptions": ["discard"]}));
-        assert_eq!(block.spec.kind, VolumeKind::Block);
+        assert_eq!(block.kind, VolumeKind::Block);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     node::context::Context,
     objects::{identity::Identity, ownership, refusal::Refusal, topology::is_immediate},
-    store::volumes::StorageError,
+    store::driver::StorageError,
 };
 
 /// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
@@ -115,6 +115,7 @@ mod tests {
     #[case::to_be_copied_elsewhere(json!({}), Error::SourceElsewhere { source_object: "claim \"a\"".to_owned(), node: "node-b".to_owned() }, true)]
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
     #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), true)]
+    #[case::the_driver_restarts(json!({}), StorageError::Unanswered("no".to_owned()).into(), false)]
     #[case::not_opened_yet(json!({}), StorageError::Untried.into(), false)]
     #[case::not_allowed_any_more(json!({}), not_allowed(), true)]
     #[case::in_progress(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]

@@ -6,11 +6,10 @@
 //! counts is always the one that the store returns.
 //!
 //! The expansion of a Filesystem volume is complete then, because its quota is its size. The capacity of a Block volume's loop
-//! devices must be refreshed. The node's CSI driver does that as soon as the image was expanded, and the provisioner waits for
-//! it. If the driver does not respond, the kubelet does the last step: after `NodeResizePending` it calls NodeExpandVolume when
-//! it next syncs the pod, a minute or more later.
+//! devices must be refreshed. The node's CSI driver does that when it has expanded the image. If it fails, the kubelet does the last
+//! step: after `NodeResizePending` it calls NodeExpandVolume when it next syncs the pod, a minute or more later.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -36,11 +35,8 @@ use crate::{
         identity::Identity,
         ownership, quantity,
     },
-    store::volumes::StorageError,
+    store::driver::{ExpandedVolume, StorageError},
 };
-
-/// Longest wait until the node's driver has refreshed the capacity of the loop devices, which takes milliseconds.
-const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The action for a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,7 +217,12 @@ pub(crate) async fn apply(
     };
     let claim = begun.as_deref().unwrap_or(claim);
 
-    let (outcome, failed) = expand(id.clone(), target, volume, ctx).await;
+    let expanded = expand(&id, target, volume, ctx).await;
+    if expanded.as_ref().is_err_and(Error::is_conflict) {
+        // The expansion has not begun.
+        return expanded.map(drop);
+    }
+    let outcome = outcome(&expanded, kind(volume));
     let record = record(claim, volume, &outcome, (ctx.now)());
     if let Some(patch) = &record.volume {
         let name = volume.name_any();
@@ -234,9 +235,7 @@ pub(crate) async fn apply(
     if let Some(patch) = &record.claim {
         patch_claim(claim, patch, ctx).await?;
     }
-    if let Some(error) = failed {
-        return Err(error);
-    }
+    expanded?;
     match outcome {
         ExpansionOutcome::Expanded(size) => {
             ctx.cluster.events.publish(
@@ -257,34 +256,26 @@ pub(crate) async fn apply(
 }
 
 async fn expand(
-    id: VolumeId,
+    id: &VolumeId,
     target: Bytes,
     volume: &PersistentVolume,
     ctx: &Context,
-) -> (ExpansionOutcome, Option<Error>) {
-    let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
-    let kind = kind(volume);
-    let expanding = ctx.run_on(expected, move |volumes| {
-        let size = volumes.expand(&id, target)?;
-        // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
-        let is_refreshed = kind == VolumeKind::Filesystem
-            || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).unwrap_or(false);
-        Ok(if is_refreshed { ExpansionOutcome::Expanded(size) } else { ExpansionOutcome::AwaitsNode(size) })
-    });
-    let error = match expanding.await {
-        Ok(outcome) => {
-            ctx.capacity.notify_one();
-            return (outcome, None);
+) -> Result<ExpandedVolume, Error> {
+    let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity);
+    Ok(ctx.storage.driver()?.expand(id, target, expected).await?)
+}
+
+fn outcome(expanded: &Result<ExpandedVolume, Error>, kind: VolumeKind) -> ExpansionOutcome {
+    match expanded {
+        Ok(volume) if volume.devices_refreshed || kind == VolumeKind::Filesystem => {
+            ExpansionOutcome::Expanded(volume.capacity)
         }
-        Err(error) => error,
-    };
-    let outcome = match &error {
-        Error::Storage(StorageError::Volume(refused)) if refused.is_infeasible() => {
-            ExpansionOutcome::Infeasible(error.to_string())
+        Ok(volume) => ExpansionOutcome::AwaitsNode(volume.capacity),
+        Err(Error::Storage(StorageError::Volume(refused))) if refused.is_infeasible() => {
+            ExpansionOutcome::Infeasible(refused.to_string())
         }
-        _ => ExpansionOutcome::Failed(error.to_string()),
-    };
-    (outcome, Some(error))
+        Err(error) => ExpansionOutcome::Failed(error.to_string()),
+    }
 }
 
 async fn patch_claim(

@@ -54,18 +54,16 @@ pub(crate) struct VolumeDeletion {
     pub(crate) rule: Rule,
 }
 
-/// Moves the data to the trash, where it is inaccessible. The trash cleanup frees its space in the background. Returns `false` if the
+/// Moves the data to the trash, where it is inaccessible. The driver frees its space in the background. Returns `false` if the
 /// volume does not exist.
 ///
 /// # Errors
 /// When the data cannot be deleted.
 pub(crate) async fn delete(deletion: VolumeDeletion, ctx: &Context) -> Result<bool, Error> {
     let VolumeDeletion { id, filesystem_uuid, owner, rule } = deletion;
-    let deleted = id.clone();
-    if !ctx.run_on(filesystem_uuid, move |volumes| volumes.delete(&deleted)).await? {
+    if !ctx.storage.driver()?.delete(&id, filesystem_uuid.as_deref()).await? {
         return Ok(false);
     }
-    ctx.trash.notify_one();
     let (namespace, name) = (owner.namespace.clone(), owner.name.clone());
     tracing::info!(
         volume = %id, kind = owner.kind, namespace, name, uid = owner.uid, %rule, "deleted a volume and its data"

@@ -1,8 +1,8 @@
-//! The node's volume store, as the asynchronous tasks of the process use it.
+//! The node's volumes, of which the driver `loopfs-csi` is the only owner.
 
 pub(crate) mod claim_record;
+pub(crate) mod client;
 pub(crate) mod custody;
+pub(crate) mod driver;
 pub(crate) mod in_flight;
 pub(crate) mod storage;
-pub(crate) mod throttle;
-pub(crate) mod volumes;

@@ -1,51 +1,41 @@
-//! A fake volume store in memory, with the failures that this crate's tests need.
+//! A fake driver whose volumes are in memory, with the failures that this crate's tests need.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Condvar, Mutex, MutexGuard,
+        Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
-use loopfs::volume_store::{
-    ContentSource, ForeignEvidence, ForeignFiles, SnapshotId, Space, StoreCounts, VolumeId, VolumeKind,
-    VolumeSpec,
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
 };
+use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
+use tokio::sync::watch;
 
 use crate::{
     store::{
         claim_record::ClaimRecord,
-        volumes::{VolumeBackend, VolumeError},
+        custody::Custody,
+        driver::{
+            CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState,
+            StorageError, StorageState, VolumeError, VolumeList,
+        },
     },
     testing::fixtures,
 };
 
-/// A store of a given size. Deleted volumes occupy their space until the trash is emptied, as in the real store.
+/// A driver with a store of a given size.
 pub(crate) struct FakeStore {
     state: Mutex<FakeStoreState>,
+    /// The reported state, or `None` while the driver does not run.
+    reported: watch::Sender<Option<NodeState>>,
     once_created: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    copies: CopyBarrier,
-}
-
-/// A barrier for concurrent copies.
-#[derive(Default)]
-struct CopyBarrier {
-    wanted: AtomicUsize,
-    arrived: Mutex<usize>,
-    arrival: Condvar,
-}
-
-impl CopyBarrier {
-    fn wait(&self) {
-        let mut arrived = self.arrived.lock().unwrap();
-        *arrived += 1;
-        self.arrival.notify_all();
-        let wanted = self.wanted.load(Ordering::Relaxed);
-        drop(self.arrival.wait_timeout_while(arrived, Duration::from_secs(60), |arrived| *arrived < wanted));
-    }
+    copies_wanted: AtomicUsize,
+    copies_begun: watch::Sender<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -58,28 +48,111 @@ pub(crate) struct FakeStoreState {
     /// The data source of each copy.
     pub(crate) copies: BTreeMap<VolumeId, String>,
     pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
-    pub(crate) trash: Vec<Bytes>,
-    /// The result of a search for foreign files.
-    pub(crate) foreign: Vec<ForeignFiles>,
-    /// The error of all operations.
-    pub(crate) broken: Option<VolumeError>,
+    pub(crate) custody: Option<CustodyRecord>,
     /// Deleting a volume fails, because it is in use.
     pub(crate) busy: bool,
-    /// The CSI driver refreshes the capacity of loop devices.
+    /// Another call works on each volume.
+    pub(crate) locked: bool,
+    /// The capacity of loop devices is refreshed.
     pub(crate) refreshed: bool,
+    foreign: Vec<ForeignFiles>,
+    /// The error of all operations.
+    broken: Option<VolumeError>,
+    space: u64,
+    freed: u64,
+    foreign_files: u64,
+}
+
+/// The record of custody, as the driver keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CustodyRecord {
+    pub(crate) node_uid: String,
+    pub(crate) custody: Custody,
+}
+
+impl CustodyRecord {
+    /// Returns the record of a node that got its disk when there was no volume.
+    pub(crate) fn of_empty_disk(node_uid: &str) -> Self {
+        Self::next(None, node_uid, fixtures::FILESYSTEM, &BTreeSet::new())
+    }
+
+    /// Returns the record that follows one.
+    pub(crate) fn next(
+        before: Option<Self>,
+        node_uid: &str,
+        filesystem_uuid: &str,
+        volumes: &BTreeSet<VolumeId>,
+    ) -> Self {
+        let names: BTreeSet<_> = volumes.iter().map(ToString::to_string).collect();
+        let is_same = |of: &Self| of.node_uid == node_uid && of.custody.filesystem_uuid == filesystem_uuid;
+        let found = match before.filter(is_same) {
+            Some(before) => &before.custody.found & &names,
+            None => names,
+        };
+        let custody = Custody { filesystem_uuid: filesystem_uuid.to_owned(), found };
+        CustodyRecord { node_uid: node_uid.to_owned(), custody }
+    }
 }
 
 impl FakeStore {
     pub(crate) fn of_size(size: Bytes) -> Self {
+        let state = FakeStoreState { size, ..FakeStoreState::default() };
         FakeStore {
-            state: Mutex::new(FakeStoreState { size, ..FakeStoreState::default() }),
+            reported: watch::Sender::new(Some(state.reported())),
+            state: Mutex::new(state),
             once_created: Mutex::default(),
-            copies: CopyBarrier::default(),
+            copies_wanted: AtomicUsize::default(),
+            copies_begun: watch::Sender::default(),
         }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, FakeStoreState> {
         self.state.lock().unwrap()
+    }
+
+    /// Returns the state that the driver reports.
+    pub(crate) fn node_state(&self) -> NodeState {
+        self.state().reported()
+    }
+
+    /// Lets all operations fail, or succeed again.
+    pub(crate) fn break_with(&self, error: impl Into<Option<VolumeError>>) {
+        self.state().broken = error.into();
+        self.report();
+    }
+
+    /// Changes the numbers of the reported state.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut FakeStoreState)) {
+        change(&mut self.state());
+        self.report();
+    }
+
+    /// Lets a search find these files.
+    pub(crate) fn find(&self, files: Vec<ForeignFiles>) {
+        self.count(|state| {
+            state.foreign = files;
+            state.foreign_files += 1;
+        });
+    }
+
+    /// Ends the driver: connections break, and no connection succeeds.
+    pub(crate) fn stop(&self) {
+        self.reported.send_replace(None);
+    }
+
+    /// Starts the driver, which reports this state first.
+    pub(crate) fn start(&self, storage: StorageState) {
+        self.reported.send_replace(Some(NodeState { storage, ..self.node_state() }));
+    }
+
+    /// Reports the state.
+    pub(crate) fn report(&self) {
+        let state = self.node_state();
+        self.reported.send_modify(|reported| {
+            if let Some(reported) = reported {
+                *reported = state;
+            }
+        });
     }
 
     /// Calls a function when the next volume was created, before `create` returns.
@@ -90,16 +163,50 @@ impl FakeStore {
 
     /// Makes each copy wait until `wanted` copies are in progress.
     pub(crate) fn wait_for_copies(&self, wanted: usize) {
-        self.copies.wanted.store(wanted, Ordering::Relaxed);
+        self.copies_wanted.store(wanted, Ordering::Relaxed);
     }
 
     /// Returns how many copies have begun.
     pub(crate) fn copies_begun(&self) -> usize {
-        *self.copies.arrived.lock().unwrap()
+        *self.copies_begun.borrow()
     }
 
     pub(crate) fn capacity(&self, id: &str) -> Option<Bytes> {
         self.state().volumes.get(&VolumeId::parse(id).unwrap()).map(|(_, capacity)| *capacity)
+    }
+
+    /// Returns the state for an operation on a volume.
+    fn usable(&self) -> Result<MutexGuard<'_, FakeStoreState>, StorageError> {
+        let state = self.state();
+        match &state.broken {
+            Some(error) => Err(error.clone().into()),
+            None if state.locked => Err(StorageError::Pending("another call works on the volume".to_owned())),
+            None => Ok(state),
+        }
+    }
+
+    async fn copy(&self, source: &OwnedContentSource, kind: VolumeKind) -> Result<(), StorageError> {
+        let of_source = match source {
+            OwnedContentSource::Volume(source) => self.usable()?.volumes.get(source).map(|(kind, _)| *kind),
+            OwnedContentSource::Snapshot(source) => self.usable()?.snapshots.get(source).copied(),
+        };
+        let source = source.as_ref();
+        match of_source {
+            None => return Err(error(ErrorKind::NotFound, format!("{source} does not exist")).into()),
+            Some(other) if other != kind => {
+                return Err(error(ErrorKind::InvalidInput, format!("{source} is a {other} volume")).into());
+            }
+            Some(_) => {}
+        }
+        let wanted = self.copies_wanted.load(Ordering::Relaxed);
+        self.copies_begun.send_modify(|begun| *begun += 1);
+        // An error would mean that the sender was dropped, but `self` holds it.
+        drop(self.copies_begun.subscribe().wait_for(|begun| *begun >= wanted).await);
+        if self.state().busy {
+            let message = format!("{source}: directories were moved while they were copied");
+            return Err(error(ErrorKind::Busy, message).into());
+        }
+        Ok(())
     }
 }
 
@@ -116,9 +223,25 @@ impl FakeStoreState {
     }
 
     pub(crate) fn available(&self) -> Bytes {
-        let capacities = self.volumes.values().map(|(_, capacity)| capacity.0);
-        let taken: u64 = capacities.chain(self.trash.iter().map(|size| size.0)).sum();
-        Bytes(self.size.0 - taken)
+        Bytes(self.size.0 - self.volumes.values().map(|(_, capacity)| capacity.0).sum::<u64>())
+    }
+
+    pub(crate) fn count_space(&mut self) {
+        self.space += 1;
+    }
+
+    pub(crate) fn count_freed(&mut self) {
+        self.freed += 1;
+    }
+
+    fn reported(&self) -> NodeState {
+        let storage = match self.broken.clone() {
+            Some(error) if error.kind == ErrorKind::NeverMounted => StorageState::Absent(error.message),
+            Some(error) => StorageState::Unavailable(error.message),
+            None => StorageState::Open { filesystem_uuid: fixtures::FILESYSTEM.to_owned() },
+        };
+        let FakeStoreState { space, freed, foreign_files, .. } = *self;
+        NodeState { storage, space, freed, foreign_files }
     }
 }
 
@@ -126,164 +249,145 @@ pub(crate) fn error(kind: ErrorKind, message: impl Into<String>) -> VolumeError 
     VolumeError { kind, message: message.into() }
 }
 
-impl VolumeBackend for FakeStore {
-    fn filesystem_uuid(&self) -> String {
-        fixtures::FILESYSTEM.to_owned()
+fn not_running() -> StorageError {
+    StorageError::Unanswered("the driver does not run".to_owned())
+}
+
+fn require_filesystem(expected: Option<&str>) -> Result<(), StorageError> {
+    match expected {
+        Some(of_volume) if of_volume != fixtures::FILESYSTEM => Err(StorageError::OtherFilesystem {
+            of_volume: of_volume.to_owned(),
+            of_node: fixtures::FILESYSTEM.to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[tonic::async_trait]
+impl Driver for FakeStore {
+    async fn watch(&self) -> Result<BoxStream<'static, Result<NodeState, StorageError>>, StorageError> {
+        let mut reported = self.reported.subscribe();
+        if reported.borrow().is_none() {
+            return Err(not_running());
+        }
+        reported.mark_changed();
+        let states = stream::unfold(Some(reported), async |reported| {
+            let mut reported = reported?;
+            reported.changed().await.ok()?;
+            let state = reported.borrow_and_update().clone();
+            Some(match state {
+                Some(state) => (Ok(state), Some(reported)),
+                None => (Err(not_running()), None),
+            })
+        });
+        Ok(states.boxed())
     }
 
-    fn verify(&self) -> Result<(), VolumeError> {
-        self.state().broken.clone().map_or(Ok(()), Err)
-    }
-
-    fn recover(&self) -> Result<String, VolumeError> {
-        Ok("nothing".to_owned())
-    }
-
-    fn holds_earlier_data(&self, id: &VolumeId) -> Result<bool, VolumeError> {
-        let state = self.state();
-        let exists = state.volumes.contains_key(id) && !state.pending.contains_key(id);
-        Ok(exists && state.with_data.contains(id))
-    }
-
-    fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, VolumeError> {
-        Ok(self.state().pending.clone())
-    }
-
-    fn confirm(&self, id: &VolumeId) -> Result<(), VolumeError> {
-        self.state().pending.remove(id);
-        Ok(())
-    }
-
-    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
-        let capacity = spec.capacity.round_up().unwrap();
-        let mut state = self.state();
-        match state.volumes.get(id) {
-            Some((kind, existing)) if *kind == spec.kind && *existing >= capacity => return Ok(*existing),
-            Some(_) => {
-                return Err(error(
-                    ErrorKind::AlreadyExists,
-                    format!("volume {id} exists with another kind or size"),
-                ));
+    async fn create(&self, volume: NewVolume) -> Result<CreatedVolume, StorageError> {
+        let NewVolume { id, kind, annotations, source, .. } = volume;
+        if let Some(source) = &source {
+            self.copy(source, kind).await?;
+        }
+        let capacity = volume.capacity.round_up().unwrap();
+        let filesystem_uuid = fixtures::FILESYSTEM.to_owned();
+        let mut state = self.usable()?;
+        match state.volumes.get(&id) {
+            Some((of_kind, existing)) if *of_kind == kind && *existing >= capacity => {
+                let held_data = !state.pending.contains_key(&id) && state.with_data.contains(&id);
+                return Ok(CreatedVolume { capacity: *existing, filesystem_uuid, held_data });
             }
-            None => state.require(id, capacity)?,
+            Some(_) => {
+                let message = format!("volume {id} exists with another kind or size");
+                return Err(error(ErrorKind::AlreadyExists, message).into());
+            }
+            None => state.require(&id, capacity)?,
         }
-        state.volumes.insert(id.clone(), (spec.kind, capacity));
-        if spec.pending {
-            let record = ClaimRecord::parse(&spec.annotations).expect("the annotations of a claim");
-            state.pending.insert(id.clone(), record);
-        }
+        state.volumes.insert(id.clone(), (kind, capacity));
+        let record = ClaimRecord::parse(&annotations).expect("the annotations of a claim");
+        state.pending.insert(id.clone(), record);
+        state.copies.extend(source.map(|source| (id, source.as_ref().to_string())));
+        state.count_space();
         drop(state);
+        self.report();
         if let Some(happen) = self.once_created.lock().unwrap().take() {
             happen();
         }
-        Ok(capacity)
+        Ok(CreatedVolume { capacity, filesystem_uuid, held_data: false })
     }
 
-    fn clone_from(
+    async fn expand(
         &self,
-        source: ContentSource<'_>,
         id: &VolumeId,
-        spec: &VolumeSpec,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Bytes, VolumeError> {
-        let kind = match source {
-            ContentSource::Volume(source) => self.state().volumes.get(source).map(|(kind, _)| *kind),
-            ContentSource::Snapshot(source) => self.state().snapshots.get(source).copied(),
-        };
-        match kind {
-            None => return Err(error(ErrorKind::NotFound, format!("{source} does not exist"))),
-            Some(kind) if kind != spec.kind => {
-                return Err(error(ErrorKind::InvalidInput, format!("{source} is a {kind} volume")));
-            }
-            Some(_) => {}
-        }
-        self.copies.wait();
-        if !is_wanted() {
-            return Err(error(ErrorKind::Other, format!("{source}: the caller ended the copy")));
-        }
-        if self.state().busy {
-            return Err(error(
-                ErrorKind::Busy,
-                format!("{source}: directories were moved while they were copied"),
-            ));
-        }
-        let capacity = self.create(id, spec)?;
-        self.state().copies.insert(id.clone(), source.to_string());
-        Ok(capacity)
-    }
-
-    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+        to: Bytes,
+        filesystem_uuid: Option<&str>,
+    ) -> Result<ExpandedVolume, StorageError> {
+        require_filesystem(filesystem_uuid)?;
         let to = to.round_up().unwrap();
-        let mut state = self.state();
+        let mut state = self.usable()?;
         let Some((kind, existing)) = state.volumes.get(id).copied() else {
-            return Err(error(ErrorKind::NotFound, format!("volume {id} does not exist")));
+            return Err(error(ErrorKind::NotFound, format!("volume {id} does not exist")).into());
         };
         if to > existing {
             state.require(id, to.saturating_sub(existing))?;
             state.volumes.insert(id.clone(), (kind, to));
+            state.count_space();
         }
-        Ok(to.max(existing))
+        let devices_refreshed = state.refreshed;
+        drop(state);
+        self.report();
+        Ok(ExpandedVolume { capacity: to.max(existing), devices_refreshed })
     }
 
-    fn wait_for_device_size(&self, _: &VolumeId, _: Bytes, _: Duration) -> Result<bool, VolumeError> {
-        Ok(self.state().refreshed)
-    }
-
-    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
-        let mut state = self.state();
+    async fn delete(&self, id: &VolumeId, filesystem_uuid: Option<&str>) -> Result<bool, StorageError> {
+        require_filesystem(filesystem_uuid)?;
+        let mut state = self.usable()?;
         if state.busy {
-            return Err(error(ErrorKind::Busy, format!("delete volume {id}: a pod uses it")));
+            return Err(error(ErrorKind::Busy, format!("delete volume {id}: a pod uses it")).into());
         }
-        let deleted = state.volumes.remove(id);
+        let existed = state.volumes.remove(id).is_some();
         state.pending.remove(id);
-        state.trash.extend(deleted.map(|(_, capacity)| capacity));
-        Ok(deleted.is_some())
+        state.count_space();
+        state.count_freed();
+        drop(state);
+        self.report();
+        Ok(existed)
     }
 
-    fn list(&self) -> Result<Vec<VolumeId>, VolumeError> {
-        Ok(self.state().volumes.keys().cloned().collect())
+    async fn confirm(&self, id: &VolumeId) -> Result<(), StorageError> {
+        self.usable()?.pending.remove(id);
+        Ok(())
     }
 
-    fn space(&self) -> Result<Space, VolumeError> {
-        let state = self.state();
-        let mut space = Space::default();
-        space.total = state.size;
-        space.available = state.available();
-        space.reserved = space.total.saturating_sub(space.available);
-        Ok(space)
+    async fn list(&self) -> Result<VolumeList, StorageError> {
+        let state = self.usable()?;
+        Ok(VolumeList {
+            filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
+            volumes: state.volumes.keys().cloned().collect(),
+            pending: state.pending.clone(),
+        })
     }
 
-    fn counts(&self) -> Result<StoreCounts, VolumeError> {
-        let state = self.state();
-        let of = |wanted| state.volumes.values().filter(|(kind, _)| *kind == wanted).count();
-        let mut counts = StoreCounts::default();
-        counts.directories = of(VolumeKind::Filesystem);
-        counts.images = of(VolumeKind::Block);
-        counts.trash = state.trash.len();
-        Ok(counts)
+    async fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, StorageError> {
+        Ok(self.usable()?.pending.clone())
     }
 
-    fn empty_trash(&self, _yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {
-        Ok(std::mem::take(&mut self.state().trash).len())
+    /// The largest volume is smaller than the available space, as in the real store. One with settings has half of the size.
+    async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<NodeCapacity, StorageError> {
+        let available = self.usable()?.available();
+        let largest = available.saturating_sub(Bytes(64 << 10));
+        let largest_volume = if settings.is_empty() { largest } else { Bytes(largest.0 / 2) };
+        Ok(NodeCapacity { available, largest_volume })
     }
 
-    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {
-        Ok(ForeignEvidence::default())
+    async fn take_custody(&self, node_uid: &str) -> Result<Custody, StorageError> {
+        let mut state = self.usable()?;
+        let present = state.volumes.keys().cloned().collect();
+        let record = CustodyRecord::next(state.custody.take(), node_uid, fixtures::FILESYSTEM, &present);
+        state.custody = Some(record.clone());
+        Ok(record.custody)
     }
 
-    fn find_foreign_files(
-        &self,
-        volumes: Option<&BTreeSet<VolumeId>>,
-        _yield_now: &mut dyn FnMut(),
-    ) -> Result<Vec<ForeignFiles>, VolumeError> {
-        let is_searched =
-            |files: &&ForeignFiles| volumes.is_none_or(|volumes| volumes.contains(&files.volume));
-        Ok(self.state().foreign.iter().filter(is_searched).cloned().collect())
-    }
-
-    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError> {
-        let mut state = self.state();
-        let repaired = state.foreign.extract_if(.., |files| files.volume == *id);
-        Ok(repaired.map(|files| files.names).sum())
+    async fn foreign_files(&self) -> Result<Vec<ForeignFiles>, StorageError> {
+        Ok(self.usable()?.foreign.clone())
     }
 }

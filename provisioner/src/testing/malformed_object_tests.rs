@@ -169,7 +169,7 @@ proptest! {
         }
         if let Ok(provision::ProvisionPlan::Create(creation)) = &planned {
             prop_assert!(ownership::is_claim_to_provision(claim, &identity));
-            prop_assert!(creation.spec.capacity > Bytes(0));
+            prop_assert!(creation.capacity > Bytes(0));
         }
         if let Err(error) = planned {
             prop_assert!(!error.to_string().is_empty() && !error.reason().is_empty());

@@ -32,7 +32,7 @@ use crate::{
         queue::KubernetesObject,
     },
     node::context::Context,
-    store::custody::Custody,
+    store::driver::VolumeError,
     testing::{fake_store::FakeStore, fixtures},
 };
 
@@ -145,7 +145,6 @@ pub(crate) struct TestContext {
     pub(crate) class_cache: Writer<StorageClass>,
     event_requests: mpsc::Receiver<EventRequest>,
     server: JoinHandle<()>,
-    _scratch: tempfile::TempDir,
 }
 
 /// The content of the caches.
@@ -165,23 +164,28 @@ impl TestContext {
         let server = tokio::spawn(serve(handle, requests));
         let (events, event_requests) = Events::new(fixtures::identity().node());
         let volumes = Arc::new(volumes);
-        let scratch = tempfile::tempdir().unwrap();
         let (classes, class_cache) = cache(caches.classes);
         let claims = caches.claims.clone();
         let ctx = Arc::new(Context::new(
             Cluster { client: Client::new(service, "default"), identity: fixtures::identity(), events },
-            Custody::path_beside(&scratch.path().join("data")),
+            volumes.clone(),
             cache(caches.claims).0,
             cache(caches.volumes).0,
             classes,
             || Timestamp::UNIX_EPOCH,
         ));
         claims.iter().for_each(|claim| ctx.claim_names.insert(claim));
-        ctx.storage.open(volumes.clone());
+        ctx.storage.set(volumes.node_state().storage);
         for signal in [&ctx.claims.synced, &ctx.volumes.synced, &ctx.classes_synced] {
             signal.set();
         }
-        TestContext { ctx, volumes, class_cache, event_requests, server, _scratch: scratch }
+        TestContext { ctx, volumes, class_cache, event_requests, server }
+    }
+
+    /// Lets all operations of the driver fail, and applies the state that the driver reports then.
+    pub(crate) fn break_with(&self, error: VolumeError) {
+        self.volumes.break_with(error);
+        self.ctx.storage.set(self.volumes.node_state().storage);
     }
 
     /// Checks that all expected requests were received. Returns the reasons of the events, in order.

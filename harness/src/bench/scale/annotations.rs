@@ -17,8 +17,8 @@ use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::super::measurement::{Environment, Samples};
-use super::super::process;
 use super::super::threshold::{Requirement, grows_at_most};
+use super::super::{peer, process};
 use super::claims::{self, create_numbered};
 use super::process::Installation;
 use crate::builds::{self, ProgramProfile};
@@ -35,12 +35,13 @@ const KIB: [u64; 2] = [0, 250];
 
 pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<Environment> {
     let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
+    let driver = peer::memory_controller(session).await?;
     let kubernetes = KubernetesSource::default();
     let rounds = args.size(3, 1);
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let client = control_plane.client();
         create_namespace(client, NAMESPACE).await?;
-        let installation = Installation::of_provisioner(program, client, kubeconfigs).await?;
+        let installation = Installation::of_provisioner(program, driver, client, kubeconfigs).await?;
         control_plane.stop_controller_manager().await?;
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
         let step = session.progress.step(format!("create {CLAIMS} claims"));

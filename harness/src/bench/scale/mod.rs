@@ -6,8 +6,8 @@
 //!
 //! In the first part, the provisioner is the program of the driver's image, as a process of this machine beside a control plane without
 //! nodes, with the rights of the manifests. One contender has the component claim-labels and watches only the claims with the label of
-//! its node. The other one watches all claims of the cluster. The provisioner has no storage, so nothing but the API server affects the
-//! measurements.
+//! its node. The other one watches all claims of the cluster. The driver to which it connects has no storage, so nothing but the API server
+//! affects the measurements.
 //!
 //! The peer is external-provisioner with `--node-deployment` and external-resizer, which would both run on each node. They are measured
 //! at the same time, beside the same claims, in turn with the provisioner. Each has a CSI controller whose volumes are in memory, of which

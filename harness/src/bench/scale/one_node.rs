@@ -45,6 +45,7 @@ enum Contender {
 pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<Environment> {
     let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
     let peer = HostPeer::build(session).await?;
+    let driver = peer::memory_controller(session).await?;
     let kubernetes = KubernetesSource::default();
     let counts: &[u64] = args.size(&[0, 1000, 10_000, 100_000], &[0, 1000]);
     let (lives, rounds) = args.size((100, 3), (20, 1));
@@ -55,7 +56,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         claims::install_labels(session, client).await?;
         let claims = Claims::new(client, OTHER_NODE);
         claims.until_labelled().await?;
-        let installation = Installation::of_provisioner(program, client, kubeconfigs).await?;
+        let installation = Installation::of_provisioner(program, driver, client, kubeconfigs).await?;
         control_plane.stop_controller_manager().await?;
         step.done("");
         let mut bench = Bench {

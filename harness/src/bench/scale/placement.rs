@@ -95,7 +95,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         }
         let (node, kubeconfig) = fake_nodes::kubeconfig_of_controller(kubeconfigs)?;
         let pod = fake_nodes::pod_of_controller(client, node).await?;
-        let installation = Installation { program, node, pod, kubeconfig };
+        let installation = Installation { program, driver: None, node, pod, kubeconfig };
         control_plane.stop_controller_manager().await?;
 
         let mut samples = Samples::default();

@@ -55,9 +55,14 @@ pub(super) struct Idle {
     bytes_per_second: f64,
 }
 
+/// The name of the driver's socket.
+const SOCKET: &str = "control.sock";
+
 /// The parts of a command line that all runs of our program share.
 pub(super) struct Installation<'a> {
     pub(super) program: PathBuf,
+    /// The driver to which a provisioner connects.
+    pub(super) driver: Option<PathBuf>,
     pub(super) node: &'a str,
     /// The pod of the driver on the node, as which the process runs.
     pub(super) pod: Pod,
@@ -69,11 +74,13 @@ impl Installation<'static> {
     /// Returns the installation of the provisioner of [`NODE`].
     pub(super) async fn of_provisioner(
         program: PathBuf,
+        driver: PathBuf,
         client: &Client,
         kubeconfigs: &Path,
     ) -> Result<Self> {
         let pod = fake_nodes::pod_of_driver(client, NODE).await?;
-        Ok(Self { program, node: NODE, pod, kubeconfig: fake_nodes::kubeconfig(kubeconfigs, NODE) })
+        let kubeconfig = fake_nodes::kubeconfig(kubeconfigs, NODE);
+        Ok(Self { program, driver: Some(driver), node: NODE, pod, kubeconfig })
     }
 }
 
@@ -84,8 +91,9 @@ impl Installation<'_> {
         let uid = self.pod.uid().context("the pod of the driver has no UID")?;
         let provisioner = self
             .start("node", "loopfs_provisioner", QUIET_TIME, log, |program, directory| {
-                // An ordinary directory. On a node without a file system for volumes, the provisioner is ready all the same.
-                let program = program.arg("--data-dir").arg(directory).env("POD_UID", uid);
+                // The driver has no storage. On such a node, the provisioner is ready all the same.
+                let socket = format!("unix://{}", directory.join(SOCKET).display());
+                let program = program.args(["--driver-socket", &socket]).env("POD_UID", uid);
                 labels.into_iter().fold(program, |program, name| program.args(["--claim-labels", name]))
             })
             .await?;
@@ -142,7 +150,16 @@ impl Installation<'_> {
             .env("POD_NAMESPACE", SYSTEM)
             .env("POD_NAME", self.pod.name_any())
             .log(log);
+        let driver = self.driver.as_ref().map(|driver| {
+            let driver = Program::new(driver).arg(files.join(SOCKET)).args([DRIVER, self.node]);
+            driver.log(log.with_extension("driver.log")).spawn()
+        });
+        let driver = driver.transpose()?;
         let process = MeasuredProcess::new(complete(program, &files).spawn()?).behind(Some(proxy), directory);
+        let process = match driver {
+            Some(driver) => process.beside(driver),
+            None => process,
+        };
         let observed = Observed { process, quiet_time, counter: Counter::Metrics { address, prefix } };
         observed.until_ready().await.with_context(|| format!("see {}", log.display()))?;
         Ok(observed)

@@ -169,7 +169,7 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 31] = [
         name: "other-tenant",
         about: "The files of the other tenant can be written by everybody",
         story: hostile_tenant::NAME,
-        before: "the provisioner reports both volumes, and puts the files back",
+        before: "csi puts the files back, and the provisioner reports both volumes",
         change: |env| Box::pin(data_files::open_other_volume(env)),
         repair: None,
         expected: &["the other tenant's volume was", "666"],

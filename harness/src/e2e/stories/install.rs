@@ -10,6 +10,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 
 use crate::e2e::doctor;
@@ -34,40 +35,56 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
     steps
         .step("loopfs doctor finds nothing missing in the driver's containers", doctor::in_containers(env))
         .await?;
+    steps.step("the provisioner has no capability and no directory of the host", unprivileged(env)).await?;
     match env.node {
-        Some(node) => {
-            steps
-                .step(
-                    "the provisioner cannot mount, and csi cannot read the kubelet's keys",
-                    confined(env, node),
-                )
-                .await
-        }
+        Some(node) => steps.step(CONFINED, confined(env, node)).await,
         None => {
-            steps.skip("the provisioner cannot mount, and csi cannot read the kubelet's keys", FOREIGN_NODE);
+            steps.skip(CONFINED, FOREIGN_NODE);
             Ok(())
         }
     }
 }
 
-/// The number of seccomp filters of the provisioner: that of the profile RuntimeDefault, and the two that it
-/// installs itself. The provisioner's own tests check which calls the filters deny.
-const FILTERS: u32 = 3;
+const CONFINED: &str = "the provisioner is not root, and csi cannot read the kubelet's keys";
+const PROVISIONER: &str = "provisioner";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// The subdirectories of the kubelet's directory that the csi container has. (plugins_registry is mounted
 /// elsewhere.)
 const OF_THE_KUBELET: [&str; 2] = ["plugins", "pods"];
 
+/// Checks the live DaemonSet: the container with credentials has nothing of the node.
+async fn unprivileged(env: &TestEnv<'_>) -> Result<()> {
+    let daemon_set = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await?;
+    let pod = daemon_set.spec.and_then(|spec| spec.template.spec).context("the DaemonSet has no pods")?;
+    let of_host = pod.volumes.iter().flatten().filter(|volume| volume.host_path.is_some());
+    let of_host: Vec<&str> = of_host.map(|volume| volume.name.as_str()).collect();
+    let provisioner = pod.containers.iter().find(|container| container.name == PROVISIONER);
+    let provisioner = provisioner.with_context(|| format!("the DaemonSet has no container {PROVISIONER}"))?;
+    let mounts = provisioner.volume_mounts.iter().flatten().map(|mount| mount.name.as_str());
+    let mounted: Vec<&str> = mounts.filter(|name| of_host.contains(name)).collect();
+    anyhow::ensure!(mounted.is_empty(), "{PROVISIONER} mounts {mounted:?} of the host");
+    let context = provisioner.security_context.clone().unwrap_or_default();
+    let added = context.capabilities.and_then(|capabilities| capabilities.add).unwrap_or_default();
+    anyhow::ensure!(added.is_empty(), "{PROVISIONER} has the capabilities {added:?}");
+    anyhow::ensure!(
+        context.privileged != Some(true) && context.run_as_non_root == Some(true),
+        "{PROVISIONER} may be privileged or root"
+    );
+    Ok(())
+}
+
+/// Checks the processes on the node.
 async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     for pod in env.live_driver_pods().await? {
-        let provisioner = containers::process(node, &Container::of(&pod, "provisioner")?).await?;
+        let provisioner = containers::process(node, &Container::of(&pod, PROVISIONER)?).await?;
         let status = node.output(&["cat", &format!("{provisioner}/status")], TOOL_DEADLINE).await?;
-        let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
-        let filters = filters.and_then(|count| count.trim().parse::<u32>().ok()).unwrap_or(0);
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         anyhow::ensure!(
-            filters >= FILTERS,
-            "the provisioner has {filters} seccomp filters instead of {FILTERS}"
+            !field("Uid:").is_empty() && field("Uid:").split_whitespace().all(|uid| uid != "0"),
+            "{PROVISIONER} is root: {status}"
         );
+        let bounding = u64::from_str_radix(field("CapBnd:").trim(), 16);
+        anyhow::ensure!(bounding == Ok(0), "{PROVISIONER} has capabilities: {status}");
         let csi = containers::process(node, &Container::of(&pod, "csi")?).await?;
         let shown = node.output(&["ls", &format!("{csi}/root{KUBELET_DIR}")], TOOL_DEADLINE).await?;
         anyhow::ensure!(

@@ -22,13 +22,13 @@ const FIRST: &str = "orphaned";
 pub(super) const SECOND: &str = "adopting";
 pub(super) const FILE: &str = "/vol/file";
 pub(super) const TEXT: &str = "without an object";
-/// The names that the manifests give to the container and to its data directory, and that
-/// `provisioner/README.md` tells users.
+/// The containers in the manifests, and the commands of `provisioner/README.md` and `docs/src/failures.md` for them.
 const PROVISIONER: &str = "provisioner";
 const DRIVER: &str = "csi";
 const LIST: [&str; 5] = ["/loopfs", "--json", "store", "list", "/var/lib/loopfs/data"];
 const RESTORE: [&str; 2] = ["/loopfs-provisioner", "restore-objects"];
-const AUDIT: [&str; 4] = ["/loopfs-provisioner", "node", "--data-dir=/var/lib/loopfs/data", "--audit"];
+const AUDIT: [&str; 4] =
+    ["/loopfs-provisioner", "node", "--driver-socket=unix:///control/control.sock", "--audit"];
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let volume = steps.step("a pod writes to a claim", write(env)).await?;

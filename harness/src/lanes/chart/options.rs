@@ -176,9 +176,8 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
                 "components": {"snapshots": true},
             }),
             &[
-                "\"--audit-interval=300\"]",
-                "\"--audit-interval=3600\",\"--audit-projects\",\"--repair-projects\",\"--collect\",\"--collect-after=7200\",\
-                 \"--collect-at-most=5\"]",
+                "\"--audit-interval=300\",\"--audit-projects\",\"--repair-projects\"]",
+                "\"--audit-interval=3600\",\"--collect\",\"--collect-after=7200\",\"--collect-at-most=5\"]",
                 "{\"name\":\"LOG_LEVEL\",\"value\":\"debug\"}",
                 "{\"name\":\"NODE_LOSS_AT_MOST\",\"value\":\"50\"}",
                 "\"seLinuxOptions\":{\"type\":\"spc_t\"}",

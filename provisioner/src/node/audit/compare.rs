@@ -9,32 +9,12 @@ use loopfs::volume_store::VolumeId;
 use crate::{
     metrics::AuditFindings,
     objects::{identity::Identity, ownership, pv},
-    store::volumes::{VolumeBackend, VolumeError},
+    store::driver::VolumeList,
 };
-
-/// The volumes of the node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NodeVolumes {
-    pub(super) volumes: BTreeSet<VolumeId>,
-    /// Volumes that may have no PersistentVolume yet.
-    pending: BTreeSet<VolumeId>,
-    filesystem_uuid: String,
-}
-
-impl NodeVolumes {
-    pub(super) fn read(volumes: &dyn VolumeBackend) -> Result<Self, VolumeError> {
-        Ok(NodeVolumes {
-            volumes: volumes.list()?.into_iter().collect(),
-            // Read after the volumes: a volume that was confirmed in between has its PersistentVolume.
-            pending: volumes.pending()?.into_keys().collect(),
-            filesystem_uuid: volumes.filesystem_uuid(),
-        })
-    }
-}
 
 /// Returns the orphaned volumes, and the PersistentVolumes without a volume. Pure.
 pub(crate) fn compare<'a>(
-    node: &NodeVolumes,
+    node: &VolumeList,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
     identity: &Identity,
 ) -> AuditFindings {
@@ -46,7 +26,7 @@ pub(crate) fn compare<'a>(
             findings.missing.insert(object.name_any(), why);
         }
     }
-    let is_orphan = |id: &&VolumeId| !named.contains(id.as_str()) && !node.pending.contains(*id);
+    let is_orphan = |id: &&VolumeId| !named.contains(id.as_str()) && !node.pending.contains_key(*id);
     findings.orphans = node.volumes.iter().filter(is_orphan).cloned().collect();
     findings
 }
@@ -54,7 +34,7 @@ pub(crate) fn compare<'a>(
 /// Returns the volume handle of a PersistentVolume of this driver, unless its data is certainly on another node.
 fn handle_on_this_node<'a>(
     object: &'a PersistentVolume,
-    node: &NodeVolumes,
+    node: &VolumeList,
     identity: &Identity,
 ) -> Option<&'a str> {
     let csi = ownership::csi(object, identity)?;
@@ -65,7 +45,7 @@ fn handle_on_this_node<'a>(
 }
 
 /// Returns why a PersistentVolume of this node has no volume, or `None` if it has one.
-fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -> Option<String> {
+fn missing(object: &PersistentVolume, node: &VolumeList, identity: &Identity) -> Option<String> {
     if !ownership::is_our_volume(object, identity) || is_being_deleted(object) {
         return None;
     }
@@ -106,7 +86,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::fixtures;
+    use crate::{store::claim_record::ClaimRecord, testing::fixtures};
 
     const OTHER_DISK: &str = "00000000-0000-4000-8000-000000000000";
     const NODE: &str = "csi.loopfs.dev/node";
@@ -116,15 +96,16 @@ mod tests {
         names.iter().map(|name| VolumeId::parse(name).unwrap()).collect()
     }
 
-    fn held(volumes: &[&str], pending: &[&str]) -> NodeVolumes {
-        NodeVolumes {
+    fn held(volumes: &[&str], pending: &[&str]) -> VolumeList {
+        let record = ClaimRecord::of(&fixtures::claim(json!({})));
+        VolumeList {
             volumes: ids(volumes),
-            pending: ids(pending),
+            pending: ids(pending).into_iter().map(|id| (id, record.clone())).collect(),
             filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
         }
     }
 
-    fn orphans(node: &NodeVolumes, objects: &[PersistentVolume]) -> BTreeSet<VolumeId> {
+    fn orphans(node: &VolumeList, objects: &[PersistentVolume]) -> BTreeSet<VolumeId> {
         compare(node, objects, &fixtures::identity()).orphans
     }
 

@@ -12,5 +12,5 @@ mod run;
 
 pub(crate) use self::{
     report::report,
-    run::{AuditSettings, Collection, run},
+    run::{AuditSettings, Collection, node_volumes, run},
 };

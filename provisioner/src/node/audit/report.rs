@@ -1,33 +1,28 @@
 //! Lists the findings of one audit, for `--audit`.
 
-use std::{fmt::Write as _, path::Path};
+use std::fmt::Write as _;
 
 use kube::Client;
-use loopfs::volume_store::{StoreOptions, VolumeStore};
 
-use super::{
-    compare::{NodeVolumes, compare},
-    named_by,
-};
-use crate::{metrics::AuditFindings, objects::identity::Identity};
+use super::{compare::compare, named_by};
+use crate::{metrics::AuditFindings, objects::identity::Identity, store::driver::Driver};
 
 /// Audits once and returns the list. Changes nothing.
 ///
 /// # Errors
 /// When the volumes or the PersistentVolumes cannot be read.
-pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path) -> anyhow::Result<String> {
+pub(crate) async fn report(
+    client: &Client,
+    identity: &Identity,
+    driver: &dyn Driver,
+) -> anyhow::Result<String> {
     // The volumes are read before and after the PersistentVolumes: a volume that is being created or deleted in the meantime is a
     // finding in at most one of the two comparisons.
-    let before = read(data_dir)?;
+    let before = driver.list().await?;
     let objects = named_by::all(client, identity).await?;
-    let after = read(data_dir)?;
+    let after = driver.list().await?;
     let findings = compare(&before, &objects, identity).confirmed_by(compare(&after, &objects, identity));
     Ok(listed(&findings))
-}
-
-fn read(data_dir: &Path) -> anyhow::Result<NodeVolumes> {
-    let store = VolumeStore::open_existing(data_dir, StoreOptions::default())?;
-    Ok(NodeVolumes::read(&store)?)
 }
 
 fn listed(findings: &AuditFindings) -> String {

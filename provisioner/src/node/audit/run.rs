@@ -12,7 +12,7 @@ use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    compare::{NodeVolumes, compare},
+    compare::compare,
     named_by::{self, LabelledElsewhere},
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
         volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::ownership,
-    store::{custody::Custody, volumes::StorageError},
+    store::{custody::Custody, driver::VolumeList},
 };
 
 /// When to audit, and what to do with orphaned volumes.
@@ -81,17 +81,21 @@ async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> 
     Ok(suspected.confirmed_by(compare(&node_volumes(ctx).await?, objects.iter().chain(others), identity)))
 }
 
-async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
-    Ok(ctx.storage.run(NodeVolumes::read).await?)
+/// Returns the volumes of the node.
+///
+/// # Errors
+/// Those of the driver, or that it was not available before.
+pub(crate) async fn node_volumes(ctx: &Context) -> Result<VolumeList, Error> {
+    Ok(ctx.storage.driver()?.list().await?)
 }
 
 /// Audits until shutdown.
 pub(crate) async fn run(ctx: Arc<Context>, settings: AuditSettings) {
     ctx.synced().await;
-    ctx.storage.tried().await;
     let mut since = HashMap::new();
     let mut elsewhere = LabelledElsewhere::default();
     loop {
+        ctx.storage.tried().await;
         let now = Instant::now();
         // A volume is removed only if no PersistentVolume at all names it.
         let fresh = settings.collection.is_some_and(|collection| collection.may_remove(&since, now));
@@ -110,7 +114,7 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: AuditSettings) {
                 ctx.audit.set(Some(findings));
             }
             // An event on the node reports it already.
-            Err(Error::Storage(StorageError::Untried | StorageError::Unavailable(_))) => ctx.audit.set(None),
+            Err(Error::Storage(error)) if error.is_reported() => ctx.audit.set(None),
             Err(error) => {
                 tracing::warn!(%error, "the audit of the volumes failed; the next audit retries");
                 ctx.audit.set(None);
@@ -205,8 +209,7 @@ async fn collect(
     let due = since.iter().filter(|(_, since)| collection.is_due(**since, now));
     for (id, _) in due.filter(|(id, _)| !claimed.contains(id.as_str())) {
         match collect_one(id, collection, custody, ctx).await {
-            Ok(true) => ctx.retry_generation.bump(),
-            Ok(false) => {}
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(volume = %id, %error, "could not remove an orphaned volume; the next audit retries")
             }
@@ -297,7 +300,8 @@ mod tests {
         let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
         let collection = Collection { after: Duration::ZERO, at_most_percent };
         // These volumes were there when the node was registered.
-        let custody = Custody::next(None, "node-uid", fixtures::FILESYSTEM, &ids(&["pvc-4"]));
+        let found = ["pvc-4".to_owned()].into();
+        let custody = Custody { filesystem_uuid: fixtures::FILESYSTEM.to_owned(), found };
         collect(&since, &custody, collection, Instant::now(), &test_context.ctx).await;
     }
 

@@ -292,15 +292,15 @@ async fn a_refused_claim_leaves_no_volume() {
 async fn no_volume_is_created_on_a_store_that_became_unavailable() {
     let requests = vec![expect_rescheduling(), expect_rescheduling(), expect_creation()];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
-    test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+    test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert!(test_context.volumes.state().volumes.is_empty());
-    // Only the storage task opens the store again, so it stays unavailable here even if it is usable now.
-    test_context.volumes.state().broken = None;
+    // The driver has not reported yet that the store is usable again.
+    test_context.volumes.break_with(None);
     test_context.ctx.retry_generation.bump();
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert!(test_context.volumes.state().volumes.is_empty());
-    test_context.ctx.storage.open(test_context.volumes.clone());
+    test_context.ctx.storage.set(test_context.volumes.node_state().storage);
     test_context.ctx.retry_generation.bump();
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
@@ -350,6 +350,8 @@ async fn a_copy_ends_if_its_claim_is(#[case] claims: Vec<PersistentVolumeClaim>,
         expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
     ];
     let test_context = context_with_source(claims, requests);
+    // The copy does not end by itself.
+    test_context.volumes.wait_for_copies(2);
     assert_eq!(reconcile_claim(&test_context, clone_named("copy", "uid")).await, next);
     assert_eq!(test_context.volumes.copies_begun(), 1);
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
@@ -500,6 +502,26 @@ async fn a_conflict_is_retried_after_back_off_without_an_event() {
         Some(Bytes(1 << 20)),
         "the volume is expanded only after the begin was recorded"
     );
+    assert_eq!(test_context.finish().await, ["Resizing"]);
+}
+
+#[tokio::test]
+async fn a_volume_on_which_another_call_works_is_created_later_without_an_event() {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    test_context.volumes.state().locked = true;
+    let next = reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
+    assert_eq!(next, Next::After(backoff::CONFLICT.first));
+    assert_eq!(test_context.finish().await, ["Provisioning"]);
+}
+
+/// The status of the claim says that its expansion is in progress.
+#[tokio::test]
+async fn a_volume_on_which_another_call_works_is_expanded_later_without_an_event() {
+    let (begin, _) = expect_begin(requesting("4Mi"), "4Mi");
+    let test_context = context_with_volume("Filesystem", vec![begin]);
+    test_context.volumes.state().locked = true;
+    let next = reconcile_claim(&test_context, requesting("4Mi")).await;
+    assert_eq!(next, Next::After(backoff::CONFLICT.first));
     assert_eq!(test_context.finish().await, ["Resizing"]);
 }
 

@@ -1,5 +1,5 @@
-//! Files with the project id of the other tenant's volume, which uses up the limit of that volume. The provisioner's search
-//! finds, reports and repairs them.
+//! Files with the project id of the other tenant's volume, which uses up the limit of that volume. The search of csi finds and repairs
+//! them, and the provisioner reports them.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Container;
@@ -20,7 +20,7 @@ use crate::test_env::claims;
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 
-const PROVISIONER: &str = "provisioner";
+const CSI: &str = "csi";
 /// The options of an administrator who looks for such files. The interval is short for the test.
 const SEARCH: [&str; 3] = ["--audit-projects", "--repair-projects", "--audit-interval=5"];
 /// The size of the files in the directory that the tenant charges to the other volume.
@@ -38,7 +38,7 @@ struct Bytes {
     used: u64,
 }
 
-/// The arguments of the provisioner, as the manifests have them.
+/// The arguments of csi, as the manifests have them.
 pub(super) struct Settings {
     args: Vec<String>,
 }
@@ -47,13 +47,13 @@ impl Settings {
     pub(super) async fn read(env: &TestEnv<'_>) -> Result<Settings> {
         let daemon_set = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await?;
         let pod = daemon_set.spec.and_then(|spec| spec.template.spec).context("the DaemonSet has no pods")?;
-        let is_provisioner = |container: &Container| container.name == PROVISIONER;
-        let args = pod.containers.into_iter().find(is_provisioner).and_then(|container| container.args);
-        let args = args.with_context(|| format!("the DaemonSet has no arguments of {PROVISIONER}"))?;
+        let is_csi = |container: &Container| container.name == CSI;
+        let args = pod.containers.into_iter().find(is_csi).and_then(|container| container.args);
+        let args = args.with_context(|| format!("the DaemonSet has no arguments of {CSI}"))?;
         Ok(Settings { args })
     }
 
-    /// Adds options to the provisioner, as an administrator does who looks for such files.
+    /// Adds options to csi, as an administrator does who looks for such files.
     pub(super) async fn search_often(&self, env: &TestEnv<'_>) -> Result<()> {
         let args: Vec<String> = self.args.iter().cloned().chain(SEARCH.map(str::to_owned)).collect();
         set_args(env, &args).await
@@ -66,7 +66,7 @@ impl Settings {
 
 async fn set_args(env: &TestEnv<'_>, args: &[String]) -> Result<()> {
     let pods = replace_pods(env).await?;
-    let containers = json!([{"name": PROVISIONER, "args": args}]);
+    let containers = json!([{"name": CSI, "args": args}]);
     let patch = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": containers}}}}));
     let name = env.driver.daemon_set();
     let patched = env.daemon_sets().patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
@@ -77,7 +77,7 @@ async fn set_args(env: &TestEnv<'_>, args: &[String]) -> Result<()> {
 
 pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepResult {
     steps.step("the tenant charges files to the other tenant's volume", charge(tenants)).await?;
-    let title = "the provisioner reports both volumes, and puts the files back";
+    let title = "csi puts the files back, and the provisioner reports both volumes";
     steps.step(title, reported(tenants)).await
 }
 

@@ -18,7 +18,7 @@ pub(in crate::e2e) const NAME: &str = "hostile-tenant";
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let prepared = async { Ok((env.in_other_namespace(OTHER)?, Settings::read(env).await?)) };
-    let (other, settings) = steps.step("read the settings of the provisioner", prepared).await?;
+    let (other, settings) = steps.step("read the settings of csi", prepared).await?;
     let attacked = attack(steps, env, node, &other, &settings).await;
     // After a failure too: the recovery deletes only the namespace of the stories.
     let restored = async {
@@ -26,8 +26,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: 
         removal::no_volumes(&other).await?;
         settings.restore(env).await
     };
-    let restored =
-        steps.step("the other tenant leaves, and the provisioner has its settings", restored).await;
+    let restored = steps.step("the other tenant leaves, and csi has its settings", restored).await;
     attacked.and(restored)
 }
 
@@ -38,7 +37,7 @@ async fn attack(
     other: &TestEnv<'_>,
     settings: &Settings,
 ) -> StepResult {
-    let title = "the provisioner searches for foreign files often, and puts them back";
+    let title = "csi searches for foreign files often, and puts them back";
     steps.step(title, settings.search_often(env)).await?;
     let tenants =
         steps.step("the other tenant's pod writes to its volume", move_in(env, node, other)).await?;
