@@ -44,7 +44,6 @@ mod backoff;
 mod blocking;
 mod changes;
 mod custody;
-mod device_refresh;
 mod driver;
 mod error;
 mod foreign_files;
@@ -133,7 +132,6 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         tasks.spawn(parts.clone().serve_control(endpoint, custody, stop.clone())?);
     }
     tasks.spawn(Arc::clone(&parts.probe).run(stop.clone()));
-    tasks.spawn(device_refresh::run(parts.operations.clone(), Arc::clone(&parts.monitor), stop.clone()));
     let audit = Arc::new(ConditionAudit::new(Duration::from_secs(args.audit_interval)));
     if args.metrics_address.is_some() {
         let auditing =

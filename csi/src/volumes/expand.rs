@@ -2,7 +2,7 @@
 
 use loopfs::Bytes;
 use loopfs::publish::Publisher;
-use loopfs::volume_store::{Volume, VolumeId};
+use loopfs::volume_store::Volume;
 
 use super::publish::Volumes;
 use super::stats::not_published;
@@ -58,11 +58,5 @@ impl Volumes {
             None => publisher.published_at(volume)?.is_some(),
         };
         if is_published { Ok(()) } else { Err(refused()) }
-    }
-
-    /// Refreshes the loop devices of a Block volume, if the volume was expanded since their size was last recorded.
-    /// Returns their size, or `None` if there was nothing to refresh. Needs no lock and therefore delays no call.
-    pub(crate) fn refresh_devices(&self, id: &VolumeId) -> Result<Option<Bytes>> {
-        Ok(self.monitor.current()?.refresh_expanded(id)?)
     }
 }

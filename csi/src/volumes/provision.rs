@@ -189,11 +189,13 @@ impl Volumes {
 
 /// Refreshes the loop devices of a volume. A failure leaves that to NodeExpandVolume, which repairs what users have changed.
 fn is_refreshed(publisher: &Publisher, volume: &Volume) -> bool {
-    let refreshed = publisher.refresh_expanded(volume.id());
-    if let Err(error) = &refreshed {
-        tracing::info!(volume = %volume.id(), %error, "could not refresh the size of the volume's loop devices; NodeExpandVolume retries");
+    match publisher.refresh_size(volume) {
+        Ok(size) => size >= volume.capacity(),
+        Err(error) => {
+            tracing::info!(volume = %volume.id(), %error, "could not refresh the size of the volume's loop devices; NodeExpandVolume retries");
+            false
+        }
     }
-    refreshed.is_ok()
 }
 
 fn existing(publisher: &Publisher, volume: &VolumeId) -> Result<Option<Volume>> {

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 use csi_wire::csi as wire;
 use csi_wire::csi::volume_capability::access_mode::Mode as AccessMode;
@@ -216,28 +215,6 @@ fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
         ..expand("v", &first, four, 0)
     };
     assert_eq!(fixture.node().node_expand_volume(staged).unwrap().capacity_bytes, four);
-    fixture.finish();
-}
-
-#[test]
-fn a_device_is_refreshed_before_node_expand_volume_is_called() {
-    // This time passes only if the test fails.
-    const REFRESH_TIMEOUT: Duration = Duration::from_secs(60);
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let target = fixture.target("target");
-    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    let open = File::open(&target).unwrap();
-    fixture.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
-    assert!(fixture.store.wait_for_device_size(&id("v"), Bytes(4 * MIB), REFRESH_TIMEOUT).unwrap());
-    assert_eq!(device_size(&open), 4 * MIB);
-    drop(open);
-
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    fixture.store.expand(&id("v"), Bytes(6 * MIB)).unwrap();
-    assert!(
-        fixture.store.wait_for_device_size(&id("v"), Bytes(6 * MIB), REFRESH_TIMEOUT).unwrap(),
-        "a volume without a device needs no refresh"
-    );
     fixture.finish();
 }
 

@@ -1,7 +1,7 @@
 //! Expanding volumes while they are published.
 
 use super::locks::LockedObject;
-use super::publisher::{Publisher, is_refreshed};
+use super::publisher::Publisher;
 use crate::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::volume_store::{Volume, VolumeId, VolumeKind};
@@ -18,8 +18,8 @@ impl Publisher {
         Ok(volume)
     }
 
-    /// Makes the devices of a Block volume as large as its image, and repairs what their users have changed. Records and returns the size
-    /// that the volume has on this machine. [`VolumeStore::expand`](crate::volume_store::VolumeStore::expand) expands the volume itself.
+    /// Makes the devices of a Block volume as large as its image, and repairs what their users have changed. Returns the size that the
+    /// volume has on this machine. [`VolumeStore::expand`](crate::volume_store::VolumeStore::expand) expands the volume itself.
     ///
     /// # Errors
     /// Those of opening the devices.
@@ -30,25 +30,24 @@ impl Publisher {
         }
         // Repairing a device can change its range, so it is opened again to be refreshed.
         self.block(volume)?.repair()?;
-        self.refresh_and_record(volume)
+        self.block(volume)?.expand()
     }
 
-    /// As [`refresh`](Self::refresh), but returns `None` if the size was recorded already, repairs nothing, and waits for no other call: a
-    /// larger size does no harm to a device that is being attached or detached. Attaching checks the size again at its end.
+    /// As [`refresh`](Self::refresh), but repairs nothing, and waits for no other call: a larger size does no harm to a device that is being
+    /// attached or detached. A device that is attached later has the size of the image.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: a user has changed a device.
-    pub fn refresh_expanded(&self, id: &VolumeId) -> Result<Option<Bytes>> {
-        let volume = self.store().volume(id)?;
-        if is_refreshed(&volume)? {
-            return Ok(None);
+    pub fn refresh_size(&self, volume: &Volume) -> Result<Bytes> {
+        if volume.kind() == VolumeKind::Filesystem {
+            return Ok(volume.capacity());
         }
-        if let Some(change) = self.block(&volume)?.change()? {
+        if let Some(change) = self.block(volume)?.change()? {
             // A repair could cancel the detach of a concurrent call, so it needs the lock of the volume.
             let detail = format!("a process has changed its loop device: {change}");
-            return Err(Error::new(ErrorKind::Busy, "refresh", id, detail));
+            return Err(Error::new(ErrorKind::Busy, "refresh", volume.id(), detail));
         }
-        self.refresh_and_record(&volume).map(Some)
+        self.block(volume)?.expand()
     }
 
     /// Writes what the devices of a Block volume have cached.

@@ -12,7 +12,6 @@ use super::directory::Directory;
 use super::locks::LockedObject;
 use super::stale::StaleDevice;
 use super::target::{ClearedTarget, PublishRoot, Target};
-use crate::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::loop_device::{Access, BackingFile, Detach, LoopControl, LoopDevice};
 use crate::mount::MountFlags;
@@ -198,11 +197,7 @@ impl Publisher {
                 let block = self.block(&volume)?;
                 if block.is_published(&target, access)? {
                     // A process may have ended before it refreshed the device of an expanded volume.
-                    return if is_refreshed(&volume)? {
-                        Ok(())
-                    } else {
-                        self.refresh_and_record(&volume).map(drop)
-                    };
+                    return block.expand().map(drop);
                 }
                 self.refuse_place_in_store(&target)?;
                 let mounted = self.root.mounted_devices()?;
@@ -301,12 +296,6 @@ impl Publisher {
             Err(error) => return Err(error),
         }
         self.store.delete(id)
-    }
-
-    pub(super) fn refresh_and_record(&self, volume: &Volume) -> Result<Bytes> {
-        let size = self.block(volume)?.expand()?;
-        volume.record_device_size(size)?;
-        Ok(size)
     }
 
     pub(super) fn block<'a>(&'a self, volume: &'a Volume) -> Result<BlockVolume<'a>> {
@@ -491,12 +480,6 @@ impl Publisher {
         let cause = "it was replaced while its device was attached";
         Err(Error::new(ErrorKind::Conflict, "attach", volume.id(), cause).with_remedy("retry"))
     }
-}
-
-/// Returns `true` if the size of the volume's devices was recorded since it was expanded.
-pub(super) fn is_refreshed(volume: &Volume) -> Result<bool> {
-    Ok(volume.kind() != VolumeKind::Block
-        || volume.device_size()?.is_some_and(|known| known >= volume.capacity()))
 }
 
 fn refuse_second(id: &VolumeId, other: Option<PathBuf>) -> Result<()> {

@@ -8,7 +8,7 @@ use nix::unistd::{fsync, ftruncate, linkat};
 
 use super::expand::allocate;
 use super::id::VolumeId;
-use super::on_disk::{Annotations, DirectoryAttributes, Image, is_pending, remove_pending, sizes};
+use super::on_disk::{Annotations, DirectoryAttributes, Image, capacity, is_pending, remove_pending};
 use super::source::{ContentSource, OwnedContentSource};
 use super::space::{PendingReservation, reservation_of_directory, reservation_of_image};
 use super::spec::{VolumeKind, VolumeSpec};
@@ -231,9 +231,7 @@ impl VolumeStore {
         let parent = self.layout.parent(entry);
         loop_device::mark_new_file_tracked(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
-        sizes::write_capacity(image, size)?;
-        // The image has no devices yet.
-        sizes::write_device_size(image, size).context("set up", entry)?;
+        capacity::write(image, size)?;
         fsync(image).context("fsync", entry)?;
         linkat(AT_FDCWD, descriptor::link(image).as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)
             .context("create", entry)?;

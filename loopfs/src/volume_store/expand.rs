@@ -8,7 +8,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
-use super::on_disk::{DirectoryAttributes, Image, sizes};
+use super::on_disk::{DirectoryAttributes, Image, capacity};
 use super::source::ContentSource;
 use super::space::{reservation_of_directory, reservation_to_expand, reserves_margin};
 use super::spec::{Provisioning, VolumeKind, rounded};
@@ -76,7 +76,7 @@ impl VolumeStore {
         // Two concurrent calls would truncate each other's allocation, or reserve it twice.
         let operation = "grow the volume, which locks its image";
         let _lock = flock::exclusive_reopened(image.as_fd(), self.options.lock_timeout, operation)?;
-        let recorded = sizes::read_capacity(&image)?;
+        let recorded = capacity::read(&image)?;
         let current = size_of(&image, id)?;
         if current.max(recorded) < capacity {
             volume.require_whole()?;
@@ -85,7 +85,7 @@ impl VolumeStore {
         // The process of another call may have died after it expanded the image and before it recorded the capacity.
         let size = size_of(&image, id)?;
         if recorded < size {
-            sizes::write_capacity(&image, size)?;
+            capacity::write(&image, size)?;
             return fsync(&image).context("fsync volume", id);
         }
         // It may also have died before the recorded capacity was durable.

@@ -65,7 +65,6 @@
 mod clone;
 mod condition;
 mod create;
-mod device_size;
 mod expand;
 mod foreign;
 mod id;
@@ -84,7 +83,6 @@ mod trash;
 mod volume;
 
 pub use condition::{AbnormalReason, Condition};
-pub use device_size::{Changes, VolumeWatch};
 pub use foreign::{ChargedTo, ForeignEvidence, ForeignFiles};
 pub use id::{SnapshotId, VolumeId};
 pub use on_disk::{Annotations, Image};

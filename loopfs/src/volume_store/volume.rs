@@ -12,7 +12,7 @@ use nix::unistd::{Whence, lseek};
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
 use super::on_disk::{
-    Annotations, DirectoryAttributes, ForeignRecord, Image, is_pending, layout, made_from, shares, sizes,
+    Annotations, DirectoryAttributes, ForeignRecord, Image, capacity, is_pending, layout, made_from, shares,
 };
 use super::settings;
 use super::source::OwnedContentSource;
@@ -342,9 +342,9 @@ impl Volume {
         Ok(stats)
     }
 
-    /// Reads the recorded capacity before the size: see [`sizes`].
+    /// Reads the recorded capacity before the size: see [`capacity`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
-        let recorded = sizes::read_capacity(&self.entry)?;
+        let recorded = capacity::read(&self.entry)?;
         Ok((recorded, self.image_size()?))
     }
 

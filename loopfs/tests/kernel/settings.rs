@@ -328,7 +328,6 @@ fn cloning_is_refused_if_the_source_could_not_be_attached_with_shared_blocks() {
 #[rstest]
 #[case::settings("trusted.loopfs.image", |volume: &Volume| volume.image().map(drop))]
 #[case::capacity("trusted.loopfs.capacity", |volume: &Volume| volume.stats().map(drop))]
-#[case::device_size("trusted.loopfs.refreshed", |volume: &Volume| volume.device_size().map(drop))]
 fn an_image_that_lost_an_attribute_is_refused(
     #[case] attribute: &str,
     #[case] read: fn(&Volume) -> loopfs::Result<()>,

@@ -3,6 +3,7 @@
 mod annotations;
 pub(crate) mod attribute;
 mod boot;
+pub(crate) mod capacity;
 mod directory;
 mod filesystem;
 mod foreign_record;
@@ -10,7 +11,6 @@ mod image;
 pub(crate) mod layout;
 pub(crate) mod made_from;
 pub(crate) mod shares;
-pub(crate) mod sizes;
 mod taken;
 
 pub(crate) use annotations::{is_pending, remove_pending};

@@ -17,7 +17,7 @@ use nix::sys::stat::fstat;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::xfs::{self, Geometry, GroupGeometry};
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::{DataFilesystem, Image, shares, sizes};
+use crate::volume_store::on_disk::{DataFilesystem, Image, capacity, shares};
 use crate::volume_store::source::ContentSource;
 use crate::volume_store::spec::{Provisioning, VolumeKind, VolumeSpec, inodes_for};
 
@@ -127,7 +127,7 @@ impl Released {
 
 /// Returns the recorded capacity; `None` if there is none or if it cannot be read.
 pub(crate) fn recorded(image: &OwnedFd) -> Option<Bytes> {
-    sizes::read_capacity(image).ok()
+    capacity::read(image).ok()
 }
 
 /// Returns `Thin` also if the settings cannot be read: better to reserve too much.
