@@ -60,8 +60,8 @@ pub struct Args {
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub audit_interval: u64,
 
-    /// Walk the directories of all volumes each time, to find files that carry the project id of another volume and so use
-    /// up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
+    /// Walk the directories of all volumes, for up to a twentieth of the time, to find files that carry the project id of another volume and
+    /// so use up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
     /// becomes full
     #[arg(long)]
     pub audit_projects: bool,

@@ -22,6 +22,10 @@ use crate::storage::{BackgroundThrottle, ForegroundCalls, StorageMonitor, TrashC
 /// volume that is filled is evidence, and again after it was not full. A twentieth of the time is what searches can take.
 const REST: u32 = 19;
 
+/// How often findings that stay the same are reported again, and how long those that were repaired are kept for a provisioner that does not
+/// run.
+const REPORT_INTERVAL: Duration = Duration::from_secs(600);
+
 /// When to search, and what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SearchSettings {
@@ -86,7 +90,30 @@ pub(crate) struct ForeignFileSearch {
     foreground: Arc<ForegroundCalls>,
     trash_cleanup: Arc<TrashCleanup>,
     changes: Arc<Changes>,
-    found: Mutex<Vec<FoundFiles>>,
+    latest: Mutex<Latest>,
+}
+
+/// What the latest search found.
+#[derive(Debug, Default)]
+struct Latest {
+    found: Vec<FoundFiles>,
+    reported: Option<Instant>,
+}
+
+impl Latest {
+    /// Replaces the findings, unless the earlier ones were repaired a short time ago. Returns `true` if they are to be reported.
+    fn replace(&mut self, found: Vec<FoundFiles>, now: Instant) -> bool {
+        let is_recent = self.reported.is_some_and(|reported| now < reported + REPORT_INTERVAL);
+        if is_recent && found.is_empty() && self.found.iter().any(|found| found.repaired.is_some()) {
+            return false;
+        }
+        let reports = !found.is_empty() && (found != self.found || !is_recent);
+        self.found = found;
+        if reports {
+            self.reported = Some(now);
+        }
+        reports
+    }
 }
 
 impl ForeignFileSearch {
@@ -97,12 +124,12 @@ impl ForeignFileSearch {
         trash_cleanup: Arc<TrashCleanup>,
         changes: Arc<Changes>,
     ) -> Self {
-        Self { settings, monitor, foreground, trash_cleanup, changes, found: Mutex::default() }
+        Self { settings, monitor, foreground, trash_cleanup, changes, latest: Mutex::default() }
     }
 
     /// Returns what the last search found.
     pub(crate) fn found(&self) -> Vec<FoundFiles> {
-        self.lock().clone()
+        self.lock().found.clone()
     }
 
     /// Searches at the interval, until `stop`.
@@ -114,7 +141,7 @@ impl ForeignFileSearch {
                 match self.round(history.clone()).await {
                     Ok((next, found)) => {
                         history = next;
-                        self.replace(found);
+                        found.into_iter().for_each(|found| self.replace(found));
                     }
                     // The call that detected the failure has logged it.
                     Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
@@ -129,7 +156,7 @@ impl ForeignFileSearch {
         Ok(())
     }
 
-    async fn round(&self, history: History) -> Result<(History, Vec<FoundFiles>)> {
+    async fn round(&self, history: History) -> Result<(History, Option<Vec<FoundFiles>>)> {
         let (monitor, settings) = (Arc::clone(&self.monitor), self.settings);
         let mut throttle = BackgroundThrottle::new(Arc::clone(&self.foreground));
         blocking::run(move || {
@@ -149,26 +176,24 @@ impl ForeignFileSearch {
             self.trash_cleanup.request();
             self.changes.freed();
         }
-        let is_new = !found.is_empty() && *self.lock() != found;
-        *self.lock() = found;
-        if is_new {
+        if self.lock().replace(found, Instant::now()) {
             self.changes.foreign_files();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<FoundFiles>> {
+    fn lock(&self) -> MutexGuard<'_, Latest> {
         // Every critical section is a single step, so a panicked holder leaves it whole.
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Searches once, and repairs what it found if that is requested.
+/// Searches once, and repairs what it found if that is requested. Returns no findings if the search of all volumes failed.
 fn round(
     store: &VolumeStore,
     settings: SearchSettings,
     history: &History,
     yield_now: &mut dyn FnMut(),
-) -> loopfs::Result<(History, Vec<FoundFiles>)> {
+) -> loopfs::Result<(History, Option<Vec<FoundFiles>>)> {
     let began = Instant::now();
     let (scope, mut next) = plan(store.foreign_evidence()?, history, settings.all, began);
     let found = match &scope {
@@ -184,16 +209,16 @@ fn round(
         // A search that failed has taken its time, too.
         Err(error) if scope == Scope::All => {
             tracing::warn!(%error, "could not search all volumes for files that are charged to another volume; a later search retries");
-            return Ok((History { rests_until: next.rests_until, ..history.clone() }, Vec::new()));
+            return Ok((History { rests_until: next.rests_until, ..history.clone() }, None));
         }
         Err(error) => return Err(error),
     };
-    let repaired = if settings.repair { repair(store, &found, yield_now)? } else { BTreeMap::new() };
+    let repaired = if settings.repair { repair(store, &found, yield_now) } else { BTreeMap::new() };
     let with_repair = |files: ForeignFiles| {
         let repaired = repaired.get(&files.volume).copied();
         FoundFiles { files, repaired }
     };
-    Ok((next, found.into_iter().map(with_repair).collect()))
+    Ok((next, Some(found.into_iter().map(with_repair).collect())))
 }
 
 /// Puts the files back into the projects of their volumes, and searches the volumes again, so that their conditions are current. Returns
@@ -202,7 +227,7 @@ fn repair(
     store: &VolumeStore,
     found: &[ForeignFiles],
     yield_now: &mut dyn FnMut(),
-) -> loopfs::Result<BTreeMap<VolumeId, u64>> {
+) -> BTreeMap<VolumeId, u64> {
     let mut repaired = BTreeMap::new();
     let holders: BTreeSet<_> = found.iter().map(|files| files.volume.clone()).collect();
     for volume in &holders {
@@ -218,10 +243,12 @@ fn repair(
         _ => None,
     });
     let involved: BTreeSet<_> = holders.into_iter().chain(victims).collect();
-    if !involved.is_empty() {
-        store.find_foreign_files(Some(&involved), yield_now)?;
+    if !involved.is_empty()
+        && let Err(error) = store.find_foreign_files(Some(&involved), yield_now)
+    {
+        tracing::warn!(%error, "could not search the repaired volumes again; their conditions are current after the next search");
     }
-    Ok(repaired)
+    repaired
 }
 
 #[cfg(test)]
@@ -286,5 +313,26 @@ mod tests {
         let (scope, history) = plan(full(), &history, false, end);
         assert_eq!(scope, Scope::All, "the evidence is not lost");
         assert_eq!(plan(full(), &history, false, end).0, Scope::Nothing);
+    }
+
+    #[test]
+    fn findings_are_reported_again_and_repairs_are_kept_for_a_while() {
+        let found = |repaired| {
+            let charged = ChargedTo::Nothing;
+            let volume = VolumeId::parse("a").unwrap();
+            let files = ForeignFiles { volume, charged, names: 1, example: "file".into() };
+            vec![FoundFiles { files, repaired }]
+        };
+        let (begun, mut latest) = (Instant::now(), Latest::default());
+        let later = |seconds| begun + Duration::from_secs(seconds);
+        assert!(!latest.replace(Vec::new(), later(0)));
+        assert!(latest.replace(found(None), later(60)));
+        assert!(!latest.replace(found(None), later(120)));
+        assert!(latest.replace(found(None), later(660)));
+        assert!(latest.replace(found(Some(1)), later(720)));
+        assert!(!latest.replace(Vec::new(), later(780)));
+        assert_eq!(latest.found, found(Some(1)), "a provisioner may not have read it yet");
+        assert!(!latest.replace(Vec::new(), later(1320)));
+        assert_eq!(latest.found, []);
     }
 }

@@ -29,8 +29,8 @@ pub(crate) struct DriverHealthEndpoints {
     pub(crate) probe: Arc<Probe>,
     pub(crate) audit: Arc<ConditionAudit>,
     pub(crate) calls: Calls,
-    /// The driver's own socket.
-    pub(crate) endpoint: PathBuf,
+    /// The driver's own sockets.
+    pub(crate) endpoints: [Option<PathBuf>; 2],
     /// `true` once the kubelet has registered the driver. `None` if the driver does not register.
     pub(crate) registered: Option<watch::Receiver<bool>>,
 }
@@ -44,22 +44,27 @@ impl monitoring::HealthEndpoints for DriverHealthEndpoints {
     }
 
     /// Checks that the process serves calls, even if its storage is unavailable. The check uses the driver's own
-    /// socket, so it also detects that the socket was removed or replaced.
+    /// sockets, so it also detects that one was removed or replaced.
     async fn liveness(&self) -> Result<(), String> {
-        let name = async {
-            let socket = Endpoint::try_from(format!("unix://{}", self.endpoint.display()))?;
-            let mut identity = IdentityClient::new(socket.connect().await?);
-            identity.get_plugin_info(GetPluginInfoRequest {}).await?;
-            anyhow::Ok(())
-        };
-        let socket = self.endpoint.display();
-        match tokio::time::timeout(SELF_CALL_TIMEOUT, name).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("the driver does not respond on {socket}: {error:#}")),
-            Err(_elapsed) => {
-                Err(format!("the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}"))
+        for endpoint in self.endpoints.iter().flatten() {
+            let name = async {
+                let socket = Endpoint::try_from(format!("unix://{}", endpoint.display()))?;
+                let mut identity = IdentityClient::new(socket.connect().await?);
+                identity.get_plugin_info(GetPluginInfoRequest {}).await?;
+                anyhow::Ok(())
+            };
+            let socket = endpoint.display();
+            match tokio::time::timeout(SELF_CALL_TIMEOUT, name).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(format!("the driver does not respond on {socket}: {error:#}")),
+                Err(_elapsed) => {
+                    return Err(format!(
+                        "the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}"
+                    ));
+                }
             }
         }
+        Ok(())
     }
 
     /// Returns an error unless the storage is ready and the kubelet has registered the driver, or this node never had storage. No pod

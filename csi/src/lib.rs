@@ -88,6 +88,10 @@ use volumes::{VolumeOperations, Volumes};
 /// of Block volumes.
 const PUBLISHED_BELOW: [&str; 2] = ["pods", "plugins"];
 
+/// The number of calls on the control socket that access the disk at the same time. It leaves most threads to the kubelet's calls, however
+/// many claims wait.
+const CONTROL_THREADS: usize = 64;
+
 /// The maximum time that running calls may take to finish after the shutdown was requested. The kubelet kills a pod
 /// after 30 seconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
@@ -144,7 +148,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             probe: Arc::clone(&parts.probe),
             audit,
             calls: parts.calls.clone(),
-            endpoint: args.endpoint.clone(),
+            endpoints: [Some(args.endpoint.clone()), args.control_endpoint.clone()],
             registered: registrar.as_ref().map(|registrar| registrar.registered.subscribe()),
         };
         let stop = stop.clone();
@@ -221,9 +225,9 @@ impl Parts {
         Metered::new(IdentityServer::new(service), &self.calls)
     }
 
-    fn controller(&self) -> Metered<ControllerServer<ControllerService>> {
+    fn controller(&self, operations: VolumeOperations) -> Metered<ControllerServer<ControllerService>> {
         let (node, requests) = (self.this_node.clone(), self.requests.clone());
-        let service = ControllerService::new(&self.driver_name, node, requests, self.operations.clone());
+        let service = ControllerService::new(&self.driver_name, node, requests, operations);
         Metered::new(ControllerServer::new(service), &self.calls)
     }
 
@@ -237,7 +241,7 @@ impl Parts {
         let node = NodeService::new(self.this_node.clone(), self.requests.clone(), operations, probe);
         let services = Server::builder()
             .add_service(self.identity())
-            .add_service(self.controller())
+            .add_service(self.controller(self.operations.clone()))
             .add_service(Metered::new(NodeServer::new(node), &self.calls));
         serve_on(services, socket::listen(endpoint, socket::OF_ROOT)?, stop)
     }
@@ -250,9 +254,10 @@ impl Parts {
         custody: CustodyPath,
         stop: CancellationToken,
     ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-        let (identity, controller) = (self.identity(), self.controller());
+        let operations = self.operations.limited(CONTROL_THREADS);
+        let (identity, controller) = (self.identity(), self.controller(operations.clone()));
         let volumes = VolumesService::new(
-            self.operations,
+            operations,
             self.monitor,
             self.changes,
             self.foreign_files,

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use loopfs::volume_store::{
     Annotations, ChargedTo, OwnedContentSource, SnapshotId, VolumeId, VolumeKind, VolumeSpec,
 };
 use loopfs::{Bytes, FilesystemUuid};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, iter};
 use tokio_util::sync::CancellationToken;
@@ -31,11 +30,6 @@ use crate::object::OperationObject;
 use crate::storage::{Availability, StorageMonitor};
 use crate::volumes::{LockMode, NewVolume, VolumeOperations, Volumes};
 
-/// The number of calls of this service that access the disk at the same time. It leaves most threads to the kubelet's calls, however many
-/// claims wait.
-const CONTROL_THREADS: usize = 64;
-/// The number of data sources that are copied at the same time.
-const COPIES: usize = 4;
 /// The shortest time between two states of the node.
 const STATE_INTERVAL: Duration = Duration::from_millis(100);
 /// The number of volumes in a page of a list.
@@ -49,8 +43,6 @@ pub(crate) struct VolumesService {
     foreign_files: Arc<ForeignFileSearch>,
     /// Locked while the record of custody is read and replaced.
     custody: Arc<Mutex<CustodyPath>>,
-    threads: Arc<Semaphore>,
-    copies: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
@@ -63,54 +55,37 @@ impl VolumesService {
         custody: CustodyPath,
         stop: CancellationToken,
     ) -> Self {
-        Self {
-            operations,
-            monitor,
-            changes,
-            foreign_files,
-            custody: Arc::new(Mutex::new(custody)),
-            threads: Arc::new(Semaphore::new(CONTROL_THREADS)),
-            copies: Arc::new(Semaphore::new(COPIES)),
-            stop,
-        }
+        Self { operations, monitor, changes, foreign_files, custody: Arc::new(Mutex::new(custody)), stop }
     }
 
-    /// Runs work under these locks, on one of the threads of this service.
+    /// Runs work under these locks. Returns an error as soon as the disk hangs; the work goes on.
     async fn run<T: Send + 'static>(
         &self,
         locks: impl IntoIterator<Item = (OperationObject, LockMode)>,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        // An error would mean that the semaphore is closed, and it is never closed.
-        let thread = Arc::clone(&self.threads).acquire_owned().await;
-        let running = self.operations.locked(locks, move |volumes| {
-            let _thread = thread;
-            work(volumes)
-        });
         tokio::select! {
-            outcome = running => outcome,
+            outcome = self.operations.locked(locks, work) => outcome,
             error = self.monitor.wait_until_hanging() => Err(error),
         }
     }
 
     async fn create_volume(&self, request: wire::CreateRequest) -> Result<wire::CreateResponse> {
         let new = new_volume(request)?;
-        let copy = match &new.source {
-            Some(_) => Some(Arc::clone(&self.copies).try_acquire_owned().map_err(|_all_taken| {
-                Error::Temporary(format!("{COPIES} data sources are being copied already"))
-            })?),
-            None => None,
-        };
+        let is_copy = new.source.is_some();
         let locks = [(new.volume.clone().into(), LockMode::Change)].into_iter();
         let locks = locks.chain(new.source.clone().map(|source| (source.into(), LockMode::Keep)));
-        // Set when this call is dropped: the client ended it.
-        let unwanted = Arc::new(AtomicBool::new(false));
-        let _ended = SetOnDrop(Arc::clone(&unwanted));
-        let created = self.run(locks, move |volumes| {
-            let _copy = copy;
-            volumes.provision(&new, || !unwanted.load(Ordering::Relaxed))
-        });
-        let created = created.await?;
+        let wanted = WhileCalled::default();
+        let (is_wanted, stop) = (wanted.is_called(), self.stop.clone());
+        let work = move |volumes: &Volumes| {
+            // The next driver would throw the copy away.
+            volumes.provision(&new, || is_wanted() && !stop.is_cancelled())
+        };
+        // A copy is slow on a slow disk, and would begin again.
+        let created = match is_copy {
+            true => self.operations.locked(locks, work).await?,
+            false => self.run(locks, work).await?,
+        };
         Ok(wire::CreateResponse {
             capacity: created.capacity.0,
             filesystem_uuid: created.filesystem.to_string(),
@@ -230,7 +205,16 @@ impl VolumesRpc for VolumesService {
             let id = volume_id(&request.volume_id)?;
             let filesystem = filesystem(&request.filesystem_uuid)?;
             let locks = [(id.clone().into(), LockMode::Remove)];
-            let existed = self.run(locks, move |volumes| volumes.delete(&id, filesystem)).await?;
+            let wanted = WhileCalled::default();
+            let is_wanted = wanted.is_called();
+            // Nothing is deleted for a client that has given up: the volume may have been retained since.
+            let existed = self
+                .operations
+                .locked(locks, move |volumes| match is_wanted() {
+                    true => volumes.delete(&id, filesystem),
+                    false => Err(Error::Temporary("the client has ended the call".to_owned())),
+                })
+                .await?;
             Ok(wire::DeleteResponse { existed })
         })
         .await
@@ -243,7 +227,8 @@ impl VolumesRpc for VolumesService {
         let request = request.into_inner();
         rpc::traced("Confirm", RpcKind::Mutating, &request.volume_id, async {
             let id = volume_id(&request.volume_id)?;
-            self.run([], move |volumes| volumes.confirm(&id)).await?;
+            let filesystem = filesystem(&request.filesystem_uuid)?;
+            self.run([], move |volumes| volumes.confirm(&id, filesystem)).await?;
             Ok(wire::ConfirmResponse {})
         })
         .await
@@ -303,12 +288,14 @@ impl VolumesRpc for VolumesService {
     }
 }
 
-/// Sets the flag when it is dropped.
-struct SetOnDrop(Arc<AtomicBool>);
+/// Dropped with the call. The work of the call asks whether the client still waits for it.
+#[derive(Default)]
+struct WhileCalled(Arc<()>);
 
-impl Drop for SetOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+impl WhileCalled {
+    fn is_called(&self) -> impl Fn() -> bool + use<> {
+        let called = Arc::downgrade(&self.0);
+        move || called.strong_count() > 0
     }
 }
 
@@ -381,4 +368,51 @@ fn invalid(field: &'static str, error: &loopfs::Error) -> Error {
 
 fn owned((key, value): (&str, &str)) -> (String, String) {
     (key.to_owned(), value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::hash_map;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request() -> impl Strategy<Value = wire::CreateRequest> {
+        let id = || prop_oneof![any::<String>(), "[a-z.-]{1,8}"];
+        let pairs = || hash_map(id(), any::<String>(), 0..3);
+        let source = option::of((any::<bool>(), id()));
+        (id(), any::<i32>(), any::<u64>(), pairs(), pairs(), source).prop_map(
+            |(volume_id, kind, capacity, settings, annotations, source)| {
+                let source = source.map(|(is_volume, id)| match is_volume {
+                    true => Source::Volume(id),
+                    false => Source::Snapshot(id),
+                });
+                wire::CreateRequest { volume_id, kind, capacity, settings, annotations, source }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn any_request_is_refused_or_creates_a_pending_volume(request in request()) {
+            match new_volume(request.clone()) {
+                Ok(new) => {
+                    prop_assert_eq!(new.volume.as_str(), &request.volume_id);
+                    prop_assert!(new.spec.pending && !new.volume.as_str().contains('/'));
+                    prop_assert_eq!(new.source.is_some(), request.source.is_some());
+                }
+                Err(error) => prop_assert!(matches!(error, Error::Invalid(_)), "{}", error),
+            }
+        }
+    }
+
+    #[test]
+    fn work_knows_whether_its_call_was_dropped() {
+        let call = WhileCalled::default();
+        let is_called = call.is_called();
+        assert!(is_called());
+        drop(call);
+        assert!(!is_called());
+    }
 }

@@ -224,11 +224,13 @@ impl StorageMonitor {
         loop {
             let began = *probes.borrow_and_update();
             drop(state.borrow_and_update());
+            // Before the availability is read, or a disk that begins to hang in between would not be noticed.
+            let now = Instant::now();
             if self.availability() != *known {
                 return;
             }
             let hanging = async {
-                match began.map(|began| began + WRITE_TIMEOUT).filter(|hangs_at| *hangs_at > Instant::now()) {
+                match began.map(|began| began + WRITE_TIMEOUT).filter(|hangs_at| *hangs_at > now) {
                     Some(hangs_at) => sleep_until(hangs_at).await,
                     None => std::future::pending().await,
                 }

@@ -55,8 +55,12 @@ impl TrashCleanup {
                         tracing::warn!(%error, "could not free the space of deleted volumes; the driver retries within a minute")
                     }
                 }
-                // A request and the end of the interval have the same effect.
-                drop(tokio::time::timeout(CLEANUP_INTERVAL, self.requested.notified()).await);
+                tokio::select! {
+                    () = self.requested.notified() => {}
+                    // It is cleaned up as soon as it is available again.
+                    () = self.monitor.wait_until_unavailable() => {}
+                    () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
+                }
             }
         };
         stop.run_until_cancelled(cleaning).await;
@@ -70,18 +74,33 @@ impl TrashCleanup {
         let mut throttle = BackgroundThrottle::new(Arc::clone(&self.foreground));
         blocking::run(move || {
             let storage = monitor.verified()?;
-            if !Weak::ptr_eq(&recovered, &Arc::downgrade(&storage)) {
-                let recovered = storage.store().recover()?;
-                tracing::info!(?recovered, "removed the incomplete entries of an earlier process");
+            let mut now_recovered = recovered;
+            if !Weak::ptr_eq(&now_recovered, &Arc::downgrade(&storage)) {
+                match storage.store().recover() {
+                    Ok(recovered) => {
+                        tracing::info!(?recovered, "removed the incomplete entries of an earlier process");
+                        changes.freed();
+                        now_recovered = Arc::downgrade(&storage);
+                    }
+                    // The trash is emptied all the same.
+                    Err(error) => {
+                        tracing::warn!(%error, "could not remove the incomplete entries of an earlier process; the driver retries within a minute");
+                    }
+                }
             }
-            match storage.store().empty_trash_yielding(|| throttle.yield_now())? {
-                0 => {}
-                volumes => {
+            match storage.store().empty_trash_yielding(|| throttle.yield_now()) {
+                Ok(0) => {}
+                Ok(volumes) => {
                     tracing::info!(volumes, "freed the space of deleted volumes");
                     changes.freed();
                 }
+                Err(error) => {
+                    // Other entries may have been removed.
+                    changes.freed();
+                    return Err(error.into());
+                }
             }
-            Ok(Arc::downgrade(&storage))
+            Ok(now_recovered)
         })
         .await
     }

@@ -47,6 +47,8 @@ pub(crate) struct VolumeOperations {
     volumes: Arc<Volumes>,
     monitor: Arc<StorageMonitor>,
     foreground: Arc<ForegroundCalls>,
+    /// Limits the threads of some callers among those of all.
+    own_threads: Option<Arc<Semaphore>>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
     /// The volumes whose cleanup a task repeats. Entries change while the volume is locked.
@@ -78,6 +80,7 @@ impl VolumeOperations {
     ) -> Self {
         Self {
             foreground,
+            own_threads: None,
             locks: VolumeLocks::default(),
             volumes: Arc::new(volumes),
             monitor,
@@ -85,6 +88,11 @@ impl VolumeOperations {
             cleanup_threads: Arc::new(Semaphore::new(CLEANUP_THREADS)),
             repeated: Arc::default(),
         }
+    }
+
+    /// Returns the same operations for callers of which at most this many access the disk at the same time.
+    pub(crate) fn limited(&self, threads: usize) -> Self {
+        Self { own_threads: Some(Arc::new(Semaphore::new(threads))), ..self.clone() }
     }
 
     /// Runs work that changes a volume, under its lock.
@@ -130,10 +138,14 @@ impl VolumeOperations {
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         // An error would mean that the semaphore is closed, and it is never closed.
+        let own_thread = match &self.own_threads {
+            Some(threads) => Some(Arc::clone(threads).acquire_owned().await),
+            None => None,
+        };
         let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
         let (volumes, call) = (Arc::clone(&self.volumes), self.foreground.enter());
         blocking::run(move || {
-            let (_thread, _call) = (thread, call);
+            let (_own_thread, _thread, _call) = (own_thread, thread, call);
             work(&volumes)
         })
         .await

@@ -133,8 +133,10 @@ impl Volumes {
     }
 
     /// Confirms a pending volume. Succeeds if the volume does not exist.
-    pub(crate) fn confirm(&self, id: &VolumeId) -> Result<()> {
-        match self.monitor.verified()?.store().confirm(id) {
+    pub(crate) fn confirm(&self, id: &VolumeId, filesystem: Option<FilesystemUuid>) -> Result<()> {
+        let publisher = self.monitor.verified()?;
+        require_filesystem(&publisher, filesystem)?;
+        match publisher.store().confirm(id) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             confirmed => Ok(confirmed?),
         }

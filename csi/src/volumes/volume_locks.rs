@@ -17,7 +17,7 @@ use crate::object::OperationObject;
 /// The effect of an operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
-    /// Creates, publishes or expands it. Excludes all modes but [`Keep`](Self::Keep).
+    /// Creates or publishes it. Excludes all modes but [`Keep`](Self::Keep).
     Change,
     /// Removes it. Excludes all modes.
     Remove,
@@ -151,9 +151,9 @@ mod tests {
     #[case::change_and_change(LockMode::Change, LockMode::Change, false)]
     #[case::change_and_remove(LockMode::Change, LockMode::Remove, false)]
     #[case::remove_and_remove(LockMode::Remove, LockMode::Remove, false)]
-    #[case::copy_and_remove(LockMode::Keep, LockMode::Remove, false)]
-    #[case::copy_and_change(LockMode::Keep, LockMode::Change, true)]
-    #[case::copy_and_copy(LockMode::Keep, LockMode::Keep, true)]
+    #[case::keep_and_remove(LockMode::Keep, LockMode::Remove, false)]
+    #[case::keep_and_change(LockMode::Keep, LockMode::Change, true)]
+    #[case::keep_and_copy(LockMode::Keep, LockMode::Keep, true)]
     fn lock_modes_exclude_each_other_as_documented(
         #[case] first: LockMode,
         #[case] second: LockMode,

@@ -13,6 +13,8 @@ use csi_wire::volumes::create_request::Source;
 use csi_wire::volumes::node_state::Storage;
 use csi_wire::volumes::volumes_client::VolumesClient;
 use csi_wire::volumes::{self, Kind};
+use loopfs::project_quota::ProjectId;
+use loopfs::project_tree::{TagOptions, tag_tree};
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use nix::sys::statfs::statfs;
@@ -33,18 +35,25 @@ struct Node {
     channel: Channel,
 }
 
-fn control_socket(fixture: &Fixture) -> PathBuf {
-    fixture.scratch().join("control.sock")
-}
-
 impl Node {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// Returns a node whose driver has these further options.
+    fn with(options: &[&str]) -> Self {
         let mut fixture = Fixture::without_driver();
-        let socket = control_socket(&fixture);
-        fixture.directories.more.push(format!("--control-endpoint=unix://{}", socket.display()));
+        let control = format!("--control-endpoint=unix://{}", fixture.control_socket().display());
+        fixture.directories.more.push(control);
+        fixture.directories.more.extend(options.iter().map(|option| (*option).to_owned()));
         fixture.start_driver();
+        Self::of(fixture)
+    }
+
+    /// Returns the node of a fixture whose driver has a control socket.
+    fn of(fixture: Fixture) -> Self {
         let runtime = Runtime::new().unwrap();
-        let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).unwrap();
+        let endpoint = Endpoint::try_from(format!("unix://{}", fixture.control_socket().display())).unwrap();
         let channel = runtime.block_on(endpoint.connect()).unwrap();
         Self { fixture, runtime, channel }
     }
@@ -68,8 +77,9 @@ impl Node {
         Ok(self.runtime.block_on(self.volumes().delete(request))?.into_inner().existed)
     }
 
-    fn confirm(&self, name: &str) -> Result<(), Status> {
-        let request = volumes::ConfirmRequest { volume_id: name.to_owned() };
+    fn confirm(&self, name: &str, on: &str) -> Result<(), Status> {
+        let filesystem_uuid = on.to_owned();
+        let request = volumes::ConfirmRequest { volume_id: name.to_owned(), filesystem_uuid };
         self.runtime.block_on(self.volumes().confirm(request)).map(drop)
     }
 
@@ -103,10 +113,14 @@ impl Node {
             .block_on(async { tokio::time::timeout(TIMEOUT, watching).await.expect("a state in time") })
     }
 
+    fn disconnect(self) -> Fixture {
+        let Self { fixture, runtime, channel } = self;
+        drop((channel, runtime));
+        fixture
+    }
+
     fn finish(self) {
-        drop(self.channel);
-        drop(self.runtime);
-        self.fixture.finish();
+        self.disconnect().finish();
     }
 }
 
@@ -148,11 +162,11 @@ fn the_volume_of_a_claim(#[case] kind: Kind) {
         }
     }
     for _ in 0..2 {
-        node.confirm("pvc-1").unwrap();
+        node.confirm("pvc-1", &uuid).unwrap();
         assert_eq!(node.list(true), (uuid.clone(), vec![]));
         assert!(!node.list(false).1[0].pending);
     }
-    node.confirm("pvc-2").unwrap();
+    node.confirm("pvc-2", "").unwrap();
 
     let target = node.fixture.target("target");
     let capability = if kind == Kind::Block { block() } else { mount(&[]) };
@@ -186,10 +200,12 @@ fn the_volume_of_a_claim(#[case] kind: Kind) {
 }
 
 #[test]
-fn a_volume_on_another_disk_is_neither_expanded_nor_deleted() {
+fn a_volume_on_another_disk_is_neither_confirmed_expanded_nor_deleted() {
     let node = Node::new();
     node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
     let present = Reason::OtherFilesystem(node.fixture.store.filesystem_uuid());
+    assert_eq!(reason(node.confirm("pvc-1", OTHER_DISK)), present);
+    assert_eq!(node.list(true).1.len(), 1);
     assert_eq!(reason(node.expand("pvc-1", 2 * MIB, OTHER_DISK)), present);
     assert_eq!(reason(node.delete("pvc-1", OTHER_DISK)), present);
     assert_eq!(node.fixture.store.volume(&id("pvc-1")).unwrap().capacity(), Bytes(MIB));
@@ -204,7 +220,7 @@ fn malformed_requests_are_refused_with_a_reason() {
         assert_eq!(reason(node.create(new_volume(name, Kind::Block))), invalid);
         assert_eq!(reason(node.expand(name, MIB, "")), invalid);
         assert_eq!(reason(node.delete(name, "")), invalid);
-        assert_eq!(reason(node.confirm(name)), invalid);
+        assert_eq!(reason(node.confirm(name, "")), invalid);
     }
     assert_eq!(reason(node.delete("pvc-1", "not a UUID")), invalid);
     let settings = [("no-such-setting".to_owned(), String::new())].into();
@@ -241,7 +257,7 @@ fn the_control_socket_serves_no_node_calls_and_only_its_group() {
     assert_eq!(info.unwrap_err().code(), Code::Unimplemented);
 
     let mode = |path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(control_socket(&node.fixture)), 0o660);
+    assert_eq!(mode(node.fixture.control_socket()), 0o660);
     assert_eq!(mode(node.fixture.directories.endpoint.clone()), 0o600);
     let volumes = node.runtime.block_on(async {
         let endpoint = format!("unix://{}", node.fixture.directories.endpoint.display());
@@ -279,6 +295,45 @@ fn a_watch_reports_changes() {
     let copied = node.until(|state| state.space > created.space);
     assert!(node.delete("pvc-1", "").unwrap());
     node.until(|state| state.space > copied.space && state.freed > copied.freed);
+    node.finish();
+}
+
+#[test]
+fn a_watch_reports_a_disk_that_hangs() {
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
+    let node = Node::of(fixture);
+    node.until(|state| state.storage() == Storage::Available);
+    let root = File::open(&disk.data).unwrap();
+    loopfs::fault_injection::freeze(&root).unwrap();
+    let hanging = node.until(|state| state.storage() == Storage::Unavailable);
+    loopfs::fault_injection::thaw(&root).unwrap();
+    assert!(hanging.reason.contains("has not ended"), "{}", hanging.reason);
+    node.until(|state| state.storage() == Storage::Available);
+    drop(root);
+    let fixture = node.disconnect();
+    driver.stop();
+    drop(disk);
+    fixture.finish();
+}
+
+#[test]
+fn files_in_a_foreign_project_are_found_and_put_back() {
+    let node = Node::with(&["--audit-projects", "--repair-projects", "--audit-interval=1"]);
+    node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
+    let directory = node.fixture.directories.data.join("volumes/pvc-1/charged");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("file"), b"data").unwrap();
+    let foreign = ProjectId::new(77).unwrap();
+    tag_tree(File::open(&directory).unwrap(), foreign, &TagOptions::default(), |_| {}).unwrap();
+    node.until(|state| state.foreign_files > 0);
+    let found = node.runtime.block_on(async {
+        let found = node.volumes().list_foreign_files(volumes::ListForeignFilesRequest {}).await.unwrap();
+        found.into_inner().message().await.unwrap().expect("there are findings")
+    });
+    let names = (found.volume_id.as_str(), found.charged_volume_id.as_str(), found.names);
+    assert_eq!(names, ("pvc-1", "", 2));
+    assert!(found.example.starts_with("\"charged"), "{}", found.example);
+    assert_eq!(found.repaired, Some(2));
     node.finish();
 }
 

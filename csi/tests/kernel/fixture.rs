@@ -79,9 +79,16 @@ impl Fixture {
         let mut fixture = Self::without_driver();
         let disk = ScratchDisk::mount_at(fixture.scratch().join("data"));
         fixture.directories.data = disk.data.clone();
+        let control = format!("--control-endpoint=unix://{}", fixture.control_socket().display());
+        fixture.directories.more.push(control);
         let driver = Driver::start(&fixture.directories);
         driver.wait_until_ready();
         (fixture, disk, driver)
+    }
+
+    /// Returns where the control socket of a driver is that has one.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.scratch().join("control.sock")
     }
 
     pub(crate) fn scratch(&self) -> &Path {

@@ -15,7 +15,7 @@ use super::target::{ClearedTarget, PublishRoot, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loop_device::{Access, BackingFile, Detach, LoopControl, LoopDevice};
 use crate::mount::MountFlags;
-use crate::volume_store::{Volume, VolumeId, VolumeKind, VolumeStore};
+use crate::volume_store::{ContentSource, Volume, VolumeId, VolumeKind, VolumeStore};
 
 /// Publishes the volumes of a store below a directory.
 ///
@@ -356,8 +356,9 @@ impl Publisher {
                 } else {
                     "unmount it"
                 };
-                let cause = format!("it is still published at {}", place.display());
-                Err(Error::new(ErrorKind::Conflict, operation, id, cause).with_remedy(remedy))
+                let cause = format!("it is in use: still published at {}", place.display());
+                let volume = ContentSource::Volume(id);
+                Err(Error::new(ErrorKind::Conflict, operation, volume, cause).with_remedy(remedy))
             }
         }
     }

@@ -23,7 +23,8 @@ use crate::units::Bytes;
 impl VolumeStore {
     /// Expands a volume to at least `capacity`, and returns it. Does nothing if the volume is large enough already, as for 0 bytes, so
     /// the call can be repeated. Of concurrent calls the largest capacity wins. The capacity of a loop device is updated by
-    /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity).
+    /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity). [`Publisher::expand`](crate::publish::Publisher::expand) does
+    /// both; a publisher in another process does not notice this call.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);

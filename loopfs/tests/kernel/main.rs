@@ -21,6 +21,7 @@ mod doctor;
 mod environment;
 mod foreign_files;
 mod foreign_projects;
+mod growth;
 mod in_use;
 mod inode_space;
 mod limited_directories;

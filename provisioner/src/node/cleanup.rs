@@ -15,7 +15,7 @@ use crate::{
         volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::ownership,
-    store::claim_record::ClaimRecord,
+    store::{claim_record::ClaimRecord, driver::StorageError},
 };
 
 /// Interval at which the pending volumes are checked again, even if no claim was deleted.
@@ -44,17 +44,18 @@ pub(crate) async fn run(ctx: Arc<Context>) {
 
 /// Checks each pending volume. Returns `false` if one has to be checked again soon.
 async fn check_pending(ctx: &Context) -> bool {
-    let pending = async { ctx.storage.driver()?.pending().await };
-    let pending = match pending.await {
-        Ok(pending) => pending,
-        Err(error) => {
+    // Read first: if the disk is replaced in the meantime, nothing of the other one is confirmed.
+    let pending = async { Ok((ctx.storage.filesystem_uuid()?, ctx.storage.driver()?.pending().await?)) };
+    let (filesystem_uuid, pending) = match pending.await {
+        Ok(read) => read,
+        Err::<_, StorageError>(error) => {
             tracing::warn!(%error, "could not read the pending volumes; the cleanup retries");
             return false;
         }
     };
     let mut all_done = true;
     for (id, record) in pending {
-        match check_volume(&id, &record, ctx).await {
+        match check_volume(&id, &record, &filesystem_uuid, ctx).await {
             Ok(is_done) => all_done &= is_done,
             Err(error) => {
                 tracing::warn!(volume = %id, %error, "could not check whether this volume is an orphan; the check is retried");
@@ -67,7 +68,12 @@ async fn check_pending(ctx: &Context) -> bool {
 
 /// Deletes a pending volume if it is an orphan, and otherwise confirms it unless provisioning continues. Returns `false` if the volume has
 /// to be checked again although no other claim is deleted: another task works on it, or its PersistentVolume is being deleted.
-async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Result<bool, Error> {
+async fn check_volume(
+    id: &VolumeId,
+    record: &ClaimRecord,
+    filesystem_uuid: &str,
+    ctx: &Context,
+) -> Result<bool, Error> {
     // The task that holds the lock may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     let claim = ctx.claim(&record.claim()).await?;
@@ -85,8 +91,7 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
     let rule = match object {
         // The claim was rescheduled and got its volume on another node, or this disk was moved here from there.
         Some(object) if ownership::is_elsewhere(&object, identity) => {
-            let filesystem = ctx.storage.filesystem_uuid()?;
-            (!ownership::is_on_filesystem(&object, &filesystem, identity)).then_some(Rule::OnAnotherNode)
+            (!ownership::is_on_filesystem(&object, filesystem_uuid, identity)).then_some(Rule::OnAnotherNode)
         }
         // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
         // no longer exists.
@@ -112,7 +117,7 @@ async fn check_volume(id: &VolumeId, record: &ClaimRecord, ctx: &Context) -> Res
             return Ok(true);
         }
     }
-    ctx.storage.driver()?.confirm(id).await?;
+    ctx.storage.driver()?.confirm(id, filesystem_uuid).await?;
     Ok(true)
 }
 
@@ -157,7 +162,7 @@ mod tests {
 
     /// Checks the pending volume. Returns whether the volume exists afterwards, and whether it is pending.
     async fn kept_after_processing(test_context: TestContext, record: &ClaimRecord) -> (bool, bool) {
-        check_volume(&id(), record, &test_context.ctx).await.unwrap();
+        check_volume(&id(), record, fixtures::FILESYSTEM, &test_context.ctx).await.unwrap();
         let kept = (
             test_context.volumes.capacity(fixtures::VOLUME).is_some(),
             !test_context.volumes.state().pending.is_empty(),
@@ -232,7 +237,7 @@ mod tests {
                 own_node("node"),
             ],
         );
-        assert!(!check_volume(&id(), &record, &test_context.ctx).await.unwrap());
+        assert!(!check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.unwrap());
         assert_eq!(test_context.volumes.state().pending.len(), 1);
         assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
     }
@@ -327,7 +332,7 @@ mod tests {
         let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
         assert!(
-            !check_volume(&id(), &record, &ctx).await.unwrap(),
+            !check_volume(&id(), &record, fixtures::FILESYSTEM, &ctx).await.unwrap(),
             "the attempt may fail, so the record is read again"
         );
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
@@ -338,7 +343,7 @@ mod tests {
         let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
         let (test_context, record) = with_pending_volume(vec![], requests);
-        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
+        assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;
     }
@@ -352,7 +357,7 @@ mod tests {
         #[case] response: ExpectedRequest,
     ) {
         let (test_context, record) = with_pending_volume(vec![], vec![response]);
-        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
+        assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         assert_eq!(test_context.volumes.state().pending.len(), 1);
         test_context.finish().await;
@@ -368,9 +373,9 @@ mod tests {
             own_node("node"),
         ];
         let (test_context, record) = with_pending_volume(vec![], requests);
-        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
+        assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
         test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        assert!(check_volume(&id(), &record, &test_context.ctx).await.is_err());
+        assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.state().pending.len(), 1);
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;

@@ -17,7 +17,7 @@ pub(crate) async fn run(ctx: &Context, found: &Notify) {
         match ctx.storage.driver_in_any_state().foreign_files().await {
             Ok(found) => report(&found, ctx),
             Err(error) => {
-                tracing::warn!(%error, "could not read which files are charged to another volume; they are reported after the next search of the driver");
+                tracing::warn!(%error, "could not read which files are charged to another volume; the driver reports them again within ten minutes");
             }
         }
     }

@@ -241,12 +241,16 @@ pub(crate) async fn apply(
         PvOutcome::Elsewhere => {
             // The claim was rescheduled in the meantime.
             let owner = volume_deletion::owner_from(&record);
-            let deletion =
-                VolumeDeletion { id: id.clone(), filesystem_uuid: None, owner, rule: Rule::OnAnotherNode };
+            let deletion = VolumeDeletion {
+                id: id.clone(),
+                filesystem_uuid: Some(filesystem_uuid),
+                owner,
+                rule: Rule::OnAnotherNode,
+            };
             return volume_deletion::delete(deletion, ctx).await.map(drop);
         }
     }
-    let confirming = async { ctx.storage.driver()?.confirm(&id).await };
+    let confirming = async { ctx.storage.driver()?.confirm(&id, &filesystem_uuid).await };
     if let Err(error) = confirming.await {
         tracing::warn!(volume = %id, %error, "could not confirm a volume; the cleanup of orphaned volumes retries");
     }

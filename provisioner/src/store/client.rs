@@ -192,9 +192,11 @@ impl Driver for DriverClient {
         Ok(deleted.into_inner().existed)
     }
 
-    async fn confirm(&self, id: &VolumeId) -> Result<(), StorageError> {
-        let request = wire::ConfirmRequest { volume_id: id.to_string() };
-        self.read(self.calls().confirm(request)).await.map(drop)
+    async fn confirm(&self, id: &VolumeId, filesystem_uuid: &str) -> Result<(), StorageError> {
+        let filesystem = filesystem_uuid.to_owned();
+        let request = wire::ConfirmRequest { volume_id: id.to_string(), filesystem_uuid: filesystem };
+        let mut calls = self.calls();
+        self.answer(READ_TIMEOUT, Some(filesystem_uuid), calls.confirm(request)).await.map(drop)
     }
 
     async fn list(&self) -> Result<VolumeList, StorageError> {

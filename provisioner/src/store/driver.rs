@@ -28,7 +28,7 @@ pub(crate) trait Driver: Send + Sync + 'static {
     /// Deletes a volume, if it is on this file system or `None` is given. Returns `false` if it does not exist.
     async fn delete(&self, id: &VolumeId, filesystem_uuid: Option<&str>) -> Result<bool, StorageError>;
     /// Confirms a pending volume. Succeeds if the volume does not exist.
-    async fn confirm(&self, id: &VolumeId) -> Result<(), StorageError>;
+    async fn confirm(&self, id: &VolumeId, filesystem_uuid: &str) -> Result<(), StorageError>;
     async fn list(&self) -> Result<VolumeList, StorageError>;
     /// Returns the pending volumes of claims.
     async fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, StorageError>;

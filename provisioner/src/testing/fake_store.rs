@@ -353,7 +353,8 @@ impl Driver for FakeStore {
         Ok(existed)
     }
 
-    async fn confirm(&self, id: &VolumeId) -> Result<(), StorageError> {
+    async fn confirm(&self, id: &VolumeId, filesystem_uuid: &str) -> Result<(), StorageError> {
+        assert_eq!(filesystem_uuid, fixtures::FILESYSTEM);
         self.usable()?.pending.remove(id);
         Ok(())
     }

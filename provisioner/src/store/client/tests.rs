@@ -263,7 +263,10 @@ async fn a_client_connects_again_after_the_driver_restarted() {
 async fn a_call_without_response_ends_at_its_deadline() {
     let driver = serve(Behaviour::Hang);
     check_unanswered(&delete_error(&driver.client).await, "no response within 120s");
-    check_unanswered(&driver.client.confirm(&id()).await.unwrap_err(), "no response within 60s");
+    check_unanswered(
+        &driver.client.confirm(&id(), fixtures::FILESYSTEM).await.unwrap_err(),
+        "no response within 60s",
+    );
 }
 
 /// The kernel accepts the connection, and the driver never reads from it.
@@ -344,7 +347,7 @@ async fn other_responses_are_read() {
     let expanded = ExpandedVolume { capacity: Bytes::MIB, devices_refreshed: true };
     assert_eq!(client.expand(&id(), Bytes::MIB, None).await, Ok(expanded));
     assert_eq!(client.delete(&id(), None).await, Ok(true));
-    assert_eq!(client.confirm(&id()).await, Ok(()));
+    assert_eq!(client.confirm(&id(), fixtures::FILESYSTEM).await, Ok(()));
     let capacity = NodeCapacity { available: Bytes(1), largest_volume: Bytes(7) };
     let settings = [("name".to_owned(), "value".to_owned())].into();
     assert_eq!(client.capacity(&settings).await, Ok(capacity));
