@@ -3,7 +3,7 @@
 //!
 //! The owner of a file can give it the project id of another tenant's volume. Which trees to walk for such files is decided
 //! from evidence that costs a few system calls for each volume: a deleted volume whose project id does not drain, a volume
-//! that is full, and what earlier searches recorded. `--audit-projects` walks all trees each time.
+//! that is full, and what earlier searches recorded. `--audit-projects` walks all trees, with rests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SearchSettings {
     pub(crate) interval: Duration,
-    /// Search all volumes each time, and not only when there is evidence.
+    /// Search all volumes after each rest, and not only when there is evidence.
     pub(crate) all: bool,
     /// Put the files back into the projects of their volumes.
     pub(crate) repair: bool,

@@ -1,6 +1,6 @@
 //! The HTTP endpoints `/metrics`, `/healthz` and `/readyz`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,22 +47,7 @@ impl monitoring::HealthEndpoints for DriverHealthEndpoints {
     /// sockets, so it also detects that one was removed or replaced.
     async fn liveness(&self) -> Result<(), String> {
         for endpoint in self.endpoints.iter().flatten() {
-            let name = async {
-                let socket = Endpoint::try_from(format!("unix://{}", endpoint.display()))?;
-                let mut identity = IdentityClient::new(socket.connect().await?);
-                identity.get_plugin_info(GetPluginInfoRequest {}).await?;
-                anyhow::Ok(())
-            };
-            let socket = endpoint.display();
-            match tokio::time::timeout(SELF_CALL_TIMEOUT, name).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(format!("the driver does not respond on {socket}: {error:#}")),
-                Err(_elapsed) => {
-                    return Err(format!(
-                        "the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}"
-                    ));
-                }
-            }
+            require_response(endpoint).await?;
         }
         Ok(())
     }
@@ -80,5 +65,21 @@ impl monitoring::HealthEndpoints for DriverHealthEndpoints {
             Ok(Readiness::Starting) => Err("the storage is being opened".to_owned()),
             Err(error) => Err(error.to_string()),
         }
+    }
+}
+
+/// Returns an error unless the driver responds on its socket.
+async fn require_response(endpoint: &Path) -> Result<(), String> {
+    let name = async {
+        let socket = Endpoint::try_from(format!("unix://{}", endpoint.display()))?;
+        let mut identity = IdentityClient::new(socket.connect().await?);
+        identity.get_plugin_info(GetPluginInfoRequest {}).await?;
+        anyhow::Ok(())
+    };
+    let socket = endpoint.display();
+    match tokio::time::timeout(SELF_CALL_TIMEOUT, name).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(format!("the driver does not respond on {socket}: {error:#}")),
+        Err(_elapsed) => Err(format!("the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}")),
     }
 }

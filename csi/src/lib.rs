@@ -243,7 +243,7 @@ impl Parts {
             .add_service(self.identity())
             .add_service(self.controller(self.operations.clone()))
             .add_service(Metered::new(NodeServer::new(node), &self.calls));
-        serve_on(services, socket::listen(endpoint, socket::OF_ROOT)?, stop)
+        Ok(serve_on(services, socket::listen(endpoint, socket::OF_ROOT)?, stop))
     }
 
     /// Serves the provisioner and csi-snapshotter. They have credentials, so they get no Node service, with which they could mount volumes
@@ -268,20 +268,17 @@ impl Parts {
             .add_service(identity)
             .add_service(controller)
             .add_service(Metered::new(VolumesServer::new(volumes), &self.calls));
-        serve_on(services, socket::listen(endpoint, socket::OF_GROUP)?, stop)
+        Ok(serve_on(services, socket::listen(endpoint, socket::OF_GROUP)?, stop))
     }
 }
 
-fn serve_on(
+async fn serve_on(
     services: Router,
-    (listener, removed_on_drop): (UnixListener, SocketFile),
+    (listener, _removed_on_drop): (UnixListener, SocketFile),
     stop: CancellationToken,
-) -> anyhow::Result<impl Future<Output = anyhow::Result<()>>> {
-    Ok(async move {
-        let _removed_on_drop = removed_on_drop;
-        let connections = UnixListenerStream::new(listener);
-        services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await.context("serve CSI")
-    })
+) -> anyhow::Result<()> {
+    let connections = UnixListenerStream::new(listener);
+    services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await.context("serve CSI")
 }
 
 /// Keeps the driver registered until `stop`, on a node that has storage, available or not. No pod depends on a node that never had

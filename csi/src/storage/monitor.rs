@@ -189,14 +189,8 @@ impl StorageMonitor {
         let mut since = self.probe_started.subscribe();
         loop {
             let began = *since.borrow_and_update();
-            let hanging = async {
-                match began {
-                    Some(began) => sleep_until(began + WRITE_TIMEOUT).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = hanging => return self.hang_error_after(WRITE_TIMEOUT),
+                () = reached(began.map(|began| began + WRITE_TIMEOUT)) => return self.hang_error_after(WRITE_TIMEOUT),
                 // The sender lives as long as `self`, so this is not an error.
                 changed = since.changed() => drop(changed),
             }
@@ -229,15 +223,10 @@ impl StorageMonitor {
             if self.availability() != *known {
                 return;
             }
-            let hanging = async {
-                match began.map(|began| began + WRITE_TIMEOUT).filter(|hangs_at| *hangs_at > now) {
-                    Some(hangs_at) => sleep_until(hangs_at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let hangs_at = began.map(|began| began + WRITE_TIMEOUT).filter(|hangs_at| *hangs_at > now);
             // The senders live as long as `self`.
             tokio::select! {
-                () = hanging => {}
+                () = reached(hangs_at) => {}
                 changed = state.changed() => drop(changed),
                 changed = probes.changed() => drop(changed),
             }
@@ -405,6 +394,14 @@ impl OpenError {
 impl From<OpenError> for StorageAvailability {
     fn from(OpenError { reason, absent }: OpenError) -> Self {
         if absent { Self::Absent(reason) } else { Self::Unavailable(reason) }
+    }
+}
+
+/// Completes at this time, if there is one.
+async fn reached(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -200,7 +200,7 @@ fn the_volume_of_a_claim(#[case] kind: Kind) {
 }
 
 #[test]
-fn a_volume_on_another_disk_is_neither_confirmed_expanded_nor_deleted() {
+fn volumes_on_another_disk_stay_unchanged() {
     let node = Node::new();
     node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
     let present = Reason::OtherFilesystem(node.fixture.store.filesystem_uuid());

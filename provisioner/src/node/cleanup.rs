@@ -15,7 +15,7 @@ use crate::{
         volume_deletion::{self, Rule, VolumeDeletion},
     },
     objects::ownership,
-    store::{claim_record::ClaimRecord, driver::StorageError},
+    store::{claim_record::ClaimRecord, driver::VolumeList},
 };
 
 /// Interval at which the pending volumes are checked again, even if no claim was deleted.
@@ -44,11 +44,10 @@ pub(crate) async fn run(ctx: Arc<Context>) {
 
 /// Checks each pending volume. Returns `false` if one has to be checked again soon.
 async fn check_pending(ctx: &Context) -> bool {
-    // Read first: if the disk is replaced in the meantime, nothing of the other one is confirmed.
-    let pending = async { Ok((ctx.storage.filesystem_uuid()?, ctx.storage.driver()?.pending().await?)) };
-    let (filesystem_uuid, pending) = match pending.await {
-        Ok(read) => read,
-        Err::<_, StorageError>(error) => {
+    let listing = async { ctx.storage.driver()?.list(true).await };
+    let VolumeList { filesystem_uuid, pending, .. } = match listing.await {
+        Ok(list) => list,
+        Err(error) => {
             tracing::warn!(%error, "could not read the pending volumes; the cleanup retries");
             return false;
         }

@@ -122,15 +122,6 @@ impl DriverClient {
             self.socket.display()
         ))
     }
-
-    async fn pages(&self, only_pending: bool) -> Result<Vec<wire::ListPage>, StorageError> {
-        let mut calls = self.calls();
-        let pages = async {
-            let pages = calls.list(wire::ListRequest { only_pending }).await?;
-            pages.into_inner().try_collect().await
-        };
-        self.read(pages).await
-    }
 }
 
 #[tonic::async_trait]
@@ -199,9 +190,14 @@ impl Driver for DriverClient {
         self.answer(READ_TIMEOUT, Some(filesystem_uuid), calls.confirm(request)).await.map(drop)
     }
 
-    async fn list(&self) -> Result<VolumeList, StorageError> {
+    async fn list(&self, only_pending: bool) -> Result<VolumeList, StorageError> {
+        let mut calls = self.calls();
+        let pages = async {
+            let pages = calls.list(wire::ListRequest { only_pending }).await?;
+            pages.into_inner().try_collect::<Vec<_>>().await
+        };
         let mut list = VolumeList::default();
-        for page in self.pages(false).await? {
+        for page in self.read(pages).await? {
             list.filesystem_uuid = page.filesystem_uuid;
             for volume in page.volumes {
                 let id = volume_id(&volume.volume_id)?;
@@ -210,15 +206,6 @@ impl Driver for DriverClient {
             }
         }
         Ok(list)
-    }
-
-    async fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, StorageError> {
-        let mut records = BTreeMap::new();
-        for volume in self.pages(true).await?.into_iter().flat_map(|page| page.volumes) {
-            let id = volume_id(&volume.volume_id)?;
-            records.extend(pending(&id, volume).map(|record| (id, record)));
-        }
-        Ok(records)
     }
 
     async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<NodeCapacity, StorageError> {

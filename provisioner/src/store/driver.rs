@@ -29,9 +29,8 @@ pub(crate) trait Driver: Send + Sync + 'static {
     async fn delete(&self, id: &VolumeId, filesystem_uuid: Option<&str>) -> Result<bool, StorageError>;
     /// Confirms a pending volume. Succeeds if the volume does not exist.
     async fn confirm(&self, id: &VolumeId, filesystem_uuid: &str) -> Result<(), StorageError>;
-    async fn list(&self) -> Result<VolumeList, StorageError>;
-    /// Returns the pending volumes of claims.
-    async fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, StorageError>;
+    /// Returns all volumes, or only those that are pending.
+    async fn list(&self, only_pending: bool) -> Result<VolumeList, StorageError>;
     /// Returns the free capacity for volumes with these settings.
     async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<NodeCapacity, StorageError>;
     /// Makes the record durable that the volumes of the disk belong to this Node, and returns it.

@@ -359,17 +359,14 @@ impl Driver for FakeStore {
         Ok(())
     }
 
-    async fn list(&self) -> Result<VolumeList, StorageError> {
+    async fn list(&self, only_pending: bool) -> Result<VolumeList, StorageError> {
         let state = self.usable()?;
+        let is_listed = |id: &&VolumeId| !only_pending || state.pending.contains_key(*id);
         Ok(VolumeList {
             filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
-            volumes: state.volumes.keys().cloned().collect(),
+            volumes: state.volumes.keys().filter(is_listed).cloned().collect(),
             pending: state.pending.clone(),
         })
-    }
-
-    async fn pending(&self) -> Result<BTreeMap<VolumeId, ClaimRecord>, StorageError> {
-        Ok(self.usable()?.pending.clone())
     }
 
     /// The largest volume is smaller than the available space, as in the real store. One with settings has half of the size.

@@ -18,9 +18,9 @@ pub(crate) async fn report(
 ) -> anyhow::Result<String> {
     // The volumes are read before and after the PersistentVolumes: a volume that is being created or deleted in the meantime is a
     // finding in at most one of the two comparisons.
-    let before = driver.list().await?;
+    let before = driver.list(false).await?;
     let objects = named_by::all(client, identity).await?;
-    let after = driver.list().await?;
+    let after = driver.list(false).await?;
     let findings = compare(&before, &objects, identity).confirmed_by(compare(&after, &objects, identity));
     Ok(listed(&findings))
 }

@@ -86,7 +86,7 @@ async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> 
 /// # Errors
 /// Those of the driver, or that it was not available before.
 pub(crate) async fn node_volumes(ctx: &Context) -> Result<VolumeList, Error> {
-    Ok(ctx.storage.driver()?.list().await?)
+    Ok(ctx.storage.driver()?.list(false).await?)
 }
 
 /// Audits until shutdown.

@@ -506,7 +506,7 @@ async fn a_conflict_is_retried_after_back_off_without_an_event() {
 }
 
 #[tokio::test]
-async fn a_volume_on_which_another_call_works_is_created_later_without_an_event() {
+async fn creation_awaits_another_call_without_event() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
     test_context.volumes.state().locked = true;
     let next = reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
@@ -516,7 +516,7 @@ async fn a_volume_on_which_another_call_works_is_created_later_without_an_event(
 
 /// The status of the claim says that its expansion is in progress.
 #[tokio::test]
-async fn a_volume_on_which_another_call_works_is_expanded_later_without_an_event() {
+async fn expansion_awaits_another_call_without_event() {
     let (begin, _) = expect_begin(requesting("4Mi"), "4Mi");
     let test_context = context_with_volume("Filesystem", vec![begin]);
     test_context.volumes.state().locked = true;

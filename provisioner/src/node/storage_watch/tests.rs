@@ -69,7 +69,7 @@ async fn is_notified(signal: &Notify) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn storage_is_reported_when_it_fails_and_when_it_is_usable_again() {
+async fn failing_and_usable_storage_is_reported() {
     let mount = || fake_store::error(ErrorKind::NotMounted, "mount it");
     let following = Following::begin(|volumes| volumes.break_with(mount())).await;
     assert_eq!(
@@ -170,7 +170,7 @@ async fn each_number_has_its_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn files_that_were_found_before_the_process_started_are_reported() {
+async fn files_found_before_start_are_reported() {
     let following = Following::begin(|volumes| volumes.find(vec![foreign_files()])).await;
     assert_eq!(following.end().await, ["FilesInForeignProject"]);
 }

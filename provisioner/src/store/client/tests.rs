@@ -333,12 +333,12 @@ async fn a_request_for_a_volume_is_complete(
 #[tokio::test]
 async fn pending_volumes_of_other_programs_are_skipped() {
     let driver = serve(Behaviour::Answer);
-    let list = driver.client.list().await.unwrap();
+    let list = driver.client.list(false).await.unwrap();
     assert_eq!(list.filesystem_uuid, fixtures::FILESYSTEM);
     let names: Vec<_> = list.volumes.iter().map(VolumeId::as_str).collect();
     assert_eq!(names, ["by-hand", "copy", "csi-1", ID]);
     assert_eq!(list.pending.keys().collect::<Vec<_>>(), [&id()]);
-    assert_eq!(driver.client.pending().await.unwrap(), list.pending);
+    assert_eq!(driver.client.list(true).await.unwrap().pending, list.pending);
 }
 
 #[tokio::test]
