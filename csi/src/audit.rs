@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeId};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::request::ListRequest;
@@ -55,37 +54,26 @@ impl ConditionAudit {
         self.found.borrow().clone()
     }
 
-    /// Checks all volumes at the interval, until `stop`.
-    pub(crate) async fn run(
-        self: Arc<Self>,
-        operations: VolumeOperations,
-        monitor: Arc<StorageMonitor>,
-        stop: CancellationToken,
-    ) -> anyhow::Result<()> {
+    /// Checks all volumes at the interval.
+    pub(crate) async fn run(self: Arc<Self>, operations: VolumeOperations, monitor: Arc<StorageMonitor>) {
         let mut known = BTreeMap::new();
-        let endless = async {
-            loop {
-                monitor.wait_until_available().await;
-                match check_volumes(&operations).await {
-                    Ok(findings) => {
-                        log_changes(&known, &findings.abnormal);
-                        known.clone_from(&findings.abnormal);
-                        self.found.send_replace(Some(Arc::new(findings)));
-                    }
-                    Err(error) => {
-                        self.found.send_replace(None);
-                        // The reason was logged when the storage became unavailable.
-                        if !matches!(error, Error::StorageUnavailable(_) | Error::StorageStarting) {
-                            tracing::warn!(%error, "could not check the condition of the volumes; the next audit retries");
-                        }
+        loop {
+            monitor.wait_until_available().await;
+            match check_volumes(&operations).await {
+                Ok(findings) => {
+                    log_changes(&known, &findings.abnormal);
+                    known.clone_from(&findings.abnormal);
+                    self.found.send_replace(Some(Arc::new(findings)));
+                }
+                Err(error) => {
+                    self.found.send_replace(None);
+                    // The reason was logged when the storage became unavailable.
+                    if !matches!(error, Error::StorageUnavailable(_) | Error::StorageStarting) {
+                        tracing::warn!(%error, "could not check the condition of the volumes; the next audit retries");
                     }
                 }
-                tokio::time::sleep(self.interval).await;
             }
-        };
-        match stop.run_until_cancelled(endless).await {
-            Some(never) => never,
-            None => Ok(()),
+            tokio::time::sleep(self.interval).await;
         }
     }
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use loopfs::project_quota::ProjectId;
 use loopfs::volume_store::{ChargedTo, ForeignEvidence, ForeignFiles, VolumeId, VolumeStore};
-use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
 use crate::changes::Changes;
@@ -132,28 +131,24 @@ impl ForeignFileSearch {
         self.lock().found.clone()
     }
 
-    /// Searches at the interval, until `stop`.
-    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
-        let searching = async {
-            let mut history = History::default();
-            loop {
-                self.monitor.wait_until_available().await;
-                match self.round(history.clone()).await {
-                    Ok((next, found)) => {
-                        history = next;
-                        found.into_iter().for_each(|found| self.replace(found));
-                    }
-                    // The call that detected the failure has logged it.
-                    Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "could not search for files that are charged to another volume; the next search retries");
-                    }
+    /// Searches at the interval.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut history = History::default();
+        loop {
+            self.monitor.wait_until_available().await;
+            match self.round(history.clone()).await {
+                Ok((next, found)) => {
+                    history = next;
+                    found.into_iter().for_each(|found| self.replace(found));
                 }
-                tokio::time::sleep(self.settings.interval).await;
+                // The call that detected the failure has logged it.
+                Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "could not search for files that are charged to another volume; the next search retries");
+                }
             }
-        };
-        stop.run_until_cancelled(searching).await;
-        Ok(())
+            tokio::time::sleep(self.settings.interval).await;
+        }
     }
 
     async fn round(&self, history: History) -> Result<(History, Option<Vec<FoundFiles>>)> {

@@ -35,7 +35,7 @@ pub(crate) struct DriverHealthEndpoints {
     pub(crate) registered: Option<watch::Receiver<bool>>,
 }
 
-impl monitoring::HealthEndpoints for DriverHealthEndpoints {
+impl service::HealthEndpoints for DriverHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let (monitor, findings) = (Arc::clone(&self.monitor), self.audit.findings());
         let sample = blocking::run(move || Ok(DriverSample::collect(&monitor, findings))).await;

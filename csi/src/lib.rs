@@ -27,11 +27,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -40,7 +38,6 @@ use tonic::transport::server::Router;
 mod args;
 pub mod async_fd;
 mod audit;
-mod backoff;
 mod blocking;
 mod changes;
 mod custody;
@@ -61,9 +58,8 @@ mod transport;
 pub mod volume_mounts;
 mod volumes;
 
-pub use args::{Args, LogArgs, LogLineFormat, absolute_path};
+pub use args::Args;
 pub use driver::DriverName;
-pub use monitoring::HttpAddress;
 pub use transport::socket;
 
 use audit::ConditionAudit;
@@ -76,8 +72,8 @@ use custody::CustodyPath;
 use foreign_files::{ForeignFileSearch, SearchSettings};
 use loopfs::publish::PublishRoot;
 use metrics::{Calls, Metered};
-use monitoring::Listeners;
 use request::RequestReader;
+use service::{Listeners, Tasks};
 use services::{ControllerService, IdentityService, NodeService, Registrar, VolumesService};
 use storage::{Probe, StorageMonitor, TrashCleanup};
 use topology::ThisNode;
@@ -96,29 +92,10 @@ const CONTROL_THREADS: usize = 64;
 /// after 30 seconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Runs the driver until SIGTERM or SIGINT.
-///
-/// # Errors
-/// The driver could not start, or one of its tasks ended before the shutdown.
-pub async fn run(args: Args) -> anyhow::Result<()> {
-    let stop = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
-    let serving = serve(args, stop.clone());
-    let mut serving = std::pin::pin!(serving);
-    tokio::select! {
-        ended = &mut serving => return ended,
-        _ = terminate.recv() => tracing::info!("received SIGTERM; the driver exits when its running calls have finished"),
-        _ = interrupt.recv() => tracing::info!("received SIGINT; the driver exits when its running calls have finished"),
-    }
-    stop.cancel();
-    serving.await
-}
-
 /// Runs the driver until `stop`.
 ///
 /// # Errors
-/// Returns the same errors as [`run`].
+/// The driver could not start, or one of its tasks ended before the shutdown.
 pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let root = PublishRoot::open(&args.kubelet_dir).context("--kubelet-dir")?;
     root.require_propagation(&PUBLISHED_BELOW)?;
@@ -129,20 +106,19 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     });
     registrar.as_ref().map(Registrar::remove_stale_socket).transpose()?;
 
-    let mut tasks = JoinSet::new();
-    tasks.spawn(parts.clone().serve_kubelet(&args.endpoint, stop.clone())?);
+    let mut tasks = Tasks::new(stop.clone());
+    tasks.try_spawn("socket of the kubelet", parts.clone().serve_kubelet(&args.endpoint, stop.clone())?);
     if let Some(endpoint) = &args.control_endpoint {
         let custody = CustodyPath::beside(&args.data_dir);
-        tasks.spawn(parts.clone().serve_control(endpoint, custody, stop.clone())?);
+        tasks.try_spawn("control socket", parts.clone().serve_control(endpoint, custody, stop.clone())?);
     }
-    tasks.spawn(Arc::clone(&parts.probe).run(stop.clone()));
+    tasks.spawn_until_stop("probe", Arc::clone(&parts.probe).run());
     let audit = Arc::new(ConditionAudit::new(Duration::from_secs(args.audit_interval)));
-    if args.metrics_address.is_some() {
-        let auditing =
-            Arc::clone(&audit).run(parts.operations.clone(), Arc::clone(&parts.monitor), stop.clone());
-        tasks.spawn(auditing);
+    if args.health.metrics_address.is_some() {
+        let auditing = Arc::clone(&audit).run(parts.operations.clone(), Arc::clone(&parts.monitor));
+        tasks.spawn_until_stop("audit", auditing);
     }
-    if let Some(listeners) = Listeners::bind(args.metrics_address, args.probe_address).await? {
+    if let Some(listeners) = Listeners::bind(args.health).await? {
         let endpoints = http::DriverHealthEndpoints {
             monitor: Arc::clone(&parts.monitor),
             probe: Arc::clone(&parts.probe),
@@ -151,21 +127,16 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             endpoints: [Some(args.endpoint.clone()), args.control_endpoint.clone()],
             registered: registrar.as_ref().map(|registrar| registrar.registered.subscribe()),
         };
-        let stop = stop.clone();
-        tasks.spawn(async move {
-            monitoring::serve(listeners, endpoints, stop).await;
-            Ok(())
-        });
+        tasks.spawn("health", service::serve_health(listeners, endpoints, stop.clone()));
     }
-    tasks.spawn(Arc::clone(&parts.monitor).keep_open(stop.clone()));
-    tasks.spawn(Arc::clone(&parts.trash_cleanup).run(stop.clone()));
-    tasks.spawn(Arc::clone(&parts.foreign_files).run(stop.clone()));
+    tasks.try_spawn("storage", Arc::clone(&parts.monitor).keep_open(stop.clone()));
+    tasks.spawn_until_stop("trash", Arc::clone(&parts.trash_cleanup).run());
+    tasks.spawn_until_stop("foreign files", Arc::clone(&parts.foreign_files).run());
     if let Some(registrar) = registrar {
-        tasks.spawn(register(registrar, parts.monitor, stop.clone()));
+        tasks.try_spawn("registration", register(registrar, parts.monitor, stop));
     }
     tracing::info!(endpoint = %args.endpoint.display(), version = env!("CARGO_PKG_VERSION"), "serving");
-
-    finish(tasks, &stop).await
+    tasks.finish(SHUTDOWN_TIMEOUT).await
 }
 
 /// What the tasks and services of the driver share.
@@ -292,30 +263,6 @@ async fn register(
         Some(()) => registrar.run(stop).await,
         None => Ok(()),
     }
-}
-
-/// Waits for all tasks, for at most [`SHUTDOWN_TIMEOUT`] after the first one has ended. Each task is needed, so the end
-/// of the first one stops the others.
-async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Some(first) = tasks.join_next().await else { return Ok(()) };
-    let requested = stop.is_cancelled();
-    stop.cancel();
-    let mut outcome = ended(first)
-        .and_then(|()| if requested { Ok(()) } else { Err(anyhow!("a task ended before the shutdown")) });
-    let rest = async {
-        while let Some(next) = tasks.join_next().await {
-            // The first failure is the cause of the others.
-            outcome = std::mem::replace(&mut outcome, Ok(())).and(ended(next));
-        }
-    };
-    if tokio::time::timeout(SHUTDOWN_TIMEOUT, rest).await.is_err() {
-        tracing::warn!("the shutdown timeout has passed; open calls and connections are aborted");
-    }
-    outcome
-}
-
-fn ended(task: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
-    task.map_err(|panic| anyhow!("a task panicked: {panic}")).flatten()
 }
 
 #[cfg(test)]

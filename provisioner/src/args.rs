@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueEnum};
-use monitoring::HttpAddress;
+use clap::{Parser, Subcommand};
+use service::{HealthArgs, LogArgs, node_name, socket_path};
 
 use crate::loss::NodeLoss;
 
@@ -38,7 +38,7 @@ pub struct CommonArgs {
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: String,
     /// Name of the Node object of this machine, or its host name, which is converted to lower case, as the kubelet does
-    #[arg(long, env = "NODE_NAME", value_parser = lower_case)]
+    #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub node_name: String,
     /// kubeconfig file for the API server; without it, the pod's service account is used
     #[arg(long, env = "KUBECONFIG")]
@@ -52,20 +52,10 @@ pub struct CommonArgs {
     /// claims. Without it, they watch all claims
     #[arg(long, env = "CLAIM_LABELS", value_name = "NAME")]
     pub claim_labels: Option<String>,
-    /// Address on which to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Without it,
-    /// they are not served
-    #[arg(long)]
-    pub metrics_address: Option<HttpAddress>,
-    /// Address on which to serve only /healthz and /readyz, for the probes of the kubelet, in the same form. Without it, they are
-    /// not served
-    #[arg(long)]
-    pub probe_address: Option<HttpAddress>,
-    /// Log level: error, warn, info, debug, trace, or a tracing filter
-    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
-    pub log_level: String,
-    /// Format of the log
-    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = ProvisionerLogFormat::Text)]
-    pub log_format: ProvisionerLogFormat,
+    #[command(flatten)]
+    pub health: HealthArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// The options of the role `node`.
@@ -111,7 +101,7 @@ pub struct RestoreArgs {
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: String,
     /// Name of the Node object of the machine that has the disk now, or its host name
-    #[arg(long, env = "NODE_NAME", value_parser = lower_case)]
+    #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub node_name: String,
 }
 
@@ -152,32 +142,11 @@ pub struct AuditArgs {
     pub collect_at_most: u8,
 }
 
-/// Parses the name of a node. A Node object has no upper case letters, and the kubelet names its own after the host name, which may have
-/// them. `Identity::new` checks the rest.
-fn lower_case(text: &str) -> Result<String, std::convert::Infallible> {
-    Ok(text.trim().to_lowercase())
-}
-
-/// Parses the address of a socket.
-fn socket_path(text: &str) -> Result<PathBuf, String> {
-    let path = text.strip_prefix("unix://").map(PathBuf::from);
-    path.filter(|path| path.is_absolute()).ok_or_else(|| "must be unix:// and an absolute path".to_owned())
-}
-
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ProvisionerLogFormat {
-    Text,
-    Json,
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
     use super::*;
-
-    const SOCKET: &str = "unix:///run/loopfs/control.sock";
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -185,27 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_named_as_by_its_kubelet() {
-        let arguments =
-            ["p", "node", "--driver-name", "a.b", "--node-name", "Node-1.Example", "--driver-socket", SOCKET];
-        let Role::Node(NodeArgs { common, .. }) = Args::parse_from(arguments).role else {
-            panic!("the role")
-        };
-        assert_eq!(common.node_name, "node-1.example");
-    }
-
-    #[test]
     fn the_driver_has_no_default_name() {
-        let arguments = ["p", "node", "--node-name", "n", "--driver-socket", SOCKET];
+        let arguments = ["p", "node", "--node-name", "n", "--driver-socket", "unix:///control.sock"];
         let error = Args::try_parse_from(arguments).unwrap_err().to_string();
         assert!(error.contains("--driver-name"), "{error}");
-    }
-
-    #[test]
-    fn the_socket_of_the_driver_is_an_absolute_path() {
-        assert_eq!(socket_path(SOCKET), Ok("/run/loopfs/control.sock".into()));
-        for wrong in ["/run/loopfs/control.sock", "unix://control.sock", "tcp://127.0.0.1", ""] {
-            assert!(socket_path(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -12,20 +12,19 @@ mod controller;
 mod error;
 #[cfg(all(test, feature = "apiserver-tests"))]
 mod live_tests;
-mod logging;
 mod loss;
 mod metrics;
 mod node;
 mod objects;
 mod restore;
 mod store;
-mod tasks;
 #[cfg(test)]
 mod testing;
 
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::Arc,
     time::Duration,
 };
@@ -33,15 +32,8 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
-use monitoring::Listeners;
-use tokio::{
-    runtime::{self, Runtime},
-    signal::unix::{SignalKind, signal},
-    task::JoinSet,
-};
+use service::Listeners;
 use tokio_util::sync::CancellationToken;
-
-pub use monitoring::HttpAddress;
 
 use crate::{
     api::{client, traffic::ApiTraffic},
@@ -49,54 +41,29 @@ use crate::{
     node::{audit, capacity::CapacityConfig, process::Options},
     objects::{claim_labels, identity::Identity},
     store::client::DriverClient,
-    tasks::ended_early,
 };
 pub use crate::{
-    args::{
-        Args, AuditArgs, CommonArgs, ControllerArgs, NodeArgs, PodArgs, ProvisionerLogFormat, RestoreArgs,
-        Role,
-    },
+    args::{Args, AuditArgs, CommonArgs, ControllerArgs, NodeArgs, PodArgs, RestoreArgs, Role},
     loss::NodeLoss,
 };
 
 /// Time after a SIGTERM for operations in progress to finish. A pod has 30 s by default.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Threads that parse events and decide. One thread for each processor, as is the default, would take more memory on a larger machine.
-const WORKERS: usize = 2;
-
 /// Runs the provisioner until a signal ends it.
-///
-/// # Errors
-/// When the arguments are invalid, the client of the API server cannot be set up, or a task ended unexpectedly.
-pub fn run(args: Args) -> anyhow::Result<()> {
+#[must_use]
+pub fn run(args: Args) -> ExitCode {
     match args.role {
-        Role::RestoreObjects(args) => restore_objects(&args),
-        Role::Node(NodeArgs { common, driver_socket, audit, .. }) if audit.audit => {
-            let (identity, runtime) = start(&common)?;
-            runtime.block_on(list_findings(&identity, &driver_socket, common.kubeconfig))
-        }
-        Role::Node(args) => {
-            let (identity, runtime) = start(&args.common)?;
-            runtime.block_on(serve_node(identity, args))
-        }
-        Role::Controller(args) => {
-            let (identity, runtime) = start(&args.common)?;
-            runtime.block_on(serve_cluster(identity, args))
-        }
+        Role::Node(args) => service::run(&args.common.log.clone(), |stop| serve_node(args, stop)),
+        Role::Controller(args) => service::run(&args.common.log.clone(), |stop| serve_cluster(args, stop)),
+        Role::RestoreObjects(args) => match restore_objects(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("loopfs-provisioner: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
     }
-}
-
-/// Starts the log and the runtime.
-fn start(common: &CommonArgs) -> anyhow::Result<(Identity, Runtime)> {
-    logging::init(&common.log_level, common.log_format)?;
-    let identity = Identity::new(&common.driver_name, &common.node_name)?;
-    let runtime = runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    Ok((identity, runtime))
 }
 
 fn restore_objects(args: &RestoreArgs) -> anyhow::Result<()> {
@@ -147,17 +114,22 @@ async fn list_findings(
     std::io::stdout().write_all(list.as_bytes()).context("write the list")
 }
 
-async fn serve_node(identity: Identity, args: NodeArgs) -> anyhow::Result<()> {
+async fn serve_node(args: NodeArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let NodeArgs { common, driver_socket, pod, audit } = args;
+    let identity = Identity::new(&common.driver_name, &common.node_name)?;
+    if audit.audit {
+        let listing = list_findings(&identity, &driver_socket, common.kubeconfig);
+        return stop.run_until_cancelled(listing).await.context("the list was interrupted")?;
+    }
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), node = identity.node(), driver_socket = %driver_socket.display(), "starting");
     let options = options(pod, &common, &audit);
     let driver = Arc::new(DriverClient::new(&driver_socket)?);
     let parts = node::process::NodeProcessParts { client, identity, driver, options, monitoring };
-    until_signal(node::process::spawn(parts)).await
+    node::process::spawn(parts, stop).finish(GRACE).await
 }
 
-async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Result<()> {
+async fn serve_cluster(args: ControllerArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let ControllerArgs {
         common,
         pod_namespace: namespace,
@@ -165,6 +137,7 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
         builtin_objects,
         node_loss_at_most: at_most_percent,
     } = args;
+    let identity = Identity::new(&common.driver_name, &common.node_name)?;
     let (client, monitoring) = connect(&common).await?;
     tracing::info!(driver = identity.driver(), namespace, pod = holder, "starting");
     let builtin = builtin_objects.map(|config_map| builtin::DeclarationSource {
@@ -183,29 +156,12 @@ async fn serve_cluster(identity: Identity, args: ControllerArgs) -> anyhow::Resu
     let candidate = Candidate { namespace, holder };
     let parts =
         controller::process::ControllerProcessParts { client, identity, candidate, duties, monitoring };
-    until_signal(controller::process::spawn(parts)).await
+    controller::process::spawn(parts, stop).finish(GRACE).await
 }
 
 async fn connect(common: &CommonArgs) -> anyhow::Result<(Client, Option<(Listeners, ApiTraffic)>)> {
     let traffic = ApiTraffic::default();
     let client = client::connect(common.kubeconfig.clone(), &traffic).await?;
-    let listeners = Listeners::bind(common.metrics_address, common.probe_address).await?;
+    let listeners = Listeners::bind(common.health).await?;
     Ok((client, listeners.map(|listeners| (listeners, traffic))))
-}
-
-/// Waits for a signal, and then for the operations in progress.
-async fn until_signal((mut tasks, stop): (JoinSet<&'static str>, CancellationToken)) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
-    tokio::select! {
-        ended = tasks.join_next() => return Err(ended_early(ended)),
-        _ = terminate.recv() => tracing::info!("SIGTERM: finishing the operations in progress"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: finishing the operations in progress"),
-    }
-    stop.cancel();
-    let finish = async { while tasks.join_next().await.is_some() {} };
-    if tokio::time::timeout(GRACE, finish).await.is_err() {
-        tracing::warn!("not all operations finished in time; the next process continues them");
-    }
-    Ok(())
 }

@@ -5,11 +5,5 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    match provisioner::run(provisioner::Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("loopfs-provisioner: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    provisioner::run(provisioner::Args::parse())
 }

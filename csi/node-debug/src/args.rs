@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
-use csi::{DriverName, LogArgs, absolute_path};
+use csi::DriverName;
+
+use service::{LogArgs, absolute_path};
 
 use crate::cluster::AllowedAccount;
 use crate::logs::LogSource;

@@ -21,4 +21,4 @@ pub use args::{Args, DEFAULT_SOCKET};
 pub use client::{DbgArgs, DbgCommand, dbg};
 pub use cluster::AllowedAccount;
 pub use logs::{LineSource, LogSource};
-pub use server::{RunningService, run};
+pub use server::{RunningService, serve};

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, ensure};
 use csi::socket::SocketFile;
 use nix::unistd::{Uid, geteuid};
+use service::Tasks;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
@@ -43,24 +43,12 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time that open calls may take after the shutdown was requested.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs the service until SIGTERM or SIGINT.
+/// Runs the service until `stop`.
 ///
 /// # Errors
 /// A listener could not be opened.
-pub async fn run(args: Args) -> anyhow::Result<()> {
-    let stop = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
-    let running = RunningService::start(args, stop.clone()).await?;
-    let mut finished = std::pin::pin!(running.finished());
-    tokio::select! {
-        ended = &mut finished => return ended,
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    tracing::info!("received a signal; node-debug stops");
-    stop.cancel();
-    tokio::time::timeout(SHUTDOWN_TIMEOUT, finished).await.unwrap_or(Ok(()))
+pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
+    RunningService::start(args, stop).await?.finished().await
 }
 
 /// The service, listening.
@@ -68,9 +56,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 pub struct RunningService {
     /// The TCP address on which it listens.
     pub address: Option<SocketAddr>,
-    servers: JoinSet<anyhow::Result<()>>,
+    servers: Tasks,
     _following: JoinSet<()>,
-    stop: CancellationToken,
 }
 
 impl RunningService {
@@ -133,12 +120,12 @@ impl RunningService {
         };
         let address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
 
-        let mut servers = JoinSet::new();
+        let mut servers = Tasks::new(stop.clone());
         let (listener, socket_file) = listen_unix(&socket).await?;
         let unix = builder().add_service(InterceptedService::new(server(&service), admit_peer));
         let incoming = connections::limited(UnixListenerStream::new(listener), |_| None);
         let stopped = stop.clone().cancelled_owned();
-        servers.spawn(async move {
+        servers.try_spawn("unix socket", async move {
             let _removed_on_drop = socket_file;
             unix.serve_with_incoming_shutdown(incoming, stopped).await.context("serve the unix socket")
         });
@@ -146,25 +133,21 @@ impl RunningService {
             let tcp =
                 builder().tls_config(tls).context("use the certificates")?.add_service(server(&service));
             let incoming = connections::limited(TcpListenerStream::new(listener), address_of);
-            let stopped = stop.clone().cancelled_owned();
-            servers.spawn(async move {
+            let stopped = stop.cancelled_owned();
+            servers.try_spawn("TCP", async move {
                 tcp.serve_with_incoming_shutdown(incoming, stopped).await.context("serve TCP")
             });
         }
         tracing::info!(socket = %socket.display(), ?address, version = env!("CARGO_PKG_VERSION"), "serving");
-        Ok(Self { address, servers, _following: service.logs.follow(), stop })
+        Ok(Self { address, servers, _following: service.logs.follow() })
     }
 
     /// Waits until the service has ended.
     ///
     /// # Errors
-    /// A listener failed before the shutdown was requested.
-    pub async fn finished(mut self) -> anyhow::Result<()> {
-        while let Some(ended) = self.servers.join_next().await {
-            ended.context("a task panicked").flatten()?;
-            ensure!(self.stop.is_cancelled(), "a listener ended before the shutdown");
-        }
-        Ok(())
+    /// A listener failed.
+    pub async fn finished(self) -> anyhow::Result<()> {
+        self.servers.finish(SHUTDOWN_TIMEOUT).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! The metrics for Prometheus. The README of the crate monitoring lists them, and tests compare that list with the served
+//! The metrics for Prometheus. csi/monitoring/README.md lists them, and tests compare that list with the served
 //! metrics.
 
 mod calls;

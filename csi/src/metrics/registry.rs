@@ -1,8 +1,8 @@
 //! The definitions of the metrics.
 
-use monitoring::Gauges;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use service::Gauges;
 
 use super::calls::Calls;
 use super::sample::{DriverSample, StorageSample};
@@ -67,8 +67,8 @@ mod tests {
 
     use loopfs::loop_device::DeviceCounts;
     use loopfs::volume_store::{Space, StoreCounts};
-    use monitoring::documentation::{documented, served};
     use prometheus_client::encoding::text;
+    use service::documentation::{documented, served};
 
     use super::*;
     use crate::audit::ConditionFindings;
@@ -87,7 +87,7 @@ mod tests {
         let sample =
             DriverSample { storage: Some(storage), audit: Some(Arc::new(ConditionFindings::default())) };
         let mut registry = register(&calls, &sample);
-        monitoring::register_readiness(&mut registry, true);
+        service::register_readiness(&mut registry, true);
         let mut page = String::new();
         text::encode(&mut page, &registry).unwrap();
         assert_eq!(served(&page), documented("loopfs_csi_"));

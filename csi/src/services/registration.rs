@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use csi_wire::registration as wire;
 use csi_wire::registration::registration_server::{Registration, RegistrationServer};
+use service::ExponentialBackoff;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::backoff::ExponentialBackoff;
 use crate::driver::DriverName;
 use crate::inotify::InotifyWatch;
 use crate::transport::connection;
@@ -57,7 +57,7 @@ impl Registrar {
 
     /// Keeps the driver registered until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let mut backoff = ExponentialBackoff::new();
+        let mut backoff = ExponentialBackoff::default();
         loop {
             match self.serve(&stop, &mut backoff).await? {
                 ServeEnd::Stopped => return Ok(()),
@@ -65,7 +65,7 @@ impl Registrar {
                     tracing::warn!(socket = %self.socket().display(), "the registration socket was removed; the driver creates it again")
                 }
                 ServeEnd::RegistrationFailed => {
-                    let wait = backoff.next();
+                    let wait = backoff.next_delay();
                     tracing::warn!(
                         ?wait,
                         "the kubelet could not register the driver; the driver creates the registration socket again after the wait"

@@ -10,11 +10,11 @@ use loopfs::loop_device::LoopControl;
 use loopfs::publish::{PublishOptions, PublishRoot, PublishedDevices, Publisher};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use loopfs::{ErrorKind, FilesystemUuid};
+use service::ExponentialBackoff;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff::ExponentialBackoff;
 use crate::driver::DriverName;
 use crate::error::{Error, Result};
 use crate::kubelet_record;
@@ -272,7 +272,7 @@ impl StorageMonitor {
     /// Opens the storage, and opens it again after each failure, until `stop`.
     pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mounts = MountWatch::new()?;
-        let mut backoff = ExponentialBackoff::new();
+        let mut backoff = ExponentialBackoff::default();
         let mut logged = None;
         loop {
             if stop.run_until_cancelled(self.wait_until_unavailable()).await.is_none() {
@@ -301,7 +301,7 @@ impl StorageMonitor {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 changed = mounts.changed() => changed?,
-                () = tokio::time::sleep(backoff.next()) => {}
+                () = tokio::time::sleep(backoff.next_delay()) => {}
             }
         }
     }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use super::monitor::{Readiness, StorageMonitor, WRITE_TIMEOUT};
 use crate::blocking;
@@ -34,28 +33,24 @@ impl Probe {
         Self { monitor, timeout: WRITE_TIMEOUT, running: Mutex::default() }
     }
 
-    /// Probes the storage every [`PROBE_INTERVAL`] until `stop`. Calls that do not detect a failure themselves then
+    /// Probes the storage every [`PROBE_INTERVAL`]. Calls that do not detect a failure themselves then
     /// return its error, where they would otherwise block on a hanging disk.
-    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
+    pub(crate) async fn run(self: Arc<Self>) {
         let mut failed = false;
-        let probing = async {
-            loop {
-                // A disk that hangs from the start is detected as soon as the storage is open, which needs no write.
-                self.monitor.wait_until_present().await;
-                match self.health().await {
-                    Ok(_) => failed = false,
-                    Err(error) => {
-                        if !failed {
-                            tracing::error!(%error, "the storage probe failed; volumes cannot be served");
-                        }
-                        failed = true;
+        loop {
+            // A disk that hangs from the start is detected as soon as the storage is open, which needs no write.
+            self.monitor.wait_until_present().await;
+            match self.health().await {
+                Ok(_) => failed = false,
+                Err(error) => {
+                    if !failed {
+                        tracing::error!(%error, "the storage probe failed; volumes cannot be served");
                     }
+                    failed = true;
                 }
-                tokio::time::sleep(PROBE_INTERVAL).await;
             }
-        };
-        stop.run_until_cancelled(probing).await;
-        Ok(())
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
     }
 
     /// Returns whether volumes can be served, or the reason why not.

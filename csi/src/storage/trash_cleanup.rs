@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use loopfs::publish::Publisher;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 use super::monitor::StorageMonitor;
 use super::throttle::{BackgroundThrottle, ForegroundCalls};
@@ -40,31 +39,26 @@ impl TrashCleanup {
         self.requested.notify_one();
     }
 
-    /// Cleans up when the storage was opened, after each request and every [`CLEANUP_INTERVAL`], until `stop`. A cleanup in progress does
-    /// not delay the stop: the next process continues it.
-    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
-        let cleaning = async {
-            let mut recovered = Weak::new();
-            loop {
-                self.monitor.wait_until_available().await;
-                match self.clean(recovered.clone()).await {
-                    Ok(storage) => recovered = storage,
-                    // The call that detected the failure has logged it.
-                    Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "could not free the space of deleted volumes; the driver retries within a minute")
-                    }
-                }
-                tokio::select! {
-                    () = self.requested.notified() => {}
-                    // It is cleaned up as soon as it is available again.
-                    () = self.monitor.wait_until_unavailable() => {}
-                    () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
+    /// Cleans up when the storage was opened, after each request and every [`CLEANUP_INTERVAL`].
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut recovered = Weak::new();
+        loop {
+            self.monitor.wait_until_available().await;
+            match self.clean(recovered.clone()).await {
+                Ok(storage) => recovered = storage,
+                // The call that detected the failure has logged it.
+                Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "could not free the space of deleted volumes; the driver retries within a minute")
                 }
             }
-        };
-        stop.run_until_cancelled(cleaning).await;
-        Ok(())
+            tokio::select! {
+                () = self.requested.notified() => {}
+                // It is cleaned up as soon as it is available again.
+                () = self.monitor.wait_until_unavailable() => {}
+                () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
+            }
+        }
     }
 
     /// Empties the trash. If the storage was opened again since the last cleanup, first removes entries that an earlier

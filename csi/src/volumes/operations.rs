@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use loopfs::publish::{Cleanup, ClearedTarget};
 use loopfs::volume_store::VolumeId;
+use service::ExponentialBackoff;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -22,7 +23,6 @@ use tracing::Instrument;
 use super::publish::Volumes;
 use super::unavailable;
 use super::volume_locks::{LockMode, VolumeLocks};
-use crate::backoff::ExponentialBackoff;
 use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::OperationObject;
@@ -260,10 +260,10 @@ impl VolumeOperations {
         };
         let (work, volume) = (self.clone(), volume.clone());
         let repeat = async move {
-            let mut backoff = ExponentialBackoff::new();
+            let mut backoff = ExponentialBackoff::default();
             loop {
                 // Not at once: the next workload of the volume may start, and its calls would be refused in the meantime.
-                tokio::time::sleep(backoff.next()).await;
+                tokio::time::sleep(backoff.next_delay()).await;
                 if needed.is_cancelled() || work.clean_up(&volume, cleared, Some(&needed)).await {
                     return;
                 }

@@ -1,7 +1,7 @@
 //! A driver in a process of its own, so that tests can kill it.
 
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
@@ -91,8 +91,8 @@ impl Drop for Process {
 fn a_driver_process_stops_on_sigterm() {
     if let Some(command_line) = std::env::var_os(COMMAND_LINE) {
         let args = csi::Args::parse_from(command_line.to_str().unwrap().lines());
-        args.log.init();
-        tokio::runtime::Runtime::new().unwrap().block_on(csi::run(args)).unwrap();
+        let exit = service::run(&args.log.clone(), |stop| csi::serve(args, stop));
+        assert_eq!(exit, ExitCode::SUCCESS);
         return;
     }
     let fixture = crate::fixture::Fixture::without_driver();

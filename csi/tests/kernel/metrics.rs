@@ -1,4 +1,4 @@
-//! Tests that compare the served metrics with the README of the crate monitoring, and with the state of the node.
+//! Tests that compare the served metrics with csi/monitoring/README.md, and with the state of the node.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
 use loopfs::volume_store::VolumeKind;
-use monitoring::documentation::{documented, served};
+use service::documentation::{documented, served};
 use tonic::Code;
 
 use crate::fixture::{Fixture, MIB, id};

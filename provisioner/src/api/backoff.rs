@@ -7,13 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The waits before retries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Delays {
-    /// The wait before the first retry. Each further wait is twice as long.
-    pub(crate) first: Duration,
-    pub(crate) longest: Duration,
-}
+use service::Delays;
 
 /// The waits after a failure, whose cause will probably last.
 pub(crate) const FAILURE: Delays =
@@ -142,31 +136,11 @@ fn share_of(key: &impl Hash) -> f64 {
     SPREAD * f64::from(hasher.finish() as u32) / f64::from(u32::MAX)
 }
 
-impl Delays {
-    /// Returns the wait after the `attempts`-th failure in a row.
-    pub(crate) fn after(self, attempts: u32) -> Duration {
-        let doublings = attempts.saturating_sub(1).min(31);
-        self.first.saturating_mul(1 << doublings).min(self.longest)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use rstest::rstest;
-
     use super::*;
-
-    #[rstest]
-    #[case(1, 1)]
-    #[case(2, 2)]
-    #[case(9, 256)]
-    #[case(10, 300)]
-    #[case(u32::MAX, 300)]
-    fn doubles_up_to_five_minutes(#[case] attempts: u32, #[case] seconds: u64) {
-        assert_eq!(FAILURE.after(attempts), Duration::from_secs(seconds));
-    }
 
     #[test]
     fn waits_until_the_back_off_has_passed() {

@@ -1,7 +1,7 @@
 //! The HTTP endpoints `/metrics`, `/healthz` and `/readyz` of the role `controller`.
 
-use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
+use service::Gauges;
 use tokio::sync::watch;
 
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) struct ControllerHealthEndpoints {
     pub(crate) policies: watch::Receiver<Enforced>,
 }
 
-impl monitoring::HealthEndpoints for ControllerHealthEndpoints {
+impl service::HealthEndpoints for ControllerHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let mut registry = Registry::with_prefix("loopfs_controller");
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -77,11 +77,11 @@ impl monitoring::HealthEndpoints for ControllerHealthEndpoints {
 #[cfg(test)]
 mod tests {
     use http::StatusCode;
-    use monitoring::{
+    use prometheus_client::encoding::text;
+    use service::{
         HealthEndpoints as _,
         documentation::{documented, served},
     };
-    use prometheus_client::encoding::text;
 
     use super::*;
     use crate::api::{
@@ -117,7 +117,7 @@ mod tests {
         let watch = ApiRequest { verb: "watch", resource: "csinodes".to_owned() };
         endpoints.traffic.delivered(&watch);
         let mut registry = endpoints.metrics().await.unwrap();
-        monitoring::register_readiness(&mut registry, true);
+        service::register_readiness(&mut registry, true);
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();
         assert_eq!(served(&text), documented("loopfs_controller_"));

@@ -1,8 +1,8 @@
 //! The tasks of the process with the role `controller`.
 
 use kube::Client;
-use monitoring::Listeners;
-use tokio::{sync::watch, task::JoinSet};
+use service::{Listeners, Tasks};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -19,7 +19,6 @@ use crate::{
     },
     loss::NodeLoss,
     objects::{claim_labels::LabelRecordSource, identity::Identity},
-    tasks::{named, until},
 };
 
 /// The duties of a replica, once it leads.
@@ -44,8 +43,8 @@ pub(crate) struct ControllerProcessParts {
     pub(crate) monitoring: Option<(Listeners, ApiTraffic)>,
 }
 
-/// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
-pub(crate) fn spawn(parts: ControllerProcessParts) -> (JoinSet<&'static str>, CancellationToken) {
+/// Spawns all tasks of the process.
+pub(crate) fn spawn(parts: ControllerProcessParts, stop: CancellationToken) -> Tasks {
     let ControllerProcessParts { client, identity, candidate, duties, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
@@ -53,9 +52,8 @@ pub(crate) fn spawn(parts: ControllerProcessParts) -> (JoinSet<&'static str>, Ca
     let (unready_volumes, lost_volumes) = (watch::Sender::new(0), watch::Sender::new(0));
     let policies = watch::Sender::new(None);
     let leading = leads.subscribe();
-    let stop = CancellationToken::new();
 
-    let mut tasks = JoinSet::new();
+    let mut tasks = Tasks::new(stop.clone());
     if let Some((listeners, traffic)) = monitoring {
         let endpoints = ControllerHealthEndpoints {
             events: cluster.events.counter().clone(),
@@ -66,19 +64,19 @@ pub(crate) fn spawn(parts: ControllerProcessParts) -> (JoinSet<&'static str>, Ca
             lost_volumes: lost_volumes.subscribe(),
             policies: policies.subscribe(),
         };
-        tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
+        tasks.spawn("health", service::serve_health(listeners, endpoints, stop.clone()));
     }
     let forbidden = Forbidden::AnotherLease { namespace: candidate.namespace.clone() };
     let of_check = cluster.clone();
     let checking = async move { policies::check(&of_check, &forbidden, &policies).await };
-    tasks.spawn(named("policies", until(stop.clone(), checking)));
+    tasks.spawn_until_stop("policies", checking);
     let progress = DutyReports { performs, unready_volumes, lost_volumes };
     let performing = perform_while_leading(cluster, duties, leading, progress);
-    tasks.spawn(named("duties", until(stop.clone(), performing)));
-    tasks.spawn(named("lease", lease::compete(client.clone(), candidate, leads, stop.clone())));
+    tasks.spawn_until_stop("duties", performing);
+    tasks.spawn("lease", lease::compete(client.clone(), candidate, leads, stop));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
-    tasks.spawn(named("events", events::publish(client, identity, event_requests)));
-    (tasks, stop)
+    tasks.spawn("events", events::publish(client, identity, event_requests));
+    tasks
 }
 
 /// What the duties report to the health endpoints.

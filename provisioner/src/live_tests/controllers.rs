@@ -75,14 +75,14 @@ impl TestCluster {
         let identity = Identity::new(fixtures::identity().driver(), &kubeconfig().1).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
-        let (tasks, stop) = crate::controller::process::spawn(ControllerProcessParts {
+        let parts = ControllerProcessParts {
             client,
             identity,
             candidate: Candidate { namespace: SYSTEM.to_owned(), holder: holder.to_owned() },
             duties,
             monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
-        });
-        Provisioner { tasks, stop, pages }
+        };
+        Provisioner { tasks: crate::controller::process::spawn(parts, CancellationToken::new()), pages }
     }
 
     /// Starts a controller whose requests pass through a proxy. It waits for a response longer than any test takes.

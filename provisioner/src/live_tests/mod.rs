@@ -23,9 +23,9 @@ use kube::{
 };
 use loopfs::Bytes;
 use loopfs::volume_store::VolumeKind;
-use monitoring::Listeners;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+use service::{Listeners, Tasks};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -97,8 +97,7 @@ struct TestCluster {
 }
 
 struct Provisioner {
-    tasks: JoinSet<&'static str>,
-    stop: CancellationToken,
+    tasks: Tasks,
     /// The address of its health and metrics endpoints.
     pages: SocketAddr,
 }
@@ -117,14 +116,14 @@ impl Provisioner {
         let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(pod) };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
-        let (tasks, stop) = crate::node::process::spawn(NodeProcessParts {
+        let parts = NodeProcessParts {
             client,
             identity,
             driver: volumes.clone(),
             options: Options { capacity: Some(capacity), ..options },
             monitoring: Some((Listeners { metrics: Some(listener), probes: None }, traffic)),
-        });
-        Provisioner { tasks, stop, pages }
+        };
+        Provisioner { tasks: crate::node::process::spawn(parts, CancellationToken::new()), pages }
     }
 
     /// Waits until it can serve claims.
@@ -145,16 +144,14 @@ impl Provisioner {
         response
     }
 
-    async fn stop(mut self) {
-        self.stop.cancel();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.unwrap();
-        }
+    async fn stop(self) {
+        self.tasks.stop().cancel();
+        self.tasks.finish(Duration::MAX).await.unwrap();
     }
 
     /// Ends the tasks as a SIGKILL would.
-    async fn kill(mut self) {
-        self.tasks.shutdown().await;
+    async fn kill(self) {
+        self.tasks.abort().await;
     }
 }
 
@@ -163,7 +160,8 @@ impl TestCluster {
         let test_lock = TEST_LOCK.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
             // Only the first test of a run starts logging.
-            drop(crate::logging::init(&level, crate::ProvisionerLogFormat::Text));
+            let log = tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr);
+            drop(log.try_init());
         }
         let admin = administrator().await;
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());

@@ -51,7 +51,7 @@ async fn until_sigterm() {
 async fn serve(cluster: TestCluster, mut process: Provisioner, store: &FakeStore, mut terminate: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
-        ended = process.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
+        error = process.tasks.ended_early() => panic!("{error}"),
     }
     cluster.finish([process]).await;
     for id in store.state().volumes.keys() {
@@ -90,10 +90,10 @@ async fn serve_fleet() {
         .collect()
         .await;
     eprintln!("{ALL_READY}");
-    let first_end = future::select_all(fleet.iter_mut().map(|one| Box::pin(one.tasks.join_next())));
+    let first_end = future::select_all(fleet.iter_mut().map(|one| Box::pin(one.tasks.ended_early())));
     tokio::select! {
         _ = terminate.recv() => {}
-        (ended, _, _) = first_end => panic!("{}", crate::tasks::ended_early(ended)),
+        (error, _, _) = first_end => panic!("{error}"),
     }
     future::join_all(fleet.into_iter().map(Provisioner::stop)).await;
 }

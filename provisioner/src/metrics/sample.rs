@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
+use service::Gauges;
 
 use super::{findings::AuditFindings, operations::Operations};
 use crate::api::{event_counter::EventCounter, queue_metrics::QueueMetrics, traffic::ApiTraffic};

@@ -77,7 +77,7 @@ impl NodeHealthEndpoints {
     }
 }
 
-impl monitoring::HealthEndpoints for NodeHealthEndpoints {
+impl service::HealthEndpoints for NodeHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let audit = self.ctx.audit.get();
         let sample = ProvisionerSample {
@@ -126,12 +126,12 @@ mod tests {
 
     use http::StatusCode;
     use loopfs::{Bytes, ErrorKind};
-    use monitoring::{
+    use prometheus_client::encoding::text;
+    use serde_json::json;
+    use service::{
         HealthEndpoints as _,
         documentation::{documented, served},
     };
-    use prometheus_client::encoding::text;
-    use serde_json::json;
 
     use super::*;
     use crate::{
@@ -152,7 +152,7 @@ mod tests {
 
     async fn scraped(endpoints: &NodeHealthEndpoints) -> String {
         let mut registry = endpoints.metrics().await.unwrap();
-        monitoring::register_readiness(&mut registry, true);
+        service::register_readiness(&mut registry, true);
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();
         text

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, runtime::reflector};
-use monitoring::Listeners;
-use tokio::{sync::mpsc, task::JoinSet};
+use service::{Listeners, Tasks};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -27,7 +27,6 @@ use crate::{
     },
     objects::{claim_labels, identity::Identity},
     store::driver::Driver,
-    tasks::{named, until},
 };
 
 /// The optional duties of a node's provisioner.
@@ -53,8 +52,8 @@ pub(crate) struct NodeProcessParts {
     pub(crate) monitoring: Option<(Listeners, ApiTraffic)>,
 }
 
-/// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
-pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, CancellationToken) {
+/// Spawns all tasks of the process.
+pub(crate) fn spawn(parts: NodeProcessParts, stop: CancellationToken) -> Tasks {
     let NodeProcessParts { client, identity, driver, options, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
@@ -63,14 +62,13 @@ pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, Cancella
     let (classes, class_cache) = reflector::store();
     let ctx = Arc::new(Context::new(cluster, driver, claims, volumes, classes, Timestamp::now));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
-    let stop = CancellationToken::new();
 
-    let mut tasks = JoinSet::new();
-    tasks.spawn(named(
+    let mut tasks = Tasks::new(stop.clone());
+    tasks.spawn(
         "claims",
         claims::run(Arc::clone(&ctx), claim_cache, claims_of_volumes, stop.clone().cancelled_owned()),
-    ));
-    tasks.spawn(named(
+    );
+    tasks.spawn(
         "volumes",
         persistent_volumes::run(
             Arc::clone(&ctx),
@@ -78,42 +76,36 @@ pub(crate) fn spawn(parts: NodeProcessParts) -> (JoinSet<&'static str>, Cancella
             related.clone(),
             stop.clone().cancelled_owned(),
         ),
-    ));
-    tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
-    tasks.spawn(named("storage", until(stop.clone(), storage_watch::run(Arc::clone(&ctx)))));
-    tasks.spawn(named("policies", until(stop.clone(), check_policies(Arc::clone(&ctx)))));
+    );
+    tasks.spawn_until_stop("classes", classes::run(Arc::clone(&ctx), class_cache, related));
+    tasks.spawn_until_stop("storage", storage_watch::run(Arc::clone(&ctx)));
+    tasks.spawn_until_stop("policies", check_policies(Arc::clone(&ctx)));
     let Options { capacity: capacity_config, node_loss, claim_labels, audit } = options;
     match claim_labels {
-        Some(source) => {
-            let watching = label_record::run(Arc::clone(&ctx), source);
-            tasks.spawn(named("label record", until(stop.clone(), watching)));
-        }
+        Some(source) => tasks.spawn_until_stop("label record", label_record::run(Arc::clone(&ctx), source)),
         None => ctx.claim_scope.set(ClaimScope::All),
     }
     if let Some(settings) = audit {
-        let auditing = audit::run(Arc::clone(&ctx), settings);
-        tasks.spawn(named("audit", until(stop.clone(), auditing)));
+        tasks.spawn_until_stop("audit", audit::run(Arc::clone(&ctx), settings));
     }
     if node_loss != NodeLoss::Off {
-        let checking = lost_disk::run(Arc::clone(&ctx), node_loss);
-        tasks.spawn(named("lost disks", until(stop.clone(), checking)));
+        tasks.spawn_until_stop("lost disks", lost_disk::run(Arc::clone(&ctx), node_loss));
     }
     match capacity_config {
         Some(config) => {
             let (_, cache) = reflector::store();
-            let publishing = capacity::run(Arc::clone(&ctx), config, cache);
-            tasks.spawn(named("capacity", until(stop.clone(), publishing)));
+            tasks.spawn_until_stop("capacity", capacity::run(Arc::clone(&ctx), config, cache));
         }
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
     if let Some((listeners, traffic)) = monitoring {
         let endpoints = NodeHealthEndpoints::new(Arc::clone(&ctx), traffic);
-        tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
+        tasks.spawn("health", service::serve_health(listeners, endpoints, stop));
     }
-    tasks.spawn(named("cleanup", until(stop.clone(), cleanup::run(ctx))));
+    tasks.spawn_until_stop("cleanup", cleanup::run(ctx));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
-    tasks.spawn(named("events", events::publish(client, identity, event_requests)));
-    (tasks, stop)
+    tasks.spawn("events", events::publish(client, identity, event_requests));
+    tasks
 }
 
 async fn check_policies(ctx: Arc<Context>) {

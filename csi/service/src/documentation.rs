@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The document with the tables of all metrics.
-pub(crate) const README: &str = include_str!("../README.md");
+pub(crate) const README: &str = include_str!("../../monitoring/README.md");
 
 /// The ends of the names of samples: counters and info metrics have one, histograms have three.
 const SUFFIXES: [&str; 6] = ["", "_total", "_info", "_bucket", "_sum", "_count"];

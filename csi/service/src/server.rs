@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::HttpAddress;
+use crate::args::HealthArgs;
 use crate::connections::{self, ServerDeadlines};
 use crate::gauges::register_readiness;
 use crate::latest::{LatestResult, NoResult};
@@ -69,14 +70,12 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on the addresses of `--metrics-address` and `--probe-address`. Returns `None` if neither is given.
+    /// Listens on the addresses. Returns `None` if neither is given.
     ///
     /// # Errors
     /// As [`HttpAddress::listen`].
-    pub async fn bind(
-        metrics_address: Option<HttpAddress>,
-        probe_address: Option<HttpAddress>,
-    ) -> anyhow::Result<Option<Self>> {
+    pub async fn bind(addresses: HealthArgs) -> anyhow::Result<Option<Self>> {
+        let HealthArgs { metrics_address, probe_address } = addresses;
         if metrics_address.is_none() && probe_address.is_none() {
             return Ok(None);
         }
@@ -92,7 +91,7 @@ impl Listeners {
 }
 
 /// Serves the endpoints until `stop`.
-pub async fn serve<E: HealthEndpoints>(listeners: Listeners, endpoints: E, stop: CancellationToken) {
+pub async fn serve_health<E: HealthEndpoints>(listeners: Listeners, endpoints: E, stop: CancellationToken) {
     let site = Arc::new(Site::new(endpoints));
     let serve = async |listener, router| match listener {
         Some(listener) => connections::serve(listener, router, DEADLINES, stop.clone()).await,
@@ -268,11 +267,12 @@ mod tests {
     /// Calls `client` with the addresses of the metrics and the probes.
     async fn served<T>(client: impl AsyncFnOnce(SocketAddr, SocketAddr) -> T) -> T {
         let address = Some(HttpAddress::One(([127, 0, 0, 1], 0).into()));
-        let listeners = Listeners::bind(address, address).await.unwrap().unwrap();
+        let addresses = HealthArgs { metrics_address: address, probe_address: address };
+        let listeners = Listeners::bind(addresses).await.unwrap().unwrap();
         let at = |listener: &Option<TcpListener>| listener.as_ref().unwrap().local_addr().unwrap();
         let (metrics, probes) = (at(&listeners.metrics), at(&listeners.probes));
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve(listeners, FakeEndpoints::default(), stop.clone()));
+        let serving = tokio::spawn(serve_health(listeners, FakeEndpoints::default(), stop.clone()));
         let response = client(metrics, probes).await;
         stop.cancel();
         serving.await.unwrap();

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::unknown_names;
 
-const DASHBOARD: &str = include_str!("../../dashboard.json");
+const DASHBOARD: &str = include_str!("../../../monitoring/dashboard.json");
 
 fn dashboard() -> Value {
     serde_json::from_str(DASHBOARD).unwrap()

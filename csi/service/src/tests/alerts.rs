@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{unknown_names, yaml};
 use crate::documentation::README;
 
-pub(super) const RULES: &str = include_str!("../../rules.yaml");
-const RULES_TEST: &str = include_str!("../../rules_test.yaml");
+pub(super) const RULES: &str = include_str!("../../../monitoring/rules.yaml");
+const RULES_TEST: &str = include_str!("../../../monitoring/rules_test.yaml");
 
 fn rules() -> Vec<Value> {
     let groups = yaml(RULES)["groups"].as_array().unwrap().clone();
