@@ -7,7 +7,9 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use testvm::images::node::RootImage;
-use testvm_cluster::{KIND_MINOR, Kubelet, KubeletRoot, KubernetesMinor, KubernetesSource, NodeVariant};
+use testvm_cluster::{
+    ContainerRuntime, KIND_MINOR, Kubelet, KubeletRoot, KubernetesMinor, KubernetesSource, NodeVariant,
+};
 
 /// The programs of Kubernetes of a cluster of the harness's own.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -178,6 +180,7 @@ impl NodeOptions {
                 KubeletDisk::DataDisk => KubeletRoot::DataDisk,
             },
             kernel: self.kernel.clone(),
+            runtime: ContainerRuntime::default(),
         }
     }
 

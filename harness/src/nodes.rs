@@ -8,8 +8,8 @@ use testvm::images::shell;
 use testvm::session::Session;
 use testvm_cluster::conformance::Suite;
 use testvm_cluster::{
-    ClusterProfile, ContainerImage, DataMount, KubernetesSource, Link, NodePlan, NodeService, Parts,
-    TOOLS_DIR, log_file, snapshotter,
+    ClusterProfile, ContainerImage, ContainerRuntime, DataMount, KubernetesSource, Link, NodePlan,
+    NodeService, NodeVariant, Parts, TOOLS_DIR, log_file, snapshotter,
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
@@ -93,7 +93,9 @@ pub(crate) async fn conformance_parts(
         plan.images.extend(snapshotter::images(session).await?);
         Ok(plan)
     };
-    Parts::build(session, &options.variant(), plan, kubernetes).await
+    // The specs run some two thousand commands in pods.
+    let variant = NodeVariant { runtime: ContainerRuntime::Crun, ..options.variant() };
+    Parts::build(session, &variant, plan, kubernetes).await
 }
 
 /// Builds the programs and images of the nodes. Nodes for measurements have no node-debug, which follows the logs.

@@ -133,4 +133,4 @@ pub use self::programs::KIND_MINOR;
 pub use self::release::{KubernetesMinor, KubernetesSource};
 pub use self::running::{Cluster, walkthrough};
 pub use self::spec::ClusterSpec;
-pub use self::variant::{Kubelet, KubeletRoot, NodeVariant, PATCHED_SUFFIX};
+pub use self::variant::{ContainerRuntime, Kubelet, KubeletRoot, NodeVariant, PATCHED_SUFFIX};

@@ -16,7 +16,7 @@ use super::images::NodeParts;
 use super::pki::{ServerName, Subject};
 use super::plan::{DataMount, NodeService};
 use super::trace;
-use super::variant::KubeletRoot;
+use super::variant::{ContainerRuntime, KubeletRoot};
 
 /// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";
@@ -191,7 +191,7 @@ fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Re
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
         public(
             "/etc/containerd/config.toml",
-            containerd_config(&parts.images.pause, gvisor::is_among(&parts.tools)),
+            containerd_config(&parts.images.pause, parts.variant.runtime, gvisor::is_among(&parts.tools)),
         ),
         public(gvisor::OPTIONS_FILE, gvisor::options(TOOLS_DIR)),
         public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
@@ -258,10 +258,14 @@ fn kube_proxy_config(node: &str) -> Value {
     })
 }
 
-/// Returns the configuration of containerd. runc runs pods, as in most clusters; crun runs those whose
+/// Returns the configuration of containerd. `runtime` runs pods; crun runs those whose
 /// RuntimeClass names [`USER_NAMESPACES_HANDLER`], and on a node that has gVisor, gVisor runs those that name
 /// [`GVISOR_HANDLER`](gvisor::GVISOR_HANDLER).
-fn containerd_config(pause: &str, has_gvisor: bool) -> String {
+fn containerd_config(pause: &str, runtime: ContainerRuntime, has_gvisor: bool) -> String {
+    let default = match runtime {
+        ContainerRuntime::Runc => "runc",
+        ContainerRuntime::Crun => USER_NAMESPACES_HANDLER,
+    };
     format!(
         r#"version = 4
 [plugins."io.containerd.server.v1.grpc"]
@@ -275,7 +279,7 @@ fn containerd_config(pause: &str, has_gvisor: bool) -> String {
     bin_dirs = ["/usr/lib/cni"]
     conf_dir = "/etc/cni/net.d"
   [plugins."io.containerd.cri.v1.runtime".containerd]
-    default_runtime_name = "runc"
+    default_runtime_name = "{default}"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
