@@ -1,6 +1,6 @@
 //! The sanity lane: csi-sanity, the conformance suite of the Container Storage Interface, runs against the
-//! driver's program on a real kernel, once with mounted volumes and once with block devices. After each run,
-//! nothing may be left.
+//! driver's program on a real kernel, once with mounted volumes and once with block devices. In the second run, it calls the
+//! Controller service on the control socket, as csi-snapshotter does. After each run, nothing may be left.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -72,6 +72,8 @@ const LEFT_TEST: &str = "left_behind::nothing";
 const DATA: &str = "/var/lib/loopfs/data";
 const KUBELET: &str = "/var/lib/kubelet";
 const RUN: &str = "/run";
+const CSI_SOCKET: &str = "csi.sock";
+const CONTROL_SOCKET: &str = "control.sock";
 
 /// The size of the disk, for a dozen volumes that specs use concurrently.
 const DISK_MIB: u64 = 1024;
@@ -87,8 +89,8 @@ const SUITE_KILL_TIMEOUT: Duration = Duration::from_secs(300);
 const LEFT_TIMEOUT: Duration = Duration::from_secs(90);
 const DRIVER_START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The access types, as arguments of csi-sanity.
-const ACCESS_TYPES: [&str; 2] = ["mount", "block"];
+/// The access type of each run, as an argument of csi-sanity, and the socket on which it calls the Controller service.
+const RUNS: [(&str, &str); 2] = [("mount", CSI_SOCKET), ("block", CONTROL_SOCKET)];
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel)).await
@@ -131,7 +133,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
 
     let read = |name: &str| std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
     let mut report = Report::new();
-    for access_type in ACCESS_TYPES {
+    for (access_type, _) in RUNS {
         let (suite, name) = (format!("sanity: {access_type}"), sanity_name(access_type));
         let text = read(&TestBinary::reported_as(&name));
         ginkgo::report(&text, EXPECTED_SKIPS, heard.ended_well(&name).0, &mut report, &suite);
@@ -154,15 +156,15 @@ fn tests() -> TestsSpec {
         mounts: vec![xfs("data", DATA, &format!("prjquota,{HARDENED}")), kubelet],
         services: vec![driver()],
         env: BTreeMap::from([("LOOPFS_TEST_XFS".to_owned(), DATA.to_owned())]),
-        binaries: ACCESS_TYPES
+        binaries: RUNS
             .into_iter()
-            .flat_map(|access_type| [sanity(access_type), left(access_type)])
+            .flat_map(|(access_type, controller)| [sanity(access_type, controller), left(access_type)])
             .collect(),
     }
 }
 
 fn driver() -> Service {
-    let socket = format!("{RUN}/csi.sock");
+    let socket = format!("{RUN}/{CSI_SOCKET}");
     let argv = [
         DRIVER_PATH.to_owned(),
         format!("--driver-name={DRIVER}"),
@@ -170,6 +172,7 @@ fn driver() -> Service {
         format!("--data-dir={DATA}"),
         format!("--kubelet-dir={KUBELET}"),
         format!("--endpoint=unix://{socket}"),
+        format!("--control-endpoint=unix://{RUN}/{CONTROL_SOCKET}"),
         format!("--registration-dir={RUN}"),
         format!("--kubelet-csi-socket={socket}"),
         "--log-level=debug".to_owned(),
@@ -188,10 +191,11 @@ fn driver() -> Service {
     }
 }
 
-fn sanity(access_type: &str) -> TestBinary {
+fn sanity(access_type: &str, controller: &str) -> TestBinary {
     let report = format!("/tmp/{access_type}.json");
     let args = [
-        format!("-csi.endpoint={RUN}/csi.sock"),
+        format!("-csi.endpoint={RUN}/{CSI_SOCKET}"),
+        format!("-csi.controllerendpoint={RUN}/{controller}"),
         format!("-csi.mountdir={KUBELET}/csi-mount"),
         format!("-csi.stagingdir={KUBELET}/csi-staging"),
         format!("-csi.testvolumeaccesstype={access_type}"),
