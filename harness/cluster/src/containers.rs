@@ -41,6 +41,13 @@ impl Container {
         })
     }
 
+    /// Returns the directory on the node of the container's root file system. Root can write there even if the file system is
+    /// read-only in the container.
+    #[must_use]
+    pub fn root(&self) -> String {
+        format!("/run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/rootfs", self.id)
+    }
+
     /// Returns `true` if this is the container's id in Kubernetes.
     #[must_use]
     pub fn is_named(&self, id: Option<&str>) -> bool {

@@ -7,8 +7,9 @@ use testvm_cluster::{Cluster, KubeletRoot, Node};
 
 use super::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, node_loss, orphans,
-    outages, power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
+    hostile_provisioner, hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node,
+    node_loss, orphans, outages, power_cut, read_only_claims, removal, retained_volumes, second_node,
+    snapshots, user_namespaces,
 };
 use crate::listing::Line;
 use crate::node_options::NodeOptions;
@@ -212,6 +213,15 @@ pub(super) const STORIES: &[Story] = &[
         run: Run::OwnNode {
             skipped: "a tenant who attacks the node and another tenant",
             run: |s, state, _, node| Box::pin(hostile_tenant::run(s, state.env, node)),
+        },
+    },
+    Story {
+        name: hostile_provisioner::NAME,
+        about: "an attacker in the provisioner's container reaches neither the volumes nor the node",
+        when: When::All,
+        run: Run::OwnNode {
+            skipped: "an attacker in the provisioner's container",
+            run: |s, state, _, node| Box::pin(hostile_provisioner::run(s, state.env, node)),
         },
     },
     Story {

@@ -3,11 +3,13 @@
 //! `volume-check watch` checks every volume at the requested size and logs `[INIT-PASSED]` or `[INIT-FAILED]
 //! reason`. It then repeats the checks until they pass at the size to which the claims are expanded, and logs
 //! `[RESIZE-PASSED]`. `volume-check check-new` and `check-kept` do the first and the last of these checks, once, in a pod of
-//! `volume-check hold`, which only keeps a pod running. `plant` fills volumes as a hostile tenant does. `check-limit` checks only that no more than a size fits. The other
-//! verbs read and write volumes from within a pod, through `kubectl exec`.
+//! `volume-check hold`, which only keeps a pod running. `plant` fills volumes as a hostile tenant does. `attack` tries what an
+//! attacker tries who controls a container of the driver. `check-limit` checks only that no more than a size fits. The other verbs read and write volumes from within a pod, through `kubectl exec`.
 
+mod attack;
 mod execution;
 mod hostile;
+mod http2;
 mod mount_flags;
 mod pattern;
 mod pattern_files;
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         }
         ["hold", rest @ ..] => hold(rest),
         ["plant", directory, deep, outside] => plant([directory, deep, outside].map(Path::new)),
+        ["attack", volume, kubelet, sockets @ ..] => attack::run([volume, kubelet].map(Path::new), sockets),
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
         ["check-limit", directory, size] => check_limit_below(Path::new(directory), size),

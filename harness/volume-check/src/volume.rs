@@ -10,6 +10,7 @@ usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,
        volume-check hold [VOLUME..] | show PATH | write FILE TEXT | read FILE | write-at DEVICE TEXT | read-at DEVICE BYTES
        volume-check write-pattern [--unsynced] VOLUME.. | verify-pattern VOLUME.. | watch-size VOLUME
        volume-check execute-copy DIRECTORY | check-limit DIRECTORY BYTES | plant DIRECTORY DIRECTORY TARGET
+       volume-check attack VOLUME DIRECTORY SOCKET..
 VOLUME is writable:PATH, readonly:PATH or block:PATH";
 
 pub(crate) type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;

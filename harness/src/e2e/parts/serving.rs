@@ -1,13 +1,17 @@
 //! Waits until the driver serves, and says why if it does not.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::storage::v1::CSINode;
+use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::log_tail;
 use testvm_cluster::waiting::{State, until, until_one};
 
+use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 
 /// The number of log lines that include the reason why a driver does not serve.
@@ -59,6 +63,17 @@ pub(in crate::e2e) async fn rolled_out(env: &TestEnv<'_>, generation: Option<i64
         )
     });
     explained(env, waited.await).await
+}
+
+/// Changes a container of the driver's pods, and waits until the new pods serve. `change` has the name of the container.
+pub(in crate::e2e) async fn change_container(env: &TestEnv<'_>, change: &Value) -> Result<()> {
+    let pods = replace_pods(env).await?;
+    let patch = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": [change]}}}}));
+    let name = env.driver.daemon_set();
+    let patched = env.daemon_sets().patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
+    let generation = patched.with_context(|| format!("patch DaemonSet {name}"))?.metadata.generation;
+    rolled_out(env, generation, i32::try_from(pods.len())?).await?;
+    served(env).await
 }
 
 /// Waits until the driver's pods are ready and their nodes have registered the driver.

@@ -2,8 +2,10 @@
 
 use anyhow::{Context, Result};
 use kube::runtime::watcher;
+use serde_json::json;
 use testvm_cluster::containers::{Container, freeze, kill_in, until_replaced};
 
+use crate::e2e::parts::serving::change_container;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::rejected_writes::{Rejected, allow, reject};
 
@@ -35,6 +37,12 @@ pub(super) async fn reject_expansion(env: &TestEnv<'_>) -> Result<()> {
 
 pub(super) async fn allow_writes(env: &TestEnv<'_>) -> Result<()> {
     allow(env).await
+}
+
+/// Allows programs in the provisioner's container to get the privileges of their files.
+pub(super) async fn allow_privileges(env: &TestEnv<'_>) -> Result<()> {
+    let context = json!({"allowPrivilegeEscalation": true});
+    change_container(env, &json!({"name": "provisioner", "securityContext": context})).await
 }
 
 /// Kills the csi container of the driver without a declaration, and waits until another runs in its place.

@@ -7,11 +7,12 @@ use super::{data_disk, data_files, driver, leak, objects};
 use crate::e2e::sabotage::Sabotage;
 use crate::e2e::stories::{
     bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node, node_loss, orphans,
-    outages, power_cut, read_only_claims, removal, retained_volumes, second_node, snapshots, user_namespaces,
+    hostile_provisioner, hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node,
+    node_loss, orphans, outages, power_cut, read_only_claims, removal, retained_volumes, second_node,
+    snapshots, user_namespaces,
 };
 
-pub(in crate::e2e) static SABOTAGES: [Sabotage; 31] = [
+pub(in crate::e2e) static SABOTAGES: [Sabotage; 32] = [
     Sabotage {
         name: "quota",
         about: "The data disk is mounted without project quotas",
@@ -173,6 +174,15 @@ pub(in crate::e2e) static SABOTAGES: [Sabotage; 31] = [
         change: |env| Box::pin(data_files::open_other_volume(env)),
         repair: None,
         expected: &["the other tenant's volume was", "666"],
+    },
+    Sabotage {
+        name: "privileges",
+        about: "A program in the provisioner's container can get the user of its file",
+        story: hostile_provisioner::NAME,
+        before: "each attack fails in the provisioner's container",
+        change: |env| Box::pin(driver::allow_privileges(env)),
+        repair: None,
+        expected: &["an attacker in the container provisioner can run a program as root"],
     },
     Sabotage {
         name: "host-kernel",

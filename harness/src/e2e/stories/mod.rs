@@ -9,6 +9,7 @@ pub(super) mod flow;
 pub(super) mod gvisor;
 pub(super) mod half_provisioned;
 pub(super) mod helm;
+pub(super) mod hostile_provisioner;
 pub(super) mod hostile_tenant;
 pub(super) mod infeasible_resize;
 pub(super) mod install;

@@ -4,20 +4,17 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Container;
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams};
 use serde::Deserialize;
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
 use super::tenants::{HOSTILE, OTHER, Tenants, directory_of, quota};
-use crate::e2e::stories::install;
+use crate::e2e::parts::serving::change_container;
 use crate::test_env::claims;
-use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 
 const CSI: &str = "csi";
@@ -56,23 +53,12 @@ impl Settings {
     /// Adds options to csi, as an administrator does who looks for such files.
     pub(super) async fn search_often(&self, env: &TestEnv<'_>) -> Result<()> {
         let args: Vec<String> = self.args.iter().cloned().chain(SEARCH.map(str::to_owned)).collect();
-        set_args(env, &args).await
+        change_container(env, &json!({"name": CSI, "args": args})).await
     }
 
     pub(super) async fn restore(&self, env: &TestEnv<'_>) -> Result<()> {
-        set_args(env, &self.args).await
+        change_container(env, &json!({"name": CSI, "args": self.args})).await
     }
-}
-
-async fn set_args(env: &TestEnv<'_>, args: &[String]) -> Result<()> {
-    let pods = replace_pods(env).await?;
-    let containers = json!([{"name": CSI, "args": args}]);
-    let patch = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": containers}}}}));
-    let name = env.driver.daemon_set();
-    let patched = env.daemon_sets().patch(name, &PatchParams::default(), &patch).await.map_err(api_error);
-    let generation = patched.with_context(|| format!("patch DaemonSet {name}"))?.metadata.generation;
-    install::rolled_out(env, generation, i32::try_from(pods.len())?).await?;
-    install::served(env).await
 }
 
 pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepResult {
