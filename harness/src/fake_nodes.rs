@@ -22,6 +22,7 @@ use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
+use testvm_cluster::workload::node_of;
 use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
 
 use crate::test_env::manifests::{self, Manifests};
@@ -237,10 +238,6 @@ fn name_of_controller(node: &str) -> String {
 
 fn app_of(pod: &Pod) -> Option<&str> {
     pod.labels().get(APP).map(String::as_str)
-}
-
-fn node_of(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref()?.node_name.as_deref()
 }
 
 /// Writes what a kubelet would report about its node, and about the driver after its registration.

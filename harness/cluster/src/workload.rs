@@ -90,6 +90,12 @@ pub fn pod(name: &str, program: PodProgram<'_>, held: &[Held<'_>]) -> Result<Pod
     }))
 }
 
+/// Returns the node of a pod, or `None` before the scheduler has selected one.
+#[must_use]
+pub fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
 /// Returns a claim of a StorageClass. `size` is a Kubernetes quantity, and `access` an access mode.
 ///
 /// # Errors

@@ -138,6 +138,8 @@ fn file_name(version: &str, target: &Target) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// Returns the values of a setting in a unit, which may be given several times.
@@ -175,6 +177,34 @@ mod tests {
         assert!(provisioner.contains(&format!("--driver-socket={socket} ")), "{provisioner}");
         // The new directories of the store would have this group.
         assert_eq!(values(&csi, "Group"), [""; 0]);
+    }
+
+    /// Returns the names of the options that lines of a manifest or of a unit have, such as `--data-dir`.
+    fn options<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
+        let words = lines.map(|line| line.trim_start().trim_start_matches("- "));
+        words.filter_map(|word| Some(word.split_once('=')?.0).filter(|name| name.starts_with("--"))).collect()
+    }
+
+    /// An option that only one of the two has is easily forgotten in the other.
+    #[test]
+    fn each_service_has_the_options_of_its_container() {
+        // The services have their names in the environment, and no kubelet probes them.
+        const OF_THE_CONTAINER: [&str; 3] = ["--driver-name", "--node-name", "--probe-address"];
+        let manifest = read("csi/deploy/daemonset.yaml");
+        for (name, of_the_service) in [("csi", [].as_slice()), ("provisioner", &["--kubeconfig"])] {
+            let (_, container) = manifest.split_once(&format!("        - name: {name}\n")).unwrap();
+            let mut expected = options(container.lines().take_while(|line| !line.starts_with("        - ")));
+            for option in OF_THE_CONTAINER {
+                assert!(expected.remove(option), "the container {name} has no {option}");
+            }
+            expected.extend(of_the_service);
+            let unit = read(&format!("csi/debian/loopfs-{name}.service"));
+            assert_eq!(
+                options(unit.lines()),
+                expected,
+                "{name}: the service (left) and the container (right)"
+            );
+        }
     }
 
     #[test]

@@ -108,7 +108,7 @@ async fn one_after_the_other(
         step.note(claim.clone());
         let visible = Watched::start(env, &user.name, claim, &volume).await?.grow().await?;
         // The pod sees the new size before the claim's status has it. Only after that has the provisioner finished.
-        claims::has(env, claim, GROWN).await?;
+        claims::until_expanded(env, claim, GROWN).await?;
         let after = resizes.one_more(&pods, &driver).await?;
         let kind = match mode {
             VolumeMode::Filesystem => "filesystem",
@@ -145,7 +145,7 @@ impl<'a> Watched<'a> {
             let line = self.program.line(GROW_TIMEOUT).await?;
             Ok((line, begun.elapsed()))
         };
-        let ((), (line, took)) = tokio::try_join!(claims::ask(self.env, self.claim, GROWN), seen)?;
+        let ((), (line, took)) = tokio::try_join!(claims::request_size(self.env, self.claim, GROWN), seen)?;
         expect(&line, GROWN).with_context(|| format!("expansion of claim {}", self.claim))?;
         Ok(milliseconds(took))
     }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::Deserialize;
 use testvm_cluster::exec::exec_in;
+use testvm_cluster::workload::node_of;
 use testvm_cluster::{KUBELET_ROOT, Node, TOOLS_DIR};
 
 use crate::nodes::{DATA_DIR, LOOPFS_TOOL};
@@ -57,7 +58,7 @@ pub(super) async fn in_containers(env: &TestEnv<'_>) -> Result<()> {
     let pods = env.live_driver_pods().await?;
     for pod in &pods {
         let name = pod.name_any();
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or(&name);
+        let node = node_of(pod).unwrap_or(&name);
         let directories = directories(pod)?;
         let run = async |format: &[&str]| {
             let directories = directories.iter().map(String::as_str);

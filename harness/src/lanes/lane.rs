@@ -364,11 +364,9 @@ mod tests {
 
     #[test]
     fn lanes_and_parts_have_different_names() {
-        assert_eq!(names().len(), 8);
         let parts = LANES.iter().filter_map(|lane| lane.part);
         let all: Vec<&str> = names().into_iter().chain(parts).collect();
         assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
-        assert_eq!(LANES.iter().filter(|lane| lane.part.is_some()).count(), 11);
     }
 
     /// A user who copies the command of the manual runs everything.

@@ -1,7 +1,5 @@
 //! PersistentVolumeClaims of a story, and their PersistentVolumes.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -48,30 +46,15 @@ pub(crate) async fn create(
 }
 
 /// Requests another size of the claim.
-pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
-    request_size(&env.claims(), claim, size).await
-}
-
-/// Waits until the claim's status has the size and no resize in progress.
-pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
-    until_expanded(env.claims(), claim, size, env.timeouts.grow).await
-}
-
-/// Requests another size of the claim.
-pub(crate) async fn request_size(claims: &Api<PersistentVolumeClaim>, claim: &str, size: Size) -> Result<()> {
+pub(crate) async fn request_size(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-    objects::patch(claims, claim, &patch).await.map(drop)
+    objects::patch(&env.claims(), claim, &patch).await.map(drop)
 }
 
 /// Waits until the claim's status has the size and no resize in progress.
-pub(crate) async fn until_expanded(
-    claims: Api<PersistentVolumeClaim>,
-    claim: &str,
-    size: Size,
-    within: Duration,
-) -> Result<()> {
+pub(crate) async fn until_expanded(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let asked = Quantity(size.quantity());
-    let waited = until_one(claims, claim, within, |claim| {
+    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
         let status = claim.and_then(|claim| claim.status.as_ref());
         let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
         let state = claim.and_then(resize_state);

@@ -8,6 +8,7 @@ use testvm_cluster::Node;
 use testvm_cluster::containers::{self, Container};
 use testvm_cluster::objects;
 use testvm_cluster::restarts::Scope;
+use testvm_cluster::workload::node_of;
 
 use super::environment::TestEnv;
 
@@ -38,8 +39,7 @@ pub(crate) async fn kill(env: &TestEnv<'_>, node: &Node, pod: &Pod, container: &
 /// Cuts the power of a node, which is then to boot again.
 pub(crate) async fn cut_power(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     for Scope { pods, labels } in watched(env) {
-        let on_node =
-            |pod: &&Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());
+        let on_node = |pod: &&Pod| node_of(pod) == Some(node.name());
         env.caused.reboot(objects::list(&pods, &labels).await?.iter().filter(on_node));
     }
     node.cut_power().await

@@ -54,17 +54,17 @@ impl InUse {
     pub(crate) async fn check_read_only(&self, env: &TestEnv<'_>) -> Result<()> {
         check_kept(env, &self.reader, self.size, &["readonly:/vol".to_owned()]).await?;
         // check-new wrote this.
-        pods::reads(env, &self.reader, "/vol/kept", &STEP.bytes().to_string()).await
+        pods::check_text(env, &self.reader, "/vol/kept", &STEP.bytes().to_string()).await
     }
 
     /// Expands the volumes, and checks them at their new size.
     pub(crate) async fn expand(&mut self, env: &TestEnv<'_>) -> Result<()> {
         self.size = larger(self.size);
         for (name, _) in &self.writer.claims {
-            claims::ask(env, name, self.size).await?;
+            claims::request_size(env, name, self.size).await?;
         }
         for (name, _) in &self.writer.claims {
-            claims::has(env, name, self.size).await?;
+            claims::until_expanded(env, name, self.size).await?;
         }
         check_kept(env, &self.writer.name, self.size, &self.writer.volumes()).await?;
         self.check_read_only(env).await

@@ -71,7 +71,7 @@ pub(crate) async fn write(
 }
 
 /// Checks that the file or device, read in a pod, begins with the text.
-pub(crate) async fn reads(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
+pub(crate) async fn check_text(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
     let length = text.len().to_string();
     let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;
     anyhow::ensure!(read == text, "pod {pod} reads {read:?} instead of {text:?}");

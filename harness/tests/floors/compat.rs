@@ -1,6 +1,6 @@
 //! Names that users, manifests and stored volumes depend on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -20,6 +20,10 @@ struct Names {
     flags: BTreeSet<String>,
     metrics: BTreeSet<String>,
     reasons: BTreeSet<String>,
+    /// The constants of parameters of a StorageClass.
+    parameters: BTreeSet<String>,
+    /// The texts of constants.
+    constants: BTreeMap<String, String>,
 }
 
 /// Methods that register a metric by its name, the first argument.
@@ -112,6 +116,28 @@ impl<'ast> Visit<'ast> for Names {
         self.literal(literal.clone());
     }
 
+    fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
+        if let Expr::Lit(syn::ExprLit { lit: Lit::Str(text), .. }) = &*item.expr {
+            let name = item.ident.to_string();
+            // Those of loopfs are in a table of `Setting`.
+            if name.ends_with("PARAMETER") {
+                self.parameters.insert(name.clone());
+            }
+            self.constants.insert(name, text.value());
+        }
+        visit::visit_item_const(self, item);
+    }
+
+    fn visit_expr_struct(&mut self, value: &'ast syn::ExprStruct) {
+        if value.path.is_ident("Setting")
+            && let Some(Expr::Path(name)) = value.fields.first().map(|field| &field.expr)
+            && let Some(name) = name.path.get_ident()
+        {
+            self.parameters.insert(name.to_string());
+        }
+        visit::visit_expr_struct(self, value);
+    }
+
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         self.literals(call.tokens.clone());
     }
@@ -165,8 +191,7 @@ fn arguments_of_format_strings_have_no_names() {
 }
 
 /// Returns lines `CRATE KIND NAME` for every name whose kind the code shows, and all other literals. A `text`
-/// is a literal that the list includes by choice: names of files, annotations, labels, finalizers,
-/// parameters.
+/// is a literal that the list includes by choice: names of files, annotations, labels, finalizers.
 fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
     let mut names = Names::default();
     Names::read(&member.directory.join("src"), &mut names);
@@ -181,6 +206,8 @@ fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
     names.metrics.retain(|_| manifest.contains("prometheus-client"));
     let found = found.chain(names.metrics.iter().map(|metric| format!("{name} metric {metric}")));
     let found = found.chain(names.reasons.iter().map(|reason| format!("{name} reason {reason}")));
+    let parameters = names.parameters.iter().map(|parameter| &names.constants[parameter]);
+    let found = found.chain(parameters.map(|parameter| format!("{name} parameter {parameter}")));
     let texts = names.texts.iter().map(|text| format!("{name} text {text}")).collect();
     (found.collect(), texts)
 }

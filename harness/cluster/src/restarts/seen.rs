@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use kube::ResourceExt;
 
 use super::caused::Causes;
+use crate::workload::node_of;
 
 /// The pods that were seen, by their UID.
 #[derive(Debug, Default)]
@@ -62,7 +63,7 @@ impl Seen {
         let seen = self.pods.entry(uid.clone()).or_default();
         seen.uid = uid;
         seen.name = pod.name_any();
-        seen.node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        seen.node = node_of(pod).unwrap_or_default().to_owned();
         for status in pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()) {
             let container = seen.containers.entry(status.name.clone()).or_default();
             // A list can be older than what the watch has seen.

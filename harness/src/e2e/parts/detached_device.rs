@@ -12,7 +12,7 @@ use crate::e2e::stories::install;
 use crate::test_env::claims;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{self, end, reads, start, write};
+use crate::test_env::pods::{self, check_text, end, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Held, VolumeMode, claim, scratch_pod};
 
@@ -50,7 +50,7 @@ async fn attack(env: &TestEnv<'_>) -> Result<()> {
     let read = read_and_overwrite(env).await?;
     anyhow::ensure!(!read.contains(SECRET), "pod {ATTACKER} reads what another pod wrote");
     for name in OTHERS {
-        reads(env, name, DEVICE, SECRET).await?;
+        check_text(env, name, DEVICE, SECRET).await?;
     }
     Ok(())
 }

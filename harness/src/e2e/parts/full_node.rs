@@ -10,6 +10,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::workload::node_of;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
@@ -80,8 +81,8 @@ async fn goes_to(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     claims::create(env, &object).await?;
     start(env, MOVED, MOVED, VolumeMode::Filesystem).await?;
     let pod = objects::read(&env.pods(), MOVED).await?;
-    let on = pod.spec.and_then(|spec| spec.node_name);
-    anyhow::ensure!(on.as_deref() == Some(node.name()), "the pod runs on {on:?}");
+    let on = node_of(&pod);
+    anyhow::ensure!(on == Some(node.name()), "the pod runs on {on:?}");
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
+use testvm_cluster::workload::node_of;
 
 use super::full_node::largest;
 use super::serving::{rolled_out, serves};
@@ -78,7 +79,6 @@ pub(in crate::e2e) async fn mount_disk(node: &Node) -> Result<()> {
 /// Returns the driver's pod on a node.
 pub(in crate::e2e) async fn driver_pod(env: &TestEnv<'_>, node: &Node) -> Result<Pod> {
     let pods = env.live_driver_pods().await?;
-    let on_node =
-        |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());
+    let on_node = |pod: &Pod| node_of(pod) == Some(node.name());
     pods.into_iter().find(on_node).with_context(|| format!("the driver has no pod on {}", node.name()))
 }

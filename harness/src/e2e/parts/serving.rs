@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::log_tail;
 use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::workload::node_of;
 
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
@@ -84,13 +85,14 @@ pub(in crate::e2e) async fn served(env: &TestEnv<'_>) -> Result<()> {
 
 pub(in crate::e2e) async fn offered(env: &TestEnv<'_>) -> Result<()> {
     let pods = env.live_driver_pods().await?;
-    let nodes: Vec<String> = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
+    let nodes: Vec<&str> = pods.iter().filter_map(node_of).collect();
     let scope = watcher::Config::default();
     let waited = until(Api::all(env.client.clone()), scope, env.timeouts.start, |csi_nodes| {
         let offers = |node: &CSINode| node.spec.drivers.iter().any(|driver| driver.name == env.driver.name);
         let offering: Vec<String> =
             csi_nodes.values().filter(|node| offers(node)).map(ResourceExt::name_any).collect();
-        let missing: Vec<&String> = nodes.iter().filter(|node| !offering.contains(node)).collect();
+        let missing: Vec<_> =
+            nodes.iter().filter(|node| !offering.iter().any(|name| name == *node)).collect();
         State::ready_if(
             missing.is_empty(),
             format!("the kubelet of {missing:?} has not registered {}", env.driver.name),

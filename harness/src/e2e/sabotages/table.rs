@@ -12,7 +12,7 @@ use crate::e2e::stories::{
     snapshots, user_namespaces,
 };
 
-pub(in crate::e2e) static SABOTAGES: [Sabotage; 32] = [
+pub(in crate::e2e) static SABOTAGES: &[Sabotage] = &[
     Sabotage {
         name: "quota",
         about: "The data disk is mounted without project quotas",
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn each_sabotage_names_a_step() {
-        for sabotage in &SABOTAGES {
+        for sabotage in SABOTAGES {
             let step = format!("{}\"", sabotage.before);
             assert!(sources(sabotage.story).contains(&step), "{}: {step}", sabotage.name);
         }

@@ -25,7 +25,7 @@ const TOO_LARGE: Size = Size::mebibytes(1 << 30);
 /// A size that every node can provision.
 const SMALL: Size = Size::mebibytes(1);
 /// A parameter of a StorageClass that the provisioner does not know.
-const UNKNOWN_PARAMETER: &str = "colour";
+const UNKNOWN: &str = "colour";
 
 /// A claim that must not be provisioned.
 struct BadClaim<'a> {
@@ -148,9 +148,9 @@ async fn check_not_provisioned(env: &TestEnv<'_>, claim: &PersistentVolumeClaim,
 
 async fn check_unknown_parameter(env: &TestEnv<'_>) -> Result<()> {
     let mut class: StorageClass = env.driver.class.clone();
-    let name = format!("{}-{UNKNOWN_PARAMETER}", env.namespace);
+    let name = format!("{}-{UNKNOWN}", env.namespace);
     class.metadata = kube::core::ObjectMeta { name: Some(name.clone()), ..Default::default() };
-    class.parameters.get_or_insert_default().insert(UNKNOWN_PARAMETER.into(), "blue".into());
+    class.parameters.get_or_insert_default().insert(UNKNOWN.into(), "blue".into());
     let classes: Api<StorageClass> = Api::all(env.client.clone());
     objects::create(&classes, &class).await?;
     let bad = BadClaim {
@@ -160,7 +160,7 @@ async fn check_unknown_parameter(env: &TestEnv<'_>) -> Result<()> {
         mode: VolumeMode::Filesystem,
         access_mode: "ReadWriteOnce",
         rejected_by: Component::Provisioner,
-        message: UNKNOWN_PARAMETER,
+        message: UNKNOWN,
     };
     let rejection = check_rejection(env, &bad).await;
     // Also after a failure, because a StorageClass is not deleted with the namespace of the test.

@@ -15,7 +15,7 @@ use testvm_cluster::workload::until_pod_runs;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::pods::{check_text, end, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim, holder};
 
@@ -50,14 +50,14 @@ async fn clone_claims(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
             .step(&format!("{mode}: the clone has what was written"), async {
                 create(env, &clone, mode, Some(&original)).await?;
                 start(env, &clone, &clone, mode).await?;
-                reads(env, &clone, file, ORIGINAL).await
+                check_text(env, &clone, file, ORIGINAL).await
             })
             .await?;
         steps
             .step(&format!("{mode}: what is written to the clone is its own"), async {
                 write(env, &clone, mode, file, CHANGED).await?;
-                reads(env, &clone, file, CHANGED).await?;
-                reads(env, &original, file, ORIGINAL).await
+                check_text(env, &clone, file, CHANGED).await?;
+                check_text(env, &original, file, ORIGINAL).await
             })
             .await?;
         steps
@@ -129,9 +129,9 @@ async fn populate(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     steps.step("the populator fills a volume and binds it to the claim", handed_over).await?;
     let used = async {
         until_pod_runs(&env.pods(), POPULATED, env.timeouts.start).await?;
-        reads(env, POPULATED, file, ORIGINAL).await?;
-        claims::ask(env, POPULATED, EXPANDED).await?;
-        claims::has(env, POPULATED, EXPANDED).await?;
+        check_text(env, POPULATED, file, ORIGINAL).await?;
+        claims::request_size(env, POPULATED, EXPANDED).await?;
+        claims::until_expanded(env, POPULATED, EXPANDED).await?;
         end(env, POPULATED).await?;
         claims::delete_with_volume(env, POPULATED).await
     };

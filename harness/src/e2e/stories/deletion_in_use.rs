@@ -10,7 +10,7 @@ use testvm_cluster::waiting::until_event;
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::pods::{check_text, end, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
@@ -40,7 +40,9 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
                 until_event(&env.client, &released, &reasons, env.timeouts.start, says).await.map(drop)
             })
             .await?;
-        steps.step(&format!("{mode}: the pod still has its data"), reads(env, &name, file, TEXT)).await?;
+        steps
+            .step(&format!("{mode}: the pod still has its data"), check_text(env, &name, file, TEXT))
+            .await?;
         steps
             .step(&format!("{mode}: the pod ends, and the volume goes"), async {
                 end(env, &name).await?;

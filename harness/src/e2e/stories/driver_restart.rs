@@ -19,7 +19,7 @@ use crate::test_env::claims;
 use crate::test_env::disturbances::{kill, replace_pods};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
-use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::pods::{check_text, end, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
@@ -119,7 +119,7 @@ pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
 
 async fn check_running_pod(env: &TestEnv<'_>) -> Result<()> {
     write(env, RUNNING, VolumeMode::Filesystem, FILE, TEXT).await?;
-    reads(env, RUNNING, FILE, TEXT).await
+    check_text(env, RUNNING, FILE, TEXT).await
 }
 
 /// Starts a pod with a new claim of the same name.

@@ -150,7 +150,7 @@ async fn forward_reaches(env: &TestEnv<'_>, verdict: &str) -> Result<()> {
 
 async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
     for name in FLOW_CLAIMS {
-        claims::ask(env, name, size).await?;
+        claims::request_size(env, name, size).await?;
     }
     Ok(())
 }

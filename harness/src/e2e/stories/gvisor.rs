@@ -130,10 +130,10 @@ async fn has_its_own_kernel(env: &TestEnv<'_>) -> Result<()> {
 
 async fn grow(env: &TestEnv<'_>) -> Result<()> {
     for name in [WRITABLE, READ_ONLY] {
-        claims::ask(env, name, GROWN).await?;
+        claims::request_size(env, name, GROWN).await?;
     }
     for name in [WRITABLE, READ_ONLY] {
-        claims::has(env, name, GROWN).await?;
+        claims::until_expanded(env, name, GROWN).await?;
     }
     Ok(())
 }
@@ -184,7 +184,7 @@ async fn absent_handler(env: &TestEnv<'_>) -> Result<()> {
     pods::end(env, ABSENT).await?;
     runtime_classes::delete(env, ABSENT).await?;
     let kept = format!("{WRITABLE_PATH}/kept");
-    pods::reads(env, POD, &kept, &SIZE.bytes().to_string()).await
+    pods::check_text(env, POD, &kept, &SIZE.bytes().to_string()).await
 }
 
 async fn unknown_class(env: &TestEnv<'_>) -> Result<()> {

@@ -38,7 +38,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
 }
 
 async fn refused(env: &TestEnv<'_>) -> Result<()> {
-    claims::ask(env, CLAIM, TOO_LARGE).await?;
+    claims::request_size(env, CLAIM, TOO_LARGE).await?;
     let claim = until_one(env.claims(), CLAIM, env.timeouts.grow, |claim| {
         let state = claim.and_then(claims::resize_state);
         State::ready_if(state == Some("ControllerResizeInfeasible"), format!("its resize is {state:?}"))
@@ -50,8 +50,8 @@ async fn refused(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn met(env: &TestEnv<'_>) -> Result<()> {
-    claims::ask(env, CLAIM, REDUCED).await?;
-    claims::has(env, CLAIM, REDUCED).await
+    claims::request_size(env, CLAIM, REDUCED).await?;
+    claims::until_expanded(env, CLAIM, REDUCED).await
 }
 
 async fn sees(env: &TestEnv<'_>, size: Size) -> Result<()> {

@@ -33,7 +33,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
         steps
             .step(&format!("{mode}: a pod that requests the claim read-only reads the volume"), async {
                 start_read_only(env, &reader, &claim_name, mode).await?;
-                pods::reads(env, &reader, file, TEXT).await
+                pods::check_text(env, &reader, file, TEXT).await
             })
             .await?;
         steps

@@ -9,6 +9,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
+use testvm_cluster::workload::node_of;
 use testvm_cluster::{Cluster, DataDisk, Node};
 
 use super::install;
@@ -64,7 +65,7 @@ pub(in crate::e2e) async fn delete(env: &TestEnv<'_>, name: &str) -> Result<()> 
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     objects::delete(&nodes, name).await?;
     for pod in env.live_driver_pods().await? {
-        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name) {
+        if node_of(&pod) == Some(name) {
             env.caused.replace([&pod]);
             let forced = DeleteParams::default().grace_period(0);
             let deleted = env.driver_pods().delete(&pod.name_any(), &forced).await;

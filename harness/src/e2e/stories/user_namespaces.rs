@@ -68,7 +68,7 @@ async fn writes(env: &TestEnv<'_>) -> Result<()> {
     let map: Vec<&str> = map.split_whitespace().collect();
     anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
     pods::write(env, OWN, VolumeMode::Filesystem, "/vol/file", "by root of the pod").await?;
-    pods::reads(env, OWN, "/vol/file", "by root of the pod").await
+    pods::check_text(env, OWN, "/vol/file", "by root of the pod").await
 }
 
 async fn cannot_change(env: &TestEnv<'_>) -> Result<()> {

@@ -70,7 +70,7 @@ impl IncompleteVolumes {
         reject(env, Rejected::CreationsAndUpdates).await?;
         made.begin_creations(env, node).await?;
         for (name, _) in made.claims(State::Expanding) {
-            claims::ask(env, &name, larger(SIZE)).await?;
+            claims::request_size(env, &name, larger(SIZE)).await?;
             was_rejected(env, &env.claims().get(&name).await?, "VolumeResizeFailed").await?;
         }
         for (name, _) in made.claims(State::Deleting) {
@@ -111,7 +111,7 @@ impl IncompleteVolumes {
             State::Unpublished | State::Created => self.check_used(env, state, SIZE).await,
             State::Expanding => {
                 for (name, _) in self.claims(state) {
-                    claims::has(env, &name, larger(SIZE)).await?;
+                    claims::until_expanded(env, &name, larger(SIZE)).await?;
                 }
                 self.check_used(env, state, larger(SIZE)).await
             }

@@ -10,6 +10,7 @@ use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event};
+use testvm_cluster::workload::node_of;
 
 use crate::e2e::parts::node_without_storage::mount_disk;
 pub(super) use crate::e2e::parts::node_without_storage::unused;
@@ -51,7 +52,7 @@ pub(super) async fn lose_disk(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 /// Waits until the driver's new pod on the node is not Ready and an event says why, and then mounts the disk there.
 pub(super) async fn waits_for_disk(env: &TestEnv<'_>, node: &Node, image: &str) -> Result<()> {
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
-    let new = |pod: &&Pod| on(pod, node) && has_image(pod, image);
+    let new = |pod: &&Pod| node_of(pod) == Some(node.name()) && has_image(pod, image);
     let pods = until(env.driver_pods(), scope, env.timeouts.start, |pods| {
         State::ready_if(
             pods.values().any(|pod| new(&pod)),
@@ -64,10 +65,6 @@ pub(super) async fn waits_for_disk(env: &TestEnv<'_>, node: &Node, image: &str) 
     until_event(&env.client, pod, &["Unhealthy"], env.timeouts.start, failed).await?;
     reports(env, node, "nothing is mounted").await?;
     mount_disk(node).await
-}
-
-fn on(pod: &Pod, node: &Node) -> bool {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name())
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -100,7 +97,9 @@ pub(super) async fn reports_format(env: &TestEnv<'_>, node: &Node) -> Result<()>
     reports(env, node, LATER_FORMAT).await?;
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
     until(env.driver_pods(), scope, env.timeouts.start, |pods| {
-        let mut here = pods.values().filter(|pod| on(pod, node) && pod.metadata.deletion_timestamp.is_none());
+        let mut here = pods
+            .values()
+            .filter(|pod| node_of(pod) == Some(node.name()) && pod.metadata.deletion_timestamp.is_none());
         State::ready_if(here.any(|pod| !is_ready(pod)), format!("the pod on {} is Ready", node.name()))
     })
     .await

@@ -32,13 +32,13 @@ pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepRes
         same(&before.0, &pod(env, HOSTILE).await?)?;
         same(&before.1, &pod(other, OTHER).await?)?;
         pods::write(env, HOSTILE, VolumeMode::Filesystem, "/vol/after", "the restart").await?;
-        pods::reads(env, HOSTILE, "/vol/after", "the restart").await?;
+        pods::check_text(env, HOSTILE, "/vol/after", "the restart").await?;
         tenants.check_other_data().await
     };
     steps.step("both pods run on, and read and write their volumes", stayed).await?;
     let grown = async {
-        claims::ask(env, HOSTILE, GROWN).await?;
-        claims::has(env, HOSTILE, GROWN).await
+        claims::request_size(env, HOSTILE, GROWN).await?;
+        claims::until_expanded(env, HOSTILE, GROWN).await
     };
     steps.step("a volume is expanded in use", grown).await
 }
