@@ -5,12 +5,7 @@ use futures::future::LocalBoxFuture;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, KubeletRoot, Node};
 
-use super::stories::{
-    bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    hostile_provisioner, hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node,
-    node_loss, orphans, outages, power_cut, read_only_claims, removal, retained_volumes, second_node,
-    snapshots, user_namespaces,
-};
+use super::stories::*;
 use crate::listing::Line;
 use crate::node_options::NodeOptions;
 use crate::test_env::environment::TestEnv;
@@ -81,16 +76,15 @@ impl Set {
 /// The function of a story, by what it needs.
 pub(super) enum Run {
     AnyCluster(for<'a> fn(&'a mut Steps<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>),
-    /// Needs a cluster and a node of the harness's own. On another cluster, the report has `skipped` as a skipped step.
-    OwnNode {
-        skipped: &'static str,
-        run: for<'a> fn(
+    /// Needs a cluster and a node of the harness's own. On another cluster, the story is skipped.
+    OwnNode(
+        for<'a> fn(
             &'a mut Steps<'_>,
             &'a mut State<'_>,
             &'a Cluster,
             &'a Node,
         ) -> LocalBoxFuture<'a, StepResult>,
-    },
+    ),
     /// Needs nodes whose kubelet has its directory on the data disk, and is not part of runs on others.
     KubeletOnDataDisk(
         for<'a> fn(&'a mut Steps<'_>, &'a mut State<'_>, &'a Node) -> LocalBoxFuture<'a, StepResult>,
@@ -101,7 +95,7 @@ impl Story {
     /// Returns `true` if the story can run on these nodes.
     pub(super) fn suits(&self, kubelet_root: KubeletRoot) -> bool {
         match self.run {
-            Run::AnyCluster(_) | Run::OwnNode { .. } => true,
+            Run::AnyCluster(_) | Run::OwnNode(_) => true,
             Run::KubeletOnDataDisk(_) => kubelet_root == KubeletRoot::DataDisk,
         }
     }
@@ -110,7 +104,7 @@ impl Story {
         match (self.when, &self.run) {
             (When::OtherProjects, _) => "a cluster of the harness, and Go modules of other projects",
             (_, Run::AnyCluster(_)) => "any cluster",
-            (_, Run::OwnNode { .. }) => "a cluster of the harness",
+            (_, Run::OwnNode(_)) => "a cluster of the harness",
             (_, Run::KubeletOnDataDisk(_)) => "a cluster of the harness with --kubelet-root data-disk",
         }
     }
@@ -148,10 +142,7 @@ pub(super) const STORIES: &[Story] = &[
         name: node::NAME,
         about: "the kubelet and losetup of the node, the programs that the kubelet starts, and node-debug",
         when: When::Node,
-        run: Run::OwnNode {
-            skipped: "the programs that the kubelet starts",
-            run: |s, state, _, node| Box::pin(node::run(s, state.env, state.nodes, node)),
-        },
+        run: Run::OwnNode(|s, state, _, node| Box::pin(node::run(s, state.env, state.nodes, node))),
     },
     Story {
         name: clones::NAME,
@@ -201,37 +192,25 @@ pub(super) const STORIES: &[Story] = &[
         name: user_namespaces::NAME,
         about: "the limit of a volume, with and without a user namespace of the pod",
         when: When::All,
-        run: Run::OwnNode {
-            skipped: "pods with a user namespace of their own",
-            run: |s, state, _, _| Box::pin(user_namespaces::run(s, state.env)),
-        },
+        run: Run::OwnNode(|s, state, _, _| Box::pin(user_namespaces::run(s, state.env))),
     },
     Story {
         name: hostile_tenant::NAME,
         about: "a tenant attacks the node and another tenant by names, links, project ids and special files",
         when: When::All,
-        run: Run::OwnNode {
-            skipped: "a tenant who attacks the node and another tenant",
-            run: |s, state, _, node| Box::pin(hostile_tenant::run(s, state.env, node)),
-        },
+        run: Run::OwnNode(|s, state, _, node| Box::pin(hostile_tenant::run(s, state.env, node))),
     },
     Story {
         name: hostile_provisioner::NAME,
         about: "an attacker in the provisioner's container reaches neither the volumes nor the node",
         when: When::All,
-        run: Run::OwnNode {
-            skipped: "an attacker in the provisioner's container",
-            run: |s, state, _, node| Box::pin(hostile_provisioner::run(s, state.env, node)),
-        },
+        run: Run::OwnNode(|s, state, _, node| Box::pin(hostile_provisioner::run(s, state.env, node))),
     },
     Story {
         name: gvisor::NAME,
         about: "volumes of pods under gVisor",
         when: When::OtherProjects,
-        run: Run::OwnNode {
-            skipped: "pods under gVisor",
-            run: |s, state, _, node| Box::pin(gvisor::run(s, state.env, node)),
-        },
+        run: Run::OwnNode(|s, state, _, node| Box::pin(gvisor::run(s, state.env, node))),
     },
     Story {
         name: kubelet_root::NAME,
@@ -249,74 +228,50 @@ pub(super) const STORIES: &[Story] = &[
         name: half_provisioned::NAME,
         about: "the provisioner is killed between a volume and its PersistentVolume",
         when: When::All,
-        run: Run::OwnNode {
-            skipped: "kill the provisioner between a volume and its object",
-            run: |s, state, _, node| Box::pin(half_provisioned::run(s, state.env, node)),
-        },
+        run: Run::OwnNode(|s, state, _, node| Box::pin(half_provisioned::run(s, state.env, node))),
     },
     Story {
         name: outages::NAME,
         about: "the provisioner and the API server are killed while they work",
         when: When::All,
-        run: Run::OwnNode {
-            skipped: "kill the provisioner and the API server while they work",
-            run: |s, state, cluster, node| Box::pin(outages::run(s, state.env, cluster, node)),
-        },
+        run: Run::OwnNode(|s, state, cluster, node| Box::pin(outages::run(s, state.env, cluster, node))),
     },
     Story {
         name: second_node::NAME,
         about: "a second node joins, gets volumes, and leaves; a claim that names it gets another",
         when: When::All,
-        run: Run::OwnNode {
-            skipped: "boot a second node",
-            run: |s, state, cluster, node| Box::pin(second_node::run(s, state.env, cluster, node)),
-        },
+        run: Run::OwnNode(|s, state, cluster, node| Box::pin(second_node::run(s, state.env, cluster, node))),
     },
     Story {
         name: node_loss::NAME,
         about: "a node is deleted by mistake, and lost; it comes back with its data",
         when: When::Long,
-        run: Run::OwnNode {
-            skipped: "delete a second node",
-            run: |s, state, cluster, _| Box::pin(node_loss::run(s, state.env, cluster)),
-        },
+        run: Run::OwnNode(|s, state, cluster, _| Box::pin(node_loss::run(s, state.env, cluster))),
     },
     Story {
         name: power_cut::NAME,
         about: "the power of a node is cut while 50 volumes are in use",
         when: When::Long,
-        run: Run::OwnNode {
-            skipped: "cut the power of a node with volumes in use",
-            run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node)),
-        },
+        run: Run::OwnNode(|s, state, _, node| Box::pin(power_cut::run(s, state.env, node))),
     },
     Story {
         name: helm::NAME,
         about: "the chart installs the driver, over the manifests and without them, while volumes are in use",
         when: When::Long,
-        run: Run::OwnNode {
-            skipped: "install the driver with Helm",
-            run: |s, state, cluster, _| Box::pin(helm::run(s, state.env, cluster)),
-        },
+        run: Run::OwnNode(|s, state, cluster, _| Box::pin(helm::run(s, state.env, cluster))),
     },
     Story {
         name: claim_labels::NAME,
         about: "each node watches only its own claims: the component is added and removed while volumes are in use",
         when: When::Long,
-        run: Run::OwnNode {
-            skipped: "add and remove the component claim-labels",
-            run: |s, state, cluster, _| Box::pin(claim_labels::run(s, state.env, cluster)),
-        },
+        run: Run::OwnNode(|s, state, cluster, _| Box::pin(claim_labels::run(s, state.env, cluster))),
     },
     // The last story before the removal: if it fails, csi-snapshotter stays in the driver's pods.
     Story {
         name: snapshots::NAME,
         about: "VolumeSnapshots with snapshot-controller: restored, retained, deleted, interrupted",
         when: When::OtherProjects,
-        run: Run::OwnNode {
-            skipped: "snapshots of volumes",
-            run: |s, state, cluster, node| Box::pin(snapshots::run(s, state.env, cluster, node)),
-        },
+        run: Run::OwnNode(|s, state, cluster, node| Box::pin(snapshots::run(s, state.env, cluster, node))),
     },
     Story {
         name: removal::NAME,

@@ -155,11 +155,6 @@ impl Runner for StoryRunner<'_> {
     }
 }
 
-fn skip(steps: &mut Steps<'_>, skipped: &str) -> StepResult {
-    steps.skip(skipped, FOREIGN_NODE);
-    Ok(())
-}
-
 /// Returns the directory for the state of the cluster if a run goes on after this failure. The other stories need the driver,
 /// which those that always run install and remove. A sabotaged run has to end with its first failure.
 fn go_on<'a>(
@@ -204,12 +199,12 @@ impl<'a> StoryRunner<'a> {
         let (cluster, node) = (env.cluster, env.node);
         let outcome = match (&story.run, cluster, node) {
             (Run::AnyCluster(run), ..) => run(&mut steps, state).await,
-            (Run::OwnNode { run, .. }, Some(cluster), Some(node)) => {
-                run(&mut steps, state, cluster, node).await
-            }
+            (Run::OwnNode(run), Some(cluster), Some(node)) => run(&mut steps, state, cluster, node).await,
             (Run::KubeletOnDataDisk(run), _, Some(node)) => run(&mut steps, state, node).await,
-            (Run::OwnNode { skipped, .. }, ..) => skip(&mut steps, skipped),
-            (Run::KubeletOnDataDisk(_), _, None) => skip(&mut steps, "all steps"),
+            (Run::OwnNode(_), ..) | (Run::KubeletOnDataDisk(_), _, None) => {
+                steps.skip("all steps", FOREIGN_NODE);
+                Ok(())
+            }
         };
         // After a failure too, because it can be the cause.
         let mut steps = begin(self.session, self.report, restarts::NAME, self.shown);

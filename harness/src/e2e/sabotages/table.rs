@@ -5,12 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use super::{data_disk, data_files, driver, leak, objects};
 use crate::e2e::sabotage::Sabotage;
-use crate::e2e::stories::{
-    bad_claims, claim_labels, clones, deletion_in_use, driver_restart, flow, gvisor, half_provisioned, helm,
-    hostile_provisioner, hostile_tenant, infeasible_resize, install, kubelet_quotas, kubelet_root, node,
-    node_loss, orphans, outages, power_cut, read_only_claims, removal, retained_volumes, second_node,
-    snapshots, user_namespaces,
-};
+use crate::e2e::stories::*;
 
 pub(in crate::e2e) static SABOTAGES: &[Sabotage] = &[
     Sabotage {
