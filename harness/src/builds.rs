@@ -90,13 +90,12 @@ pub(crate) async fn driver_programs(session: &Session, profile: ProgramProfile) 
 /// # Errors
 /// The tool does not compile.
 pub(crate) async fn loopfs_tool(session: &Session, profile: ProgramProfile) -> Result<PathBuf> {
-    let args =
-        ["build", profile.argument(), "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
+    let args = ["build", profile.argument(), "--package", "loopfs-tool"];
     let built = programs(session, "build the tool loopfs", &args).await?;
     built.program("loopfs")
 }
 
-/// Builds the tests of loopfs and csi that run in virtual machines, with the programs of loopfs that they run. One build for all, so that
+/// Builds the tests of loopfs, its tool and csi that run in virtual machines, with the tool, which they run. One build for all, so that
 /// what they share is compiled once.
 ///
 /// # Errors
@@ -107,11 +106,12 @@ pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
         "--profile=guest-tests",
         "--no-run",
         "--package=loopfs",
+        "--package=loopfs-tool",
         "--package=csi",
         "--test=kernel",
         "--test=power_cut",
         "--test=engine",
-        "--features=loopfs/__tests,csi/__tests,csi/engine-tests",
+        "--features=loopfs/__tests,loopfs-tool/__tests,csi/__tests,csi/engine-tests",
     ];
     programs(session, "build the tests for virtual machines", &args).await
 }

@@ -142,7 +142,7 @@ fn paths(text: &str, begin: &str, end: &str) -> BTreeSet<String> {
 #[test]
 fn chart_and_doctor_know_the_same_directories() {
     let chart = paths(&read("chart/templates/_objects.tpl"), "$shared := list", "-}}");
-    let mut doctor = paths(&read("../loopfs/src/preflight/data_dir.rs"), "const SHARED:", "];");
+    let mut doctor = paths(&read("../loopfs/tool/src/preflight/data_dir.rs"), "const SHARED:", "];");
     assert!(doctor.remove("/"));
     assert_eq!(chart, doctor);
     assert!(chart.contains("/var/lib"), "{chart:?}");

@@ -92,12 +92,6 @@ impl Explanation {
     pub(crate) fn with_remedy(self, remedy: impl Into<Cow<'static, str>>) -> Self {
         Self { remedy: remedy.into(), ..self }
     }
-
-    /// Puts another cause before this one.
-    #[cfg(feature = "data-disk")]
-    pub(crate) fn after(self, cause: &str) -> Self {
-        Self { cause: joined(cause, &self.cause).into(), ..self }
-    }
 }
 
 impl From<&'static str> for Explanation {
@@ -189,12 +183,6 @@ impl Error {
             *remedy = joined(remedy, &further.to_string()).into();
         }
         self
-    }
-
-    /// Removes the remedy and returns it, for an error that contains the text of this one.
-    #[cfg(feature = "node-identity")]
-    pub(crate) fn take_remedy(&mut self) -> Cow<'static, str> {
-        std::mem::take(&mut self.explanation.remedy)
     }
 
     pub(crate) fn with_kind(self, kind: ErrorKind) -> Self {

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// UUID of an XFS file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FilesystemUuid(pub(crate) [u8; 16]);
+pub struct FilesystemUuid(pub [u8; 16]);
 
 impl fmt::Display for FilesystemUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

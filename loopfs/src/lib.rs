@@ -1,7 +1,7 @@
 //! Linux loop devices, XFS project quotas, and a store of volumes built on both.
 //!
 //! # The life of a volume
-//! 1. A program mounts an XFS file system with project quotas ([`data_disk`]), and opens a [`volume_store`] on it.
+//! 1. A program opens a [`volume_store`] on an XFS file system that is mounted with project quotas.
 //! 2. It creates a volume. The store reserves the capacity first. A Filesystem volume is a directory, and the limits of its project
 //!    ([`project_quota`]) are the reservation. A Block volume is an image file.
 //! 3. The volume gets its name by one rename or link, so it appears complete. It is pending until its creator has recorded it elsewhere.
@@ -21,10 +21,8 @@
 //! | `loop-device` | [`loop_device`] | attaches a file as a block device with direct I/O, finds the device of a file, refreshes its capacity while it is in use, and detaches it |
 //! | `project-quota` | [`project_quota`] | limits the bytes and inodes of a directory tree, and allocates the project ids for it |
 //! | `project-quota` | [`project_tree`] | puts an existing directory tree into a project, compares a tree with its project, and clones a tree with shared blocks and all attributes |
+//! | `project-quota` | [`xfs`] | reads the geometry of an XFS, and expands it |
 //! | `mount` | [`mount`] | bind mounts that are never visible without their flags, the mount table, and a check that mounts appear on the node |
-//! | `data-disk` | [`data_disk`] | checks and mounts the disk of the volumes, expands its file system, and claims an empty disk for mkfs.xfs |
-//! | `node-identity` | [`node_identity`] | node name, machine id and name of the operating system in the forms that Kubernetes accepts |
-//! | `preflight` | [`preflight`] | checks what of all this a machine lacks, and names the remedies |
 //! | `volume-store` (enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //! | `publish` (default, enables `volume-store`) | [`publish`] | volumes at paths that other programs use, which may do anything to their device |
 //!
@@ -60,8 +58,6 @@ compile_error!(
 #[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod baseline;
-#[cfg(feature = "data-disk")]
-pub mod data_disk;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod deadline;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
@@ -70,7 +66,7 @@ mod error;
 #[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod fault_injection;
-#[cfg(any(feature = "data-disk", feature = "volume-store"))]
+#[cfg(feature = "project-quota")]
 mod filesystem_uuid;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod flock;
@@ -80,10 +76,6 @@ mod idle_io;
 pub mod loop_device;
 #[cfg(feature = "mount")]
 pub mod mount;
-#[cfg(feature = "node-identity")]
-pub mod node_identity;
-#[cfg(feature = "preflight")]
-pub mod preflight;
 #[cfg(feature = "project-quota")]
 pub mod project_quota;
 #[cfg(feature = "project-quota")]
@@ -92,8 +84,6 @@ pub mod project_tree;
 pub mod publish;
 #[cfg(feature = "project-quota")]
 mod reflink;
-#[cfg(feature = "data-disk")]
-mod shell;
 mod sys;
 #[cfg(feature = "__tests")]
 #[doc(hidden)]
@@ -101,10 +91,14 @@ pub mod test_support;
 mod units;
 #[cfg(feature = "volume-store")]
 pub mod volume_store;
+#[cfg(feature = "project-quota")]
+pub mod xfs;
 
 pub use error::{Error, ErrorKind, Result, Sizes};
-#[cfg(any(feature = "data-disk", feature = "volume-store"))]
+#[cfg(feature = "project-quota")]
 pub use filesystem_uuid::FilesystemUuid;
+#[cfg(feature = "volume-store")]
+pub use sys::probe::probe_system_calls;
 pub use units::{Bytes, DeviceNumber, Inodes, ParseBytesError};
 
 /// The README's example compiles.

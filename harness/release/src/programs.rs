@@ -103,10 +103,9 @@ pub(crate) async fn programs(
     let title = format!("build the driver for linux/{}", target.architecture);
     let driver = ["--bins", "--package", "csi", "--package", "provisioner"];
     let driver = build.programs(session, &title, &driver).await?;
-    // A build of its own: with the features of the tool, the driver would get code that it does not use.
+    // A build of its own: with the features of dependencies that the tool enables, the driver would get code that it does not use.
     let title = format!("build the tool loopfs for linux/{}", target.architecture);
-    let tool = ["--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
-    let tool = build.programs(session, &title, &tool).await?;
+    let tool = build.programs(session, &title, &["--package", "loopfs-tool"]).await?;
     let program = |name: &str| driver.program(name);
     Ok(driver_files(program("loopfs-csi")?, program("loopfs-provisioner")?, tool.program("loopfs")?))
 }

@@ -27,8 +27,8 @@ use crate::builds;
 /// The test target, the same in every crate that has kernel tests.
 pub(super) const TEST: &str = "kernel";
 /// The crates with kernel tests.
-const PACKAGES: [&str; 2] = ["loopfs", "csi"];
-/// The program of loopfs, which its tests run, and its path in the guest.
+const PACKAGES: [&str; 3] = ["loopfs", "loopfs-tool", "csi"];
+/// The tool of loopfs, which tests run, and its path in the guest.
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
 /// The directory in the guest of the example programs of loopfs, which its tests run.

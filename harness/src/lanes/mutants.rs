@@ -16,13 +16,14 @@ use super::checks;
 
 const CARGO_MUTANTS: CargoTool = CargoTool { name: "cargo-mutants", version: "27.1.0" };
 const SUITE: &str = "mutants";
-/// The crates, the options of cargo for their unit tests, and those of the tests. The model of loop devices takes longest, and tests
+/// The crates, the targets with their unit tests, and the options of the tests. The model of loop devices takes longest, and tests
 /// none of the functions.
-const PACKAGES: [(&str, &[&str], &[&str]); 4] = [
-    ("loopfs", &["--all-features"], &["--skip=loop_device::"]),
-    ("csi", &[], &[]),
-    ("csi-wire", &[], &[]),
-    ("provisioner", &[], &[]),
+const PACKAGES: [(&str, &str, &[&str]); 5] = [
+    ("loopfs", "--lib", &["--skip=loop_device::"]),
+    ("loopfs-tool", "--bins", &[]),
+    ("csi", "--lib", &[]),
+    ("csi-wire", "--lib", &[]),
+    ("provisioner", "--lib", &[]),
 ];
 /// The limit for the tests of a mutant, in seconds. A busy machine is slow, so tests that reach it show nothing.
 const TIMEOUT: &str = "300";
@@ -30,22 +31,16 @@ const TIMEOUT: &str = "300";
 pub(super) async fn run(session: &Session) -> Result<Report> {
     let program = CARGO_MUTANTS.prepare(session).await?;
     let mut report = Report::new();
-    for (package, options, tests) in PACKAGES {
+    for (package, target, tests) in PACKAGES {
         let started = Instant::now();
-        let checked = check(session, &program, package, options, tests).await;
+        let checked = check(session, &program, package, target, tests).await;
         report.record(SUITE, package, started.elapsed(), &checked);
     }
     Ok(report)
 }
 
 /// Tests all mutants of a crate. They are built in a copy of the workspace, with a build directory in the cache.
-async fn check(
-    session: &Session,
-    program: &Path,
-    package: &str,
-    options: &[&str],
-    tests: &[&str],
-) -> Result<()> {
+async fn check(session: &Session, program: &Path, package: &str, target: &str, tests: &[&str]) -> Result<()> {
     let build = session.cache.root().join(SUITE);
     let output = session.workspace.reports(SUITE).join(package);
     // The lists of an earlier run would be read if this one did not begin.
@@ -54,8 +49,7 @@ async fn check(
         .args(["mutants", "--package", package, "--baseline=skip", "--timeout", TIMEOUT, "--cap-lints=true"])
         .arg("--output")
         .arg(&output)
-        .args(options.iter().copied())
-        .args(["--", "--lib", "--"])
+        .args(["--", target, "--"])
         .args(tests.iter().copied())
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_TARGET_DIR", &build)

@@ -112,7 +112,7 @@ mod tests {
         let skips: Skips = toml::from_str(include_str!("../../skips.toml")).unwrap();
         for skip in &skips.skip {
             assert!(
-                skip.suite == "unit" || skip.suite.ends_with(": loopfs"),
+                skip.suite == "unit" || skip.suite.ends_with(": loopfs-tool"),
                 "{}: {}",
                 skip.suite,
                 skip.name

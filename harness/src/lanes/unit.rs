@@ -17,8 +17,7 @@ use super::libtest::Run;
 
 const SUITE: &str = "unit";
 
-/// Crates that the library must not depend on, because it uses only the kernel. Its programs and benchmarks
-/// may have more dependencies, behind features of their own.
+/// Crates that the library must not depend on, because it uses only the kernel.
 const NOT_IN_LOOPFS: [&str; 7] = ["anyhow", "clap", "kube", "serde", "serde_json", "tokio", "tonic"];
 
 const DEPENDENCIES: &str = "dependencies of loopfs";
@@ -42,24 +41,15 @@ const CHECKS: [(&str, &[&str]); 5] = [
     (GUEST_DEPENDENCIES, &["tree", "--package", "testvm-guest", "--edges", "normal,build"]),
 ];
 
-/// The features of loopfs for its users, but for `cli`. Each must build alone; the other checks compile them together.
-const FEATURES: [&str; 8] = [
-    "data-disk",
-    "loop-device",
-    "mount",
-    "node-identity",
-    "preflight",
-    "project-quota",
-    "publish",
-    "volume-store",
-];
+/// The features of loopfs for its users. Each must build alone; the other checks compile them together.
+const FEATURES: [&str; 5] = ["loop-device", "mount", "project-quota", "publish", "volume-store"];
 
 /// A target that loopfs must compile for besides the architecture of this machine. Nothing is linked.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
 const OTHER_TARGET_CHECK: &[&str] =
     &["check", "--package", "loopfs", "--all-features", "--target", OTHER_TARGET];
 
-const TESTS: [&str; 4] = ["test", "--workspace", "--features", "loopfs/cli"];
+const TESTS: [&str; 2] = ["test", "--workspace"];
 
 /// The directory of the alert rules, and how promtool checks them there.
 const MONITORING: &str = "csi/monitoring";

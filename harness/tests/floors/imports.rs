@@ -14,7 +14,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, Meta, UseTree};
 
 /// The files of one crate and their imports of each other. A file is named by its path below `src`, without `.rs`, and without
-/// `mod` or a program's `main` at the end: `cluster/node`, `cluster`, `bin/loopfs`.
+/// `mod` or a program's `main` at the end: `cluster/node`, `cluster`, `bin/dbg`.
 pub(crate) struct Imports {
     pub(crate) files: BTreeMap<String, BTreeSet<String>>,
 }

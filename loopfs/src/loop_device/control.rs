@@ -469,8 +469,7 @@ impl Drop for SurplusRemoval {
 }
 
 /// What to do if the loop driver does not respond.
-pub(crate) const REMEDY: &str =
-    "load the loop module (modprobe loop), and let this process see the host's /dev";
+const REMEDY: &str = "load the loop module (modprobe loop), and let this process see the host's /dev";
 
 fn open_control() -> Result<OwnedFd> {
     loop_dev::open_control().map_err(|errno| match errno {
@@ -482,7 +481,7 @@ fn open_control() -> Result<OwnedFd> {
 
 /// Checks that the loop driver responds: requests the removal of a device that cannot exist, the only request of the driver that
 /// changes nothing. The driver returns ENODEV.
-pub(crate) fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
+fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
     match loop_dev::remove(control, BEYOND_ALL_INDICES) {
         Ok(()) | Err(Errno::ENODEV) => Ok(()),
         Err(errno) => Err(Error::sys("query", CONTROL, errno).with_remedy(REMEDY)),

@@ -48,8 +48,6 @@ pub mod unmanaged;
 pub use attachments::Attachments;
 pub use binding::{Access, BackingFile, BackingRange, Binding};
 pub use control::{DeviceCounts, DeviceList, LoopControl};
-#[cfg(feature = "preflight")]
-pub(crate) use control::{REMEDY as NO_DRIVER_REMEDY, require_driver};
 pub use detach::{Detach, DetachError, PendingDetach};
 pub use device::{LoopDevice, Status};
 pub use discard::Discard;

@@ -117,6 +117,8 @@ pub struct Attributes {
     pub backing_path: Option<PathBuf>,
     /// The identity of the file. Only a process that may open the device can read it.
     pub backing: Option<BackingFile>,
+    /// The number of the block device that the device is bound to. Otherwise as `backing`.
+    pub backing_device: Option<DeviceNumber>,
     /// The name that was given when the device was set up; see [`Setup::name`].
     pub name: Option<OsString>,
     /// Where the device begins in the file, in bytes.
@@ -151,6 +153,10 @@ pub fn attributes(index: u32) -> Attributes {
         backing: info
             .as_ref()
             .map(|info| BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode }),
+        // 0 for a file.
+        backing_device: info
+            .filter(|info| info.lo_rdevice != 0)
+            .map(|info| DeviceNumber::from_raw(info.lo_rdevice)),
         name: name.filter(|name| !name.is_empty()),
         offset: number("loop/offset"),
         size_limit: number("loop/sizelimit"),

@@ -186,8 +186,11 @@ impl<'fs> ProjectQuota<'fs> {
     }
 
     /// Returns the number of blocks with quota records of projects (`Q_XGETQSTATV`). XFS frees none of them.
-    #[cfg(feature = "preflight")]
-    pub(crate) fn record_blocks(&self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// Those of [`ProjectQuota`].
+    #[doc(alias = "Q_XGETQSTATV")]
+    pub fn record_blocks(&self) -> Result<u64> {
         let state = self.explain(quotactl::state(self.fs), "read the quota state of", "the file system")?;
         Ok(state.project.nblks)
     }

@@ -3,8 +3,6 @@
 //! The functions contain no policy and no retries. Their only error is the kernel's errno.
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 
-#[cfg(feature = "data-disk")]
-pub(crate) mod block;
 pub(crate) mod devtmpfs;
 #[cfg(feature = "__tests")]
 pub(crate) mod discard;
@@ -31,7 +29,7 @@ pub(crate) mod loop_dev;
 pub(crate) mod loop_tenant;
 pub(crate) mod mount;
 pub(crate) mod mount_ids;
-#[cfg(feature = "preflight")]
+#[cfg(feature = "volume-store")]
 pub(crate) mod probe;
 pub(crate) mod quotactl;
 pub(crate) mod random;

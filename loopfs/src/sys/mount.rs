@@ -21,42 +21,6 @@ pub(crate) fn clone_tree(source: impl AsFd) -> Result<OwnedFd> {
     open_tree(source, c"", flags).map_err(errno)
 }
 
-/// `fsopen("xfs")`, `fsconfig(FSCONFIG_SET_STRING, "source", device)` and `fsconfig(FSCONFIG_SET_FLAG, "prjquota")`: returns
-/// a context for a new mount of the device.
-#[cfg(feature = "data-disk")]
-pub(crate) fn xfs_context(device: &CStr) -> Result<OwnedFd> {
-    use rustix::mount::{FsOpenFlags, fsconfig_set_flag, fsconfig_set_string, fsopen};
-
-    let context = fsopen(c"xfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(errno)?;
-    fsconfig_set_string(&context, c"source", device).map_err(errno)?;
-    fsconfig_set_flag(&context, c"prjquota").map_err(errno)?;
-    Ok(context)
-}
-
-/// `fsconfig(context, FSCONFIG_CMD_CREATE)`: the kernel reads the superblock, and replays the log if it has to. If the
-/// file system is already mounted somewhere, the kernel uses that one and ignores the options of the context.
-#[cfg(feature = "data-disk")]
-pub(crate) fn create_filesystem(context: impl AsFd) -> Result<()> {
-    rustix::mount::fsconfig_create(context).map_err(errno)
-}
-
-/// `fsmount(context)`: returns a detached mount that is `nodev`, `nosuid` and `noexec`.
-#[cfg(feature = "data-disk")]
-pub(crate) fn hardened_mount(context: impl AsFd) -> Result<OwnedFd> {
-    use rustix::mount::{FsMountFlags, MountAttrFlags, fsmount};
-
-    let flags = MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, flags).map_err(errno)
-}
-
-/// Reads one message of a context, such as `e xfs: Unknown parameter`, or returns ENODATA if there is none.
-#[cfg(feature = "data-disk")]
-pub(crate) fn read_message(context: impl AsFd, buffer: &mut [u8]) -> Result<usize> {
-    rustix::io::read(context, buffer).map_err(errno)
-}
-
 /// `mount_setattr(tree, "", AT_EMPTY_PATH, attributes)`, which rustix does not wrap.
 pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result<()> {
     let fd = tree.as_fd().as_raw_fd();

@@ -54,16 +54,12 @@ const XFS_EOF_FLAGS_PRID: u32 = 1 << 3;
 #[cfg(feature = "volume-store")]
 pub(crate) const PROJID32: u32 = 1 << 11;
 /// `XFS_FSOP_GEOM_FLAGS_V5SB`: version 5, with checksums.
-#[cfg(feature = "preflight")]
 pub(crate) const V5SB: u32 = 1 << 15;
 /// `XFS_FSOP_GEOM_FLAGS_FTYPE`.
-#[cfg(feature = "preflight")]
 pub(crate) const FTYPE: u32 = 1 << 16;
 /// `XFS_FSOP_GEOM_FLAGS_REFLINK`.
-#[cfg(feature = "preflight")]
 pub(crate) const REFLINK: u32 = 1 << 20;
 /// `XFS_FSOP_GEOM_FLAGS_BIGTIME`.
-#[cfg(feature = "preflight")]
 pub(crate) const BIGTIME: u32 = 1 << 21;
 
 ioctl!(read xfs_ioc_fsgeometry_v1 with b'X', 100; Geometry);
@@ -161,7 +157,6 @@ pub(crate) fn counts(file: impl AsFd) -> Result<FilesystemCounts> {
 }
 
 /// `struct xfs_growfs_data`.
-#[cfg(feature = "data-disk")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GrowData {
@@ -169,12 +164,10 @@ pub(crate) struct GrowData {
     pub(crate) imaxpct: u32,
 }
 
-#[cfg(feature = "data-disk")]
 ioctl!(write xfs_ioc_fsgrowfsdata with b'X', 110; GrowData);
 
 /// `XFS_IOC_FSGROWFSDATA`: expands the data section to `blocks` blocks, or to fewer if the last allocation group would be
 /// too small. `imaxpct` is the share of the space for inodes, which the call sets as well.
-#[cfg(feature = "data-disk")]
 pub(crate) fn grow_data(file: impl AsFd, blocks: u64, imaxpct: u32) -> Result<()> {
     let fd = file.as_fd().as_raw_fd();
     let grow = GrowData { newblocks: blocks, imaxpct };
@@ -197,7 +190,6 @@ mod tests {
         assert_eq!(std::mem::offset_of!(EofBlocks, min_file_size), 24);
         // _IOR('X', 125, __uint32_t): XFS_IOC_GOINGDOWN.
         assert_eq!(ioctl_sys::ior!(b'X', 125, size_of::<u32>()), 0x8004_587d);
-        #[cfg(feature = "data-disk")]
         assert_eq!(ioctl_sys::iow!(b'X', 110, size_of::<GrowData>()), 0x4010_586e);
         #[cfg(feature = "volume-store")]
         {

@@ -95,6 +95,4 @@ pub use spec::{
     ImageSpec, LogicalBlockSize, Provisioning, StoreCounts, StoreOptions, VolumeKind, VolumeSpec,
 };
 pub use store::VolumeStore;
-#[cfg(feature = "preflight")]
-pub(crate) use store::verify_data_directory;
 pub use volume::{InodeStats, Volume, VolumeStats};

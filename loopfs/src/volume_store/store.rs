@@ -44,12 +44,6 @@ fn recorded_filesystem(data_dir: &Path) -> Result<DataFilesystem> {
     Ok(filesystem)
 }
 
-/// Checks that a store can be opened or created on the file system that is mounted at `data_dir`. Changes nothing.
-#[cfg(feature = "preflight")]
-pub(crate) fn verify_data_directory(data_dir: &Path) -> Result<()> {
-    recorded_filesystem(data_dir).map(drop)
-}
-
 impl VolumeStore {
     /// Opens the store on the file system mounted at `data_dir`, and creates it at first use.
     ///
@@ -101,6 +95,14 @@ impl VolumeStore {
             });
         }
         Self::over(filesystem, options, Access::ReadOnly)
+    }
+
+    /// Checks that a store can be opened or created on the file system that is mounted at `data_dir`. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open) that concern the file system.
+    pub fn check_data_directory(data_dir: &Path) -> Result<()> {
+        recorded_filesystem(data_dir).map(drop)
     }
 
     fn over(filesystem: DataFilesystem, options: StoreOptions, access: Access) -> Result<Self> {

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -153,13 +152,6 @@ pub(crate) fn image(directory: &Path, name: &str, size: u64) -> File {
         File::options().read(true).write(true).create_new(true).open(directory.join(name)).expect("an image");
     file.set_len(size).expect("the size");
     file
-}
-
-/// Reports that the calling test cannot check anything here, which `harness/skips.toml` has to permit. The test then returns.
-#[allow(clippy::explicit_write, reason = "libtest discards the output of println! if a test passes")]
-pub(crate) fn report_skip(reason: &str) {
-    // In a line of its own, because the name of the test is at the beginning of this one.
-    writeln!(std::io::stdout(), "\nthis test is skipped: {reason}").expect("write to the log");
 }
 
 /// Returns `true` if the running kernel is this version or a later one. Tests use it where kernels behave

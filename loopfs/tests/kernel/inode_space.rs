@@ -7,7 +7,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-use loopfs::data_disk::{self, MIN_SIZE};
 use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
 use loopfs::mount::unmount;
 use loopfs::project_quota::ProjectId;
@@ -15,7 +14,7 @@ use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, Volum
 use loopfs::{Bytes, ErrorKind};
 use nix::sys::statvfs::statvfs;
 
-use crate::data_disk::Disk;
+use crate::disk::{Disk, MIN_SIZE};
 use crate::environment::{Leaks, assert_close, id, quota, scratch};
 
 const MIB: u64 = 1 << 20;
@@ -38,7 +37,7 @@ impl Fixture {
         let (disk, parent) = (Disk::formatted(size), scratch());
         let data = parent.path().join("data");
         fs::create_dir(&data).unwrap();
-        data_disk::mount(&disk.source(), &data).unwrap();
+        disk.mount(&data);
         let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
         Self { leaks, store, data, disk, _parent: parent }
     }
@@ -130,7 +129,7 @@ fn empty_files_take_no_reserved_space() {
 fn files_in_every_group_stay_reserved() {
     // The rest of an inode number is its number in a group of 75 MiB: of a block, and of one of its 8 inodes.
     const GROUP_BITS: u32 = 15 + 3;
-    let fixture = Fixture::new(MIN_SIZE.0);
+    let fixture = Fixture::new(MIN_SIZE);
     let many = fixture.create("many", &directory_of(8 * MIB, "512"));
     let other = fixture.create("other", &directory_of(64 * MIB, "16384"));
     // XFS puts directories into all groups in turn, and files into the group of their directory.
@@ -168,7 +167,7 @@ fn files_in_every_group_stay_reserved() {
 #[test]
 fn small_volumes_leave_a_thin_device_whole() {
     const THIN: u64 = 96 * MIB;
-    let fixture = Fixture::new(MIN_SIZE.0);
+    let fixture = Fixture::new(MIN_SIZE);
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(THIN));
     spec.set("provisioning", "thin").unwrap();
     let thin = fixture.create("thin", &spec);
@@ -210,14 +209,14 @@ fn small_volumes_leave_a_thin_device_whole() {
 
 #[test]
 fn more_inodes_than_fit_are_refused() {
-    let fixture = Fixture::new(MIN_SIZE.0);
+    let fixture = Fixture::new(MIN_SIZE);
     // Inodes may take a quarter of the disk.
-    let spec = directory_of(MIN_SIZE.0 / 4, "512");
+    let spec = directory_of(MIN_SIZE / 4, "512");
     let error = fixture.store.create(&id("many"), &spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert!(error.to_string().contains("larger bytesPerInode"), "{error}");
     let largest = fixture.store.space().unwrap().largest_volume(&spec);
-    assert!((MIN_SIZE.0 / 8..MIN_SIZE.0 / 4).contains(&largest.0), "{largest}");
+    assert!((MIN_SIZE / 8..MIN_SIZE / 4).contains(&largest.0), "{largest}");
     fixture.create("most", &VolumeSpec { capacity: largest, ..spec });
     let error = fixture.store.expand(&id("most"), Bytes(largest.0 + MIB)).unwrap_err();
     assert!(error.to_string().contains("larger bytesPerInode"), "{error}");

@@ -2,22 +2,20 @@
 //! machine of their own; `cargo harness test --lane kernel` provides it.
 //!
 //! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA` is one without quotas,
-//! `LOOPFS_TEST_SCRATCH` is a tmpfs, `LOOPFS_TEST_TOOL` is the program `loopfs`, and `LOOPFS_TEST_EXAMPLES` is a
-//! directory with the programs of `examples`. The tests fail if one of them is missing, because a skipped test must
-//! not look like a passed one.
+//! `LOOPFS_TEST_SCRATCH` is a tmpfs, `LOOPFS_TEST_TOOL` is the program `loopfs`, whose losetup `detach` compares with the calls of the
+//! library, and `LOOPFS_TEST_EXAMPLES` is a directory with the programs of `examples`. The tests fail if one of them is missing,
+//! because a skipped test must not look like a passed one. The tests of the tool include some modules of this directory.
 
 mod annotations;
 mod attachments;
 mod clones;
-mod command_line;
 mod conditions;
 mod cookbook;
-mod data_disk;
 mod detach;
 mod device_cgroup;
 mod difference;
 mod directory_copies;
-mod doctor;
+mod disk;
 mod environment;
 mod foreign_files;
 mod foreign_projects;
@@ -28,11 +26,11 @@ mod limited_directories;
 mod lock_timeouts;
 mod loop_device_model;
 mod loop_devices;
-mod losetup;
 mod many_devices;
 mod max_part;
 mod module;
 mod mounts;
+mod namespaces;
 mod other_programs;
 mod project_ids;
 mod project_trees;

@@ -22,11 +22,10 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
+use crate::namespaces::NOBODY;
 
 const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
-/// A user without capabilities.
-pub(crate) const NOBODY: u32 = 65534;
 /// Set in the child process; the value is the directory that it works on.
 const CHILD: &str = "LOOPFS_TEST_CHILD";
 

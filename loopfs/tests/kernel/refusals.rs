@@ -15,10 +15,11 @@ use loopfs::volume_store::{SnapshotId, StoreOptions, VolumeKind, VolumeSpec, Vol
 use loopfs::{Bytes, DeviceNumber, ErrorKind};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{major, minor};
 
+use crate::disk::{Disk, MIN_SIZE, mkfs};
 use crate::environment::{Leaks, clone_image, directory, id, image, linux_at_least, scratch, store, xfs};
+use crate::namespaces::in_namespace;
 use crate::quota_refusals::run_without_capabilities;
 
 const MIB: u64 = 1 << 20;
@@ -38,17 +39,6 @@ pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send)
         nothing(path);
         work()
     })
-}
-
-/// Runs `work` in a mount namespace that lasts as long as its thread.
-pub(crate) fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let apart = || {
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let nothing = None::<&str>;
-        mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
-        work()
-    };
-    std::thread::scope(|scope| scope.spawn(apart).join().unwrap())
 }
 
 #[test]
@@ -348,4 +338,18 @@ fn other_file_systems_than_xfs_are_refused_by_name() {
     let error = VolumeStore::open(Path::new(&tmpfs), StoreOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WrongFilesystem);
     assert!(error.to_string().contains("tmpfs"), "{error}");
+}
+
+#[test]
+fn a_store_refuses_short_project_ids() {
+    let leaks = Leaks::watch();
+    let (disk, target) = (Disk::blank(MIN_SIZE), scratch());
+    mkfs(&["-m", "crc=0", "-i", "projid32bit=0"], &disk.path);
+    disk.mount(target.path());
+    let error = VolumeStore::open(target.path(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    assert!(error.to_string().contains("16 bits"), "{error}");
+    assert!(unmount(target.path()).unwrap());
+    drop((disk, target));
+    leaks.check();
 }

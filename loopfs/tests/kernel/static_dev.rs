@@ -1,74 +1,20 @@
 //! Tests with a `/dev` that is a copy from before the loop devices were created, as in a container of Docker or kind: a tmpfs in
 //! which the kernel creates no nodes.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice};
-use nix::mount::{MsFlags, mount};
-use nix::sys::stat::{Mode, SFlag, mknod};
+use nix::mount::MsFlags;
 
 use crate::device_cgroup::DeviceCgroup;
-use crate::environment::{Leaks, directory, image, path_from};
+use crate::environment::{Leaks, directory, image};
 use crate::module::unload_loop_module;
-use crate::refusals::in_namespace;
+use crate::namespaces::{NodeAside, no_loop_nodes, with_static_dev};
 
 const MIB: u64 = 1 << 20;
-
-/// Runs `work` while a tmpfs covers `/dev` that has copies of the nodes whose names `copied` accepts, in a mount namespace that
-/// lasts as long as its thread.
-pub(crate) fn with_static_dev<T: Send>(
-    copied: fn(&OsStr) -> bool,
-    flags: MsFlags,
-    work: impl FnOnce() -> T + Send,
-) -> T {
-    in_namespace(|| {
-        let nodes: Vec<_> = std::fs::read_dir("/dev").unwrap().map(|entry| entry.unwrap().path()).collect();
-        let nodes = nodes.iter().filter(|path| copied(path.file_name().unwrap()));
-        let nodes: Vec<_> = nodes.map(|path| (path, std::fs::symlink_metadata(path).unwrap())).collect();
-        mount(Some("none"), "/dev", Some("tmpfs"), MsFlags::MS_NOSUID | flags, None::<&str>).unwrap();
-        for (path, status) in nodes {
-            let kind = match status.file_type() {
-                kind if kind.is_char_device() => SFlag::S_IFCHR,
-                kind if kind.is_block_device() => SFlag::S_IFBLK,
-                _ => continue,
-            };
-            mknod(path, kind, Mode::from_bits_truncate(status.mode()), status.rdev()).unwrap();
-        }
-        work()
-    })
-}
-
-/// A node in the machine's `/dev` that has another name until this is dropped, even if the test fails.
-pub(crate) struct NodeAside {
-    node: PathBuf,
-    aside: PathBuf,
-}
-
-impl NodeAside {
-    pub(crate) fn of(node: &Path) -> Self {
-        let aside = node.with_extension("aside");
-        std::fs::rename(node, &aside).unwrap();
-        Self { node: node.to_owned(), aside }
-    }
-}
-
-impl Drop for NodeAside {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::rename(&self.aside, &self.node) {
-            eprintln!("rename {} to {}: {error}", self.aside.display(), self.node.display());
-        }
-    }
-}
-
-/// Accepts the nodes that a container without further devices has.
-pub(crate) fn no_loop_nodes(name: &OsStr) -> bool {
-    ["null", "zero", "full", "random", "urandom", "tty"].map(OsStr::new).contains(&name)
-}
 
 #[test]
 fn devices_without_a_node_are_attached_found_and_detached_in_a_static_dev() {
@@ -202,24 +148,5 @@ fn a_device_cgroup_that_denies_the_loop_driver_is_an_error_with_its_remedy() {
     });
     drop(cgroup);
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
-}
-
-#[test]
-fn the_losetup_of_loopfs_binds_a_device_without_a_node() {
-    let leaks = Leaks::watch();
-    let directory = directory();
-    drop(image(directory.path(), "image", MIB));
-    let file = directory.path().join("image");
-    let tool = path_from("LOOPFS_TEST_TOOL");
-    with_static_dev(no_loop_nodes, MsFlags::empty(), || {
-        let run = |args: &[&OsStr]| Command::new(&tool).arg("losetup").args(args).output().unwrap();
-        let set_up = run(&["-f".as_ref(), "--show".as_ref(), file.as_ref()]);
-        assert!(set_up.status.success(), "{set_up:?}");
-        let device = String::from_utf8(set_up.stdout).unwrap();
-        assert!(Path::new(device.trim()).exists(), "{device}");
-        let detached = run(&["-d".as_ref(), device.trim().as_ref()]);
-        assert!(detached.status.success(), "{detached:?}");
-    });
     leaks.check();
 }

@@ -2,56 +2,23 @@
 //! `hostUsers: false`.
 
 use std::fs::{File, Permissions, create_dir, metadata};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
 use loopfs::mount::unmount;
 use loopfs::project_quota::{Limits, ProjectId, assign_project, project_of};
 use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::environment::{Leaks, directory, quota, scratch, xfs};
-use crate::quota_refusals::{NOBODY, assert_refused};
+use crate::namespaces::{MAPPED, NOBODY, TARGET, start_in_user_namespace};
+use crate::quota_refusals::assert_refused;
 
 const MIB: u64 = 1 << 20;
-/// Set in the process that enters the user namespace. The value is a path for the test, such as that of an idmapped mount.
-pub(crate) const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
-/// The line that the process prints once its ids are mapped.
-pub(crate) const MAPPED: &str = "ids are mapped";
-
 fn project(id: u32) -> ProjectId {
     ProjectId::new(id).unwrap()
-}
-
-/// Starts the current test again as a process with one thread and as the only process of an unprivileged user. Only
-/// such a process may enter a user namespace. Waits until it has mapped its ids.
-pub(crate) fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
-    let test = std::thread::current().name().expect("libtest names the thread after its test").to_owned();
-    // If the user may have only one process, libtest cannot start a thread for the test and runs it in its only thread.
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
-    setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args([&test, "--exact", "--test-threads=1", "--nocapture"])
-        .env(TARGET, target)
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    setrlimit(Resource::RLIMIT_NPROC, soft, hard).unwrap();
-    let mut child = child.unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.trim_end().ends_with(MAPPED) {
-        line.clear();
-        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the process ended before its ids were mapped");
-    }
-    (child, output)
 }
 
 /// Enters a user namespace in which this process is root, and waits until the parent has mounted the volume.

@@ -1,0 +1,252 @@
+//! The name of a data disk: a path, or the label or UUID of its file system.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use loopfs::FilesystemUuid;
+
+use super::block_device::{BlockDevice, holders};
+
+const OPERATION: &str = "find the data disk";
+const CLASS: &str = "/sys/class/block";
+
+/// A device, by its path or by the XFS on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DiskSource {
+    /// A device node, or a symbolic link to one.
+    Path(PathBuf),
+    /// The label of an XFS.
+    Label(String),
+    /// The UUID of an XFS.
+    Uuid(FilesystemUuid),
+}
+
+impl DiskSource {
+    /// Parses `LABEL=...` and `UUID=...`, as in fstab(5). Anything else is a path.
+    pub(crate) fn parse(text: &OsStr) -> Result<Self> {
+        if let Some(label) = text.as_bytes().strip_prefix(b"LABEL=") {
+            let label = std::str::from_utf8(label).ok().filter(|label| (1..=12).contains(&label.len()));
+            let wrong = || format!("{OPERATION} {}: a label of XFS has 1 to 12 bytes", text.display());
+            return Ok(Self::Label(label.with_context(wrong)?.to_owned()));
+        }
+        if let Some(uuid) = text.as_bytes().strip_prefix(b"UUID=") {
+            return Ok(Self::Uuid(String::from_utf8_lossy(uuid).parse()?));
+        }
+        Ok(Self::Path(text.into()))
+    }
+
+    /// Opens the device.
+    ///
+    /// A label or UUID is searched on all devices that sysfs lists, so it needs no udev. The search skips loop devices and
+    /// devices that stand on them, such as a volume group within a Block volume, because the owner of the volume chooses
+    /// what is on them. It also skips devices that others are built on, such as the disks of a RAID.
+    pub(crate) fn open(&self, operation: &'static str) -> Result<BlockDevice> {
+        if let Self::Path(path) = self {
+            return BlockDevice::open(path, operation);
+        }
+        let mut found = Vec::new();
+        let listed = || format!("{OPERATION} {CLASS}");
+        for entry in fs::read_dir(CLASS).with_context(listed)? {
+            let path = entry.with_context(listed)?.path();
+            found.extend(candidate(&path).filter(|device| self.is_on(device)));
+        }
+        self.only(found)
+    }
+
+    fn is_on(&self, device: &BlockDevice) -> bool {
+        let Ok(Some(superblock)) = device.superblock() else { return false };
+        match self {
+            Self::Path(_) => false,
+            Self::Label(label) => superblock.label == *label,
+            Self::Uuid(uuid) => superblock.uuid == *uuid,
+        }
+    }
+
+    /// Returns the only device that was found.
+    fn only(&self, mut found: Vec<BlockDevice>) -> Result<BlockDevice> {
+        let paths: Vec<String> = found.iter().map(|device| device.path.display().to_string()).collect();
+        match (found.pop(), paths.len()) {
+            (Some(device), 1) => Ok(device),
+            (None, _) => bail!(
+                "{OPERATION} {self}: no block device of this machine has such an XFS; see `blkid`, or give the path of the device"
+            ),
+            _ => bail!("{OPERATION} {self}: {} have it; give the path of the right one", paths.join(" and ")),
+        }
+    }
+}
+
+/// Opens the device of an entry of sysfs if a data disk may be on it. Devices that cannot be opened, such as drives without
+/// a medium, have no data disk.
+fn candidate(entry: &Path) -> Option<BlockDevice> {
+    if stands_on_loop_device(entry) {
+        return None;
+    }
+    let number = fs::read_to_string(entry.join("dev")).ok()?.trim().parse().ok()?;
+    if !holders(number).is_empty() {
+        return None;
+    }
+    BlockDevice::of_number(number, OPERATION).ok()
+}
+
+/// Returns `true` if the device of an entry of sysfs is a loop device, or is built on one: by the device mapper, MD RAID or
+/// bcache, over any number of layers. Returns `true` too if sysfs does not say what the device is built on.
+fn stands_on_loop_device(entry: &Path) -> bool {
+    let Ok(device) = fs::canonicalize(entry) else { return true };
+    if is_loop_device(&device) {
+        return true;
+    }
+    // The directory of a partition lies in that of its disk, and only the disk has the list of its members.
+    let partition = device.join("partition").exists();
+    let disk = device.parent().filter(|_| partition).unwrap_or(&device);
+    match fs::read_dir(disk.join("slaves")) {
+        Ok(members) => members
+            .into_iter()
+            .any(|member| member.map_or(true, |member| stands_on_loop_device(&member.path()))),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+/// Returns `true` if a path in sysfs is a loop device or a partition of one: `.../block/loop0/loop0p1`.
+fn is_loop_device(target: &Path) -> bool {
+    let names: Vec<&[u8]> = target.iter().map(OsStr::as_bytes).collect();
+    names.windows(2).any(|pair| {
+        pair[0] == b"block"
+            && pair[1].strip_prefix(b"loop").is_some_and(|number| number.iter().all(u8::is_ascii_digit))
+    })
+}
+
+impl fmt::Display for DiskSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Label(label) => write!(f, "LABEL={label}"),
+            Self::Uuid(uuid) => write!(f, "UUID={uuid}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::symlink;
+
+    use loopfs::{Bytes, DeviceNumber};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::data_disk::superblock::tests::SECTOR;
+
+    /// An image with the superblock of an XFS, whose label is `loopfs`, as if it were a device.
+    fn image(path: &Path) -> BlockDevice {
+        fs::write(path, SECTOR).unwrap();
+        BlockDevice {
+            path: path.to_owned(),
+            number: DeviceNumber { major: 254, minor: 16 },
+            size: Bytes(SECTOR.len() as u64),
+            read_only: false,
+            file: File::open(path).unwrap(),
+        }
+    }
+
+    #[rstest]
+    #[case::label("LABEL=loopfs", true)]
+    #[case::uuid("UUID=00112233-4455-6677-8899-aabbccddeeff", true)]
+    #[case::beginning_of_the_label("LABEL=loop", false)]
+    #[case::other_uuid("UUID=00112233-4455-6677-8899-aabbccddee00", false)]
+    fn a_device_is_found_by_the_label_and_the_uuid_of_its_xfs(#[case] text: &str, #[case] expected: bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vdb");
+        let source = DiskSource::parse(OsStr::new(text)).unwrap();
+        assert_eq!(source.is_on(&image(&path)), expected);
+        assert_eq!(source.only(vec![image(&path)]).unwrap().path, path);
+    }
+
+    #[test]
+    fn two_devices_with_one_label_are_an_error_that_names_both() {
+        let directory = tempfile::tempdir().unwrap();
+        let devices = ["vdb", "vdc"].map(|name| image(&directory.path().join(name)));
+        let error = DiskSource::Label("loopfs".into()).only(devices.into()).unwrap_err();
+        assert!(
+            error.to_string().contains("vdb and ") && error.to_string().contains("vdc have it"),
+            "{error}"
+        );
+    }
+
+    /// Creates a directory of sysfs for each device, with links to the devices that it is built on.
+    fn sysfs(devices: &[(&str, &[&str])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (device, members) in devices {
+            let directory = root.path().join(device);
+            let slaves = directory.join("slaves");
+            fs::create_dir_all(&slaves).unwrap();
+            for member in *members {
+                symlink(root.path().join(member), slaves.join(Path::new(member).file_name().unwrap()))
+                    .unwrap();
+            }
+        }
+        root
+    }
+
+    #[rstest]
+    #[case::loop_device("virtual/block/loop0", true)]
+    #[case::volume_on_a_loop_device("virtual/block/dm-0", true)]
+    #[case::two_layers("virtual/block/md0", true)]
+    #[case::partition_of_a_raid("virtual/block/md0/md0p1", true)]
+    #[case::disk("pci0/block/vdb", false)]
+    #[case::volume_on_a_disk("virtual/block/dm-1", false)]
+    #[case::partition_of_a_disk("pci0/block/vdb/vdb1", false)]
+    #[case::removed_device("pci0/block/vdc", true)]
+    fn what_stands_on_a_loop_device_is_no_data_disk(#[case] device: &str, #[case] expected: bool) {
+        let root = sysfs(&[
+            ("virtual/block/loop0", &[]),
+            ("virtual/block/dm-0", &["virtual/block/loop0"]),
+            ("virtual/block/md0", &["pci0/block/vdb", "virtual/block/dm-0"]),
+            ("pci0/block/vdb", &[]),
+            ("virtual/block/dm-1", &["pci0/block/vdb/vdb1"]),
+        ]);
+        for partition in ["virtual/block/md0/md0p1", "pci0/block/vdb/vdb1"] {
+            fs::create_dir_all(root.path().join(partition)).unwrap();
+            fs::write(root.path().join(partition).join("partition"), "1").unwrap();
+        }
+        assert_eq!(stands_on_loop_device(&root.path().join(device)), expected);
+    }
+
+    #[rstest]
+    #[case::path("/dev/vdb", DiskSource::Path("/dev/vdb".into()))]
+    #[case::path_with_equals_sign("./LABEL=x", DiskSource::Path("./LABEL=x".into()))]
+    #[case::label("LABEL=loopfs", DiskSource::Label("loopfs".into()))]
+    fn sources_are_parsed(#[case] text: &str, #[case] expected: DiskSource) {
+        assert_eq!(DiskSource::parse(OsStr::new(text)).unwrap(), expected);
+        assert_eq!(expected.to_string(), text);
+    }
+
+    #[rstest]
+    #[case::empty_label(b"LABEL=")]
+    #[case::long_label(b"LABEL=thirteenbytes")]
+    #[case::no_text(b"LABEL=\xff")]
+    #[case::no_uuid(b"UUID=1234")]
+    fn impossible_labels_and_uuids_are_refused(#[case] text: &[u8]) {
+        DiskSource::parse(OsStr::from_bytes(text)).unwrap_err();
+    }
+
+    #[rstest]
+    #[case("../../devices/virtual/block/loop0", true)]
+    #[case("../../devices/virtual/block/loop65536/loop65536p1", true)]
+    #[case("../../devices/pci0000:00/0000:00:02.0/virtio0/block/vdb", false)]
+    #[case("../../devices/virtual/block/dm-0", false)]
+    #[case("../../devices/virtual/block/loopy", false)]
+    fn a_path_in_sysfs_shows_if_a_device_is_a_loop_device(#[case] target: &str, #[case] expected: bool) {
+        assert_eq!(is_loop_device(Path::new(target)), expected);
+    }
+
+    #[test]
+    fn a_label_that_no_device_has_is_an_error_that_names_it() {
+        let error = DiskSource::Label("no such one".into()).only(Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("LABEL=no such one"), "{error}");
+    }
+}
