@@ -7,7 +7,7 @@ use loopfs::volume_store::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 use tokio::task::JoinError;
 
-use crate::object::OperationObject;
+use crate::locks::OperationObject;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -90,6 +90,12 @@ pub(crate) enum Error {
     /// A defect of this program.
     #[error("{0}")]
     Defect(String),
+}
+
+impl From<OperationObject> for Error {
+    fn from(locked: OperationObject) -> Self {
+        Self::OperationPending(locked)
+    }
 }
 
 /// A task that panicked. The driver never cancels the tasks for which it waits.

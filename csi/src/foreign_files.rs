@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use loopfs::project_quota::ProjectId;
 use loopfs::volume_store::{ChargedTo, ForeignEvidence, ForeignFiles, VolumeId, VolumeStore};
 
+use crate::background::{BackgroundThrottle, ForegroundCalls, TrashCleanup};
 use crate::blocking;
 use crate::changes::Changes;
 use crate::error::{Error, Result};
-use crate::storage::{BackgroundThrottle, ForegroundCalls, StorageMonitor, TrashCleanup};
+use crate::storage::StorageMonitor;
 
 /// After a search of all volumes, the next one begins only after this many times its duration. A tenant causes evidence at will, because a
 /// volume that is filled is evidence, and again after it was not full. A twentieth of the time is what searches can take.

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use clap::Parser;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 use super::*;
-use crate::transport::raw_client::{RawClient, frame, header_block};
 
 const GET_PLUGIN_INFO: &str = "/csi.v1.Identity/GetPluginInfo";
 
@@ -58,4 +59,61 @@ async fn a_call_with_the_path_as_authority_is_reset() {
         client.receive(b"csi.loopfs.dev").await;
     })
     .await;
+}
+
+/// The maximum time until a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A minimal HTTP/2 client, which sends any authority.
+pub(crate) struct RawClient(UnixStream);
+
+impl RawClient {
+    pub(crate) async fn connect(socket: &Path) -> Self {
+        let mut stream = UnixStream::connect(socket).await.unwrap();
+        let settings = frame(4, 0, 0, &[]);
+        stream.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..]].concat()).await.unwrap();
+        Self(stream)
+    }
+
+    /// Sends a call with this header block and an empty message, on a stream of its own.
+    pub(crate) async fn call(&mut self, stream: u8, header_block: &[u8]) {
+        let empty_message = [0; 5];
+        let call = [frame(1, 0x4, stream, header_block), frame(0, 0x1, stream, &empty_message)].concat();
+        self.0.write_all(&call).await.unwrap();
+    }
+
+    /// Waits until the server has sent these bytes.
+    pub(crate) async fn receive(&mut self, expected: &[u8]) {
+        let receive = async {
+            let mut received = Vec::new();
+            while !received.windows(expected.len()).any(|window| window == expected) {
+                assert_ne!(self.0.read_buf(&mut received).await.unwrap(), 0, "hung up after {received:x?}");
+            }
+        };
+        tokio::time::timeout(RESPONSE_TIMEOUT, receive).await.expect("a response");
+    }
+}
+
+/// Returns the header block of a call. All fields except for the method and the scheme are added to the dynamic table,
+/// in the order path, authority, content type, te.
+pub(crate) fn header_block(path: &str, authority: &str) -> Vec<u8> {
+    let literal =
+        |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    [
+        // :method: POST, :scheme: http.
+        vec![0x83, 0x86],
+        literal(0x44, path),
+        literal(0x41, authority),
+        // content-type is 31 in the static table; te is not in it.
+        literal(0x5f, "application/grpc"),
+        literal(0x40, "te"),
+        literal(0, "trailers")[1..].to_vec(),
+    ]
+    .concat()
+}
+
+/// Returns an HTTP/2 frame.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }

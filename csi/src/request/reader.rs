@@ -13,8 +13,8 @@ use super::capability::{AccessType, Capability};
 use super::field::{CapacityRange, Result, parse_volume_id, require_non_empty};
 use super::path::TargetPath;
 use crate::driver::DriverName;
+use crate::driver::ThisNode;
 use crate::error::{Error, InvalidRequest};
-use crate::topology::ThisNode;
 
 /// A request to stage a volume on this node.
 #[derive(Debug, PartialEq, Eq)]

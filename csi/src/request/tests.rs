@@ -13,7 +13,7 @@ use rstest::rstest;
 
 use super::field::CapacityRange;
 use super::reader::RequestReader;
-use crate::topology::ThisNode;
+use crate::driver::ThisNode;
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/staging";

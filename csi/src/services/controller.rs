@@ -11,11 +11,11 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::rpc::{self, RpcKind, signed};
 use crate::driver::DriverName;
+use crate::driver::ThisNode;
 use crate::error::Result;
-use crate::object::OperationObject;
+use crate::locks::{LockMode, OperationObject};
 use crate::request::{CapacityQuery, RequestReader};
-use crate::topology::ThisNode;
-use crate::volumes::{Capacity, LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
+use crate::volumes::{Capacity, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
 
 /// The capabilities of the Controller service in this version of the driver.
 const CAPABILITIES: [Capability; 14] = [

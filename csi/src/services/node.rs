@@ -12,10 +12,10 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::health;
 use super::rpc::{self, RpcKind, signed};
+use crate::driver::ThisNode;
 use crate::error::{Error, Result};
 use crate::request::RequestReader;
 use crate::storage::{Probe, Readiness};
-use crate::topology::ThisNode;
 use crate::volumes::VolumeOperations;
 
 /// The capabilities of the Node service in this version of the driver.

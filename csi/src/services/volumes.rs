@@ -26,9 +26,9 @@ use crate::changes::{ChangeCounts, Changes};
 use crate::custody::{self, CustodyPath};
 use crate::error::{Error, InvalidRequest, Result};
 use crate::foreign_files::{ForeignFileSearch, FoundFiles};
-use crate::object::OperationObject;
+use crate::locks::{LockMode, OperationObject};
 use crate::storage::{Availability, StorageMonitor};
-use crate::volumes::{LockMode, NewVolume, VolumeOperations, Volumes};
+use crate::volumes::{NewVolume, VolumeOperations, Volumes};
 
 /// The shortest time between two states of the node.
 const STATE_INTERVAL: Duration = Duration::from_millis(100);

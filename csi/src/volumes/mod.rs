@@ -11,7 +11,6 @@ mod snapshots;
 mod stats;
 mod unavailable;
 mod volume;
-mod volume_locks;
 
 pub(crate) use inventory::{Capacity, Page};
 pub(crate) use operations::VolumeOperations;
@@ -19,4 +18,3 @@ pub(crate) use provision::NewVolume;
 pub(crate) use publish::Volumes;
 pub(crate) use snapshots::SnapshotPage;
 pub(crate) use volume::{UNIT as MIN_VOLUME_SIZE, VolumeInfo};
-pub(crate) use volume_locks::LockMode;

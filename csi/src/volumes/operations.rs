@@ -22,12 +22,12 @@ use tracing::Instrument;
 
 use super::publish::Volumes;
 use super::unavailable;
-use super::volume_locks::{LockMode, VolumeLocks};
+use crate::background::ForegroundCalls;
 use crate::blocking;
 use crate::error::{Error, Result};
-use crate::object::OperationObject;
+use crate::locks::{LockMode, OperationObject, VolumeLocks};
 use crate::request::{Publish, Stage, TargetPath, Unpublish, Unstage};
-use crate::storage::{ForegroundCalls, StorageMonitor};
+use crate::storage::StorageMonitor;
 
 /// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
 /// that do not access the disk.

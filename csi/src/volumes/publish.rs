@@ -7,10 +7,11 @@ use loopfs::publish::{Cleanup, ClearedTarget, PublishRoot, Publisher};
 use loopfs::volume_store::VolumeId;
 
 use super::volume::require_kind;
+use crate::background::TrashCleanup;
 use crate::changes::Changes;
 use crate::error::{Error, Result};
 use crate::request::{AccessType, Publish, Stage, TargetPath, Unstage};
-use crate::storage::{StorageMonitor, TrashCleanup, require_filesystem};
+use crate::storage::{StorageMonitor, require_filesystem};
 
 /// The volumes of this node.
 #[derive(Debug)]

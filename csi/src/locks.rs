@@ -7,12 +7,55 @@
 //! all its locks together or none of them, and waits for none. Two operations therefore cannot wait for each other.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId};
 use tokio::sync::Notify;
 
-use crate::error::{Error, Result};
-use crate::object::OperationObject;
+/// The object of an operation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum OperationObject {
+    Volume(VolumeId),
+    Snapshot(SnapshotId),
+    /// The capacity of a volume, while it is expanded.
+    Capacity(VolumeId),
+    /// A path at which a volume is published.
+    Target(PathBuf),
+}
+
+impl From<VolumeId> for OperationObject {
+    fn from(id: VolumeId) -> Self {
+        Self::Volume(id)
+    }
+}
+
+impl From<SnapshotId> for OperationObject {
+    fn from(id: SnapshotId) -> Self {
+        Self::Snapshot(id)
+    }
+}
+
+impl From<OwnedContentSource> for OperationObject {
+    fn from(source: OwnedContentSource) -> Self {
+        match source {
+            OwnedContentSource::Volume(id) => Self::Volume(id),
+            OwnedContentSource::Snapshot(id) => Self::Snapshot(id),
+        }
+    }
+}
+
+impl fmt::Display for OperationObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Volume(id) => write!(f, "volume {id}"),
+            Self::Snapshot(id) => write!(f, "snapshot {id}"),
+            Self::Capacity(id) => write!(f, "the capacity of volume {id}"),
+            Self::Target(path) => write!(f, "target path {}", path.display()),
+        }
+    }
+}
 
 /// The effect of an operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,11 +111,11 @@ impl VolumeLocks {
     /// Locks all of these objects, or none of them.
     ///
     /// # Errors
-    /// [`Error::OperationPending`] with an object that another operation has locked.
+    /// The object that another operation has locked.
     pub(crate) fn try_acquire(
         &self,
         requested: impl IntoIterator<Item = (OperationObject, LockMode)>,
-    ) -> Result<VolumeLock> {
+    ) -> Result<VolumeLock, OperationObject> {
         let mut lock = VolumeLock { locks: self.clone(), locked: Vec::new() };
         for (object, mode) in requested {
             let mut states = self.states();
@@ -80,7 +123,7 @@ impl VolumeLocks {
             if !state.allows(mode) {
                 // Dropping `lock` releases the locks acquired so far, and needs the mutex for that.
                 drop(states);
-                return Err(Error::OperationPending(object));
+                return Err(object);
             }
             match mode {
                 LockMode::Keep => state.kept += 1,
@@ -134,7 +177,6 @@ impl Drop for VolumeLock {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::volume_store::{SnapshotId, VolumeId};
     use rstest::rstest;
 
     use super::*;
@@ -164,8 +206,7 @@ mod tests {
             let held = locks.try_acquire([(volume("a"), first)]).unwrap();
             match locks.try_acquire([(volume("a"), second)]) {
                 Ok(_both) => assert!(together, "{first:?} and {second:?}"),
-                Err(Error::OperationPending(object)) => assert!(!together && object == volume("a")),
-                Err(error) => panic!("{error}"),
+                Err(object) => assert!(!together && object == volume("a")),
             }
             // Operations on other objects proceed, even on a snapshot of the same name.
             drop(locks.try_acquire([(volume("b"), second), (snapshot("a"), second)]).unwrap());
@@ -186,9 +227,7 @@ mod tests {
                 (volume("b"), LockMode::Change),
             ]
         };
-        assert!(
-            matches!(locks.try_acquire(wanted()), Err(Error::OperationPending(object)) if object == volume("b"))
-        );
+        assert_eq!(locks.try_acquire(wanted()).unwrap_err(), volume("b"));
         drop(
             locks.try_acquire([(volume("a"), LockMode::Remove), (snapshot("s"), LockMode::Remove)]).unwrap(),
         );

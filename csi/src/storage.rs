@@ -1,4 +1,4 @@
-//! The node's storage, and whether it is available.
+//! The node's storage, and whether it is available: the monitor opens it, and probes write to it and query the loop driver.
 //!
 //! `docs/decisions/0030-unpublishing-needs-no-disk.md` gives the reasons.
 
@@ -11,10 +11,12 @@ use loopfs::publish::{PublishOptions, PublishRoot, PublishedDevices, Publisher};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use loopfs::{ErrorKind, FilesystemUuid};
 use service::ExponentialBackoff;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::driver::DriverName;
 use crate::error::{Error, Result};
 use crate::kubelet_record;
@@ -22,7 +24,10 @@ use crate::mount_watch::MountWatch;
 
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
 /// ten seconds after which the probes in the manifest time out.
-pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The interval at which the driver probes its storage itself.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 const HANG_REMEDY: &str =
     "look for a hanging disk in the kernel log, and whether the file system is frozen (fsfreeze)";
@@ -126,7 +131,7 @@ impl StorageMonitor {
         (waited >= WRITE_TIMEOUT).then(|| self.hang_error_after(waited))
     }
 
-    pub(crate) fn hang_error_after(&self, waited: Duration) -> Error {
+    fn hang_error_after(&self, waited: Duration) -> Error {
         Error::StorageUnavailable(self.hang_reason(waited))
     }
 
@@ -139,7 +144,7 @@ impl StorageMonitor {
 
     /// Records the start of a probe. The caller calls this before [`probe`](Self::probe), and drops the returned value
     /// when the probe has finished.
-    pub(crate) fn begin_probe(&self) -> ProbeInProgress {
+    fn begin_probe(&self) -> ProbeInProgress {
         self.probe_started.send_replace(Some(Instant::now()));
         ProbeInProgress(self.probe_started.clone())
     }
@@ -168,7 +173,7 @@ impl StorageMonitor {
 
     /// Probes the storage, more thoroughly and more slowly than [`verified`](Self::verified). Blocks, without a limit
     /// if the disk hangs.
-    pub(crate) fn probe(&self) -> Result<Readiness> {
+    fn probe(&self) -> Result<Readiness> {
         let storage = match &*self.state.borrow() {
             StorageAvailability::Available(storage) => Arc::clone(storage),
             StorageAvailability::Starting => return Ok(Readiness::Starting),
@@ -407,7 +412,7 @@ async fn reached(time: Option<Instant>) {
 
 /// A probe that is in progress until this is dropped.
 #[derive(Debug)]
-pub(crate) struct ProbeInProgress(watch::Sender<Option<Instant>>);
+struct ProbeInProgress(watch::Sender<Option<Instant>>);
 
 impl Drop for ProbeInProgress {
     fn drop(&mut self) {
@@ -419,8 +424,83 @@ fn unavailable(error: loopfs::Error) -> Error {
     Error::StorageUnavailable(error.to_string())
 }
 
+/// Runs probes, one at a time.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    monitor: Arc<StorageMonitor>,
+    timeout: Duration,
+    /// The probe that is in progress. There is one at a time, because each would block a thread while the disk hangs.
+    running: Mutex<Option<RunningProbe>>,
+}
+
+#[derive(Debug)]
+struct RunningProbe {
+    since: Instant,
+    outcome: JoinHandle<Result<Readiness>>,
+}
+
+impl Probe {
+    pub(crate) fn new(monitor: Arc<StorageMonitor>) -> Self {
+        Self { monitor, timeout: WRITE_TIMEOUT, running: Mutex::default() }
+    }
+
+    /// Probes the storage every [`PROBE_INTERVAL`]. Calls that do not detect a failure themselves then
+    /// return its error, where they would otherwise block on a hanging disk.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut failed = false;
+        loop {
+            // A disk that hangs from the start is detected as soon as the storage is open, which needs no write.
+            self.monitor.wait_until_present().await;
+            match self.health().await {
+                Ok(_) => failed = false,
+                Err(error) => {
+                    if !failed {
+                        tracing::error!(%error, "the storage probe failed; volumes cannot be served");
+                    }
+                    failed = true;
+                }
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+
+    /// Returns whether volumes can be served, or the reason why not.
+    pub(crate) async fn health(&self) -> Result<Readiness> {
+        let monitor = Arc::clone(&self.monitor);
+        self.run_shared(move || monitor.probe()).await
+    }
+
+    async fn run_shared(
+        &self,
+        run_shared: impl FnOnce() -> Result<Readiness> + Send + 'static,
+    ) -> Result<Readiness> {
+        // The caller that holds the mutex waits for a probe that is in progress.
+        let Ok(mut running) = tokio::time::timeout(self.timeout, self.running.lock()).await else {
+            return Err(self.monitor.hang_error_after(self.timeout));
+        };
+        let current = running.get_or_insert_with(|| {
+            // The monitor counts the probe as in progress for exactly as long as it runs, even if no caller waits for
+            // it.
+            let in_progress = self.monitor.begin_probe();
+            let run_shared = move || {
+                let _in_progress = in_progress;
+                run_shared()
+            };
+            RunningProbe { since: Instant::now(), outcome: tokio::spawn(blocking::run(run_shared)) }
+        });
+        let Ok(outcome) = tokio::time::timeout(self.timeout, &mut current.outcome).await else {
+            return Err(self.monitor.hang_error_after(current.since.elapsed()));
+        };
+        *running = None;
+        outcome?
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
     use rstest::rstest;
 
     use super::*;
@@ -461,5 +541,40 @@ mod tests {
         stop.cancel();
         task.await.unwrap().unwrap();
         assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_hanging_disk_is_reported_and_blocks_one_thread() {
+        let root = Arc::new(loopfs::publish::PublishRoot::open(std::path::Path::new("/")).unwrap());
+        let monitor =
+            Arc::new(StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), "/nowhere".into(), root));
+        let probe = Probe { timeout: Duration::from_millis(50), ..Probe::new(monitor) };
+        let (release, release_receiver) = mpsc::channel::<()>();
+        let release_receiver = Arc::new(std::sync::Mutex::new(release_receiver));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let hanging = || {
+            let (release_receiver, begun) = (Arc::clone(&release_receiver), Arc::clone(&begun));
+            move || {
+                begun.fetch_add(1, Ordering::Relaxed);
+                release_receiver.lock().unwrap().recv().ok();
+                Ok(Readiness::Ready)
+            }
+        };
+        for _ in 0..3 {
+            let error = probe.run_shared(hanging()).await.unwrap_err();
+            assert!(error.to_string().contains("has not ended"), "{error}");
+        }
+        assert_eq!(begun.load(Ordering::Relaxed), 1);
+        release.send(()).unwrap();
+        let slow = Probe { timeout: Duration::from_secs(60), ..probe };
+        assert_eq!(
+            slow.run_shared(hanging()).await.unwrap(),
+            Readiness::Ready,
+            "the probe in progress is awaited"
+        );
+        assert_eq!(begun.load(Ordering::Relaxed), 1);
+        release.send(()).unwrap();
+        assert_eq!(slow.run_shared(hanging()).await.unwrap(), Readiness::Ready);
+        assert_eq!(begun.load(Ordering::Relaxed), 2);
     }
 }
