@@ -9,8 +9,8 @@ use tokio::sync::watch;
 
 use crate::error::Error;
 use crate::request::ListRequest;
+use crate::services::VolumeOperations;
 use crate::storage::StorageMonitor;
-use crate::volumes::VolumeOperations;
 
 /// The findings of the latest audit.
 #[derive(Debug, Default)]

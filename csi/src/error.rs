@@ -1,4 +1,4 @@
-//! The errors of calls. [`crate::services`] maps each of them to a gRPC code.
+//! The errors of calls. `services/rpc.rs` maps each of them to a gRPC code.
 
 use std::path::PathBuf;
 

@@ -3,6 +3,15 @@
 //! The driver serves the Identity, Controller and Node services on a unix socket and registers with the kubelet. It has
 //! no Kubernetes client and no credentials. It is the component that mounts.
 //!
+//! # The way of a request
+//! 1. **Receive.** This file listens on the sockets. `services` has one file for each service, with its RPCs: `node.rs` for the kubelet,
+//!    `controller.rs` for csi-snapshotter and other orchestrators, `volumes.rs` for the provisioner.
+//! 2. **Validate.** The RPC parses its message with the pure functions of `request.rs`.
+//! 3. **Lock.** `services/rpc.rs` takes the locks of the call's objects (`locks.rs`), and runs the work on a blocking thread.
+//! 4. **Work.** The RPC has the work, as a closure that calls [`loopfs::publish::Publisher`] of `storage.rs`. `inventory.rs`,
+//!    `snapshots.rs` and `unpublish.rs` have what several RPCs share.
+//! 5. **Map the error.** `services/rpc.rs` logs the call, and converts its error to a gRPC code.
+//!
 //! # Snapshots and clones
 //! A snapshot shares its blocks with its source until one of the two is written. So does a volume that is created from
 //! a snapshot or from another volume. The source may be in use.
@@ -57,7 +66,6 @@ mod services;
 pub mod socket;
 mod storage;
 pub mod volume_mounts;
-mod volumes;
 
 pub use args::Args;
 pub use driver::DriverName;
@@ -76,10 +84,11 @@ use loopfs::publish::PublishRoot;
 use metrics::{Calls, Metered};
 use request::RequestReader;
 use service::{Listeners, Tasks};
-use services::{ControllerService, IdentityService, NodeService, Registrar, VolumesService};
+use services::{
+    ControllerService, IdentityService, NodeService, Registrar, VolumeOperations, Volumes, VolumesService,
+};
 use socket::SocketFile;
 use storage::{Probe, StorageMonitor};
-use volumes::{VolumeOperations, Volumes};
 
 /// The directories of the kubelet below which volumes are published: the targets of all volumes, and the staging paths
 /// of Block volumes.
@@ -144,7 +153,6 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
 #[derive(Clone)]
 struct Parts {
     driver_name: DriverName,
-    this_node: ThisNode,
     requests: RequestReader,
     monitor: Arc<StorageMonitor>,
     probe: Arc<Probe>,
@@ -176,15 +184,18 @@ impl Parts {
             Arc::clone(&changes),
         ));
         let this_node = ThisNode::new(&driver_name, args.node_name.clone());
-        let volumes =
-            Volumes::new(Arc::clone(&monitor), root, Arc::clone(&trash_cleanup), Arc::clone(&changes));
+        let volumes = Volumes {
+            monitor: Arc::clone(&monitor),
+            root,
+            trash_cleanup: Arc::clone(&trash_cleanup),
+            changes: Arc::clone(&changes),
+        };
         Self {
-            requests: RequestReader::new(&driver_name, this_node.clone(), &args.kubelet_dir),
+            requests: RequestReader::new(&driver_name, this_node, &args.kubelet_dir),
             probe: Arc::new(Probe::new(Arc::clone(&monitor))),
-            operations: VolumeOperations::new(volumes, Arc::clone(&monitor), foreground),
+            operations: VolumeOperations::new(volumes, foreground),
             calls: Calls::new(),
             driver_name,
-            this_node,
             monitor,
             trash_cleanup,
             foreign_files,
@@ -193,13 +204,13 @@ impl Parts {
     }
 
     fn identity(&self) -> Metered<IdentityServer<IdentityService>> {
-        let service = IdentityService::new(self.driver_name.clone(), Arc::clone(&self.probe));
+        let (driver_name, probe) = (self.driver_name.clone(), Arc::clone(&self.probe));
+        let service = IdentityService { driver_name, probe };
         Metered::new(IdentityServer::new(service), &self.calls)
     }
 
     fn controller(&self, operations: VolumeOperations) -> Metered<ControllerServer<ControllerService>> {
-        let (node, requests) = (self.this_node.clone(), self.requests.clone());
-        let service = ControllerService::new(&self.driver_name, node, requests, operations);
+        let service = ControllerService { requests: self.requests.clone(), operations };
         Metered::new(ControllerServer::new(service), &self.calls)
     }
 
@@ -210,7 +221,7 @@ impl Parts {
         stop: CancellationToken,
     ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
         let (operations, probe) = (self.operations.clone(), Arc::clone(&self.probe));
-        let node = NodeService::new(self.this_node.clone(), self.requests.clone(), operations, probe);
+        let node = NodeService::new(self.requests.clone(), operations, probe);
         let services = Server::builder()
             .add_service(self.identity())
             .add_service(self.controller(self.operations.clone()))

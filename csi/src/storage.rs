@@ -103,26 +103,19 @@ impl StorageMonitor {
     /// Returns the storage, even if it has failed since it was opened. Returns an error while its disk hangs. Does not
     /// block.
     pub(crate) fn current(&self) -> Result<Arc<Publisher>> {
-        let storage = self.last_opened()?;
-        match self.hang_error() {
-            Some(error) => Err(error),
-            None => Ok(storage),
-        }
+        let storage = match &*self.state.borrow() {
+            StorageAvailability::Available(storage) => Arc::clone(storage),
+            StorageAvailability::Starting => return Err(Error::StorageStarting),
+            StorageAvailability::Unavailable(reason) | StorageAvailability::Absent(reason) => {
+                return Err(Error::StorageUnavailable(reason.to_string()));
+            }
+        };
+        self.hang_error().map_or(Ok(storage), Err)
     }
 
     /// Returns the published devices, also while the storage is unavailable. Returns `None` before it was opened.
     pub(crate) fn devices(&self) -> Option<&PublishedDevices> {
         self.devices.get().map(Arc::as_ref)
-    }
-
-    fn last_opened(&self) -> Result<Arc<Publisher>> {
-        match &*self.state.borrow() {
-            StorageAvailability::Available(storage) => Ok(Arc::clone(storage)),
-            StorageAvailability::Starting => Err(Error::StorageStarting),
-            StorageAvailability::Unavailable(reason) | StorageAvailability::Absent(reason) => {
-                Err(Error::StorageUnavailable(reason.to_string()))
-            }
-        }
     }
 
     /// Returns an error if a probe has waited for the disk for longer than [`WRITE_TIMEOUT`].
@@ -183,7 +176,8 @@ impl StorageMonitor {
             }
         };
         let storage = self.verify(storage)?;
-        storage.store().prove_writable().map_err(unavailable)?;
+        let unwritable = |error: loopfs::Error| Error::StorageUnavailable(error.to_string());
+        storage.store().prove_writable().map_err(unwritable)?;
         // Filesystem volumes are served even if the loop driver does not work.
         storage.devices().loops().verify().map_err(|error| Error::Precondition(error.to_string()))?;
         Ok(Readiness::Ready)
@@ -418,10 +412,6 @@ impl Drop for ProbeInProgress {
     fn drop(&mut self) {
         self.0.send_replace(None);
     }
-}
-
-fn unavailable(error: loopfs::Error) -> Error {
-    Error::StorageUnavailable(error.to_string())
 }
 
 /// Runs probes, one at a time.

@@ -1,149 +1,156 @@
-use std::collections::HashMap;
-use std::path::Path;
-
-use csi_wire::csi as wire;
-use csi_wire::csi::volume_capability::{
-    self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
-};
-use loopfs::Bytes;
-use loopfs::loop_device::Access;
-use loopfs::mount::MountFlags;
-use loopfs::publish::PublishMode;
+use csi_wire::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use loopfs::volume_store::SnapshotId;
+use proptest::prelude::*;
 use rstest::rstest;
+use tonic::Code;
 
-use super::field::CapacityRange;
-use super::reader::RequestReader;
-use crate::driver::ThisNode;
+use super::*;
 
-const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
-const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/staging";
-const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
+const KUBELET: &str = "/var/lib/kubelet";
 
-pub(super) fn reader() -> RequestReader {
+pub(crate) fn reader() -> RequestReader {
     let driver_name = "csi.loopfs.dev".parse().unwrap();
     let node = ThisNode::new(&driver_name, "node-1".to_owned());
-    RequestReader::new(&driver_name, node, Path::new("/var/lib/kubelet"))
+    RequestReader::new(&driver_name, node, Path::new(KUBELET))
 }
 
-fn capability_of(access_type: capability::AccessType, mode: Mode) -> wire::VolumeCapability {
+pub(crate) fn capability_of(access_type: AccessType, mode: Mode) -> wire::VolumeCapability {
     wire::VolumeCapability {
         access_type: Some(access_type),
         access_mode: Some(AccessMode { mode: mode as i32 }),
     }
 }
 
-pub(super) fn mount(mode: Mode) -> wire::VolumeCapability {
-    capability_of(capability::AccessType::Mount(MountVolume::default()), mode)
+pub(crate) fn mount(mode: Mode) -> wire::VolumeCapability {
+    capability_of(AccessType::Mount(MountVolume::default()), mode)
 }
 
-pub(super) fn block(mode: Mode) -> wire::VolumeCapability {
-    capability_of(capability::AccessType::Block(BlockVolume {}), mode)
+pub(crate) fn block(mode: Mode) -> wire::VolumeCapability {
+    capability_of(AccessType::Block(BlockVolume {}), mode)
 }
 
-fn publish(capability: wire::VolumeCapability) -> wire::NodePublishVolumeRequest {
-    wire::NodePublishVolumeRequest {
-        volume_id: "pvc-1".to_owned(),
-        target_path: TARGET.to_owned(),
-        staging_target_path: STAGING.to_owned(),
-        volume_capability: Some(capability),
-        ..wire::NodePublishVolumeRequest::default()
+fn parse_path(text: &str) -> Result<TargetPath> {
+    reader().path("target_path", text)
+}
+
+fn volume_named(name: &str) -> Result<VolumeId> {
+    id_of_name(name)
+}
+
+fn snapshot_named(name: &str) -> Result<SnapshotId> {
+    id_of_name(name)
+}
+
+#[rstest]
+#[case("/var/lib/kubelet/pods/1/mount", "pods/1/mount")]
+#[case("/var/lib/kubelet/target", "target")]
+#[case("/var//lib/kubelet/./pods//1/", "pods/1")]
+#[case("/var/lib/kubelet/a b/ü", "a b/ü")]
+fn paths_below_the_kubelet_directory_are_accepted(#[case] text: &str, #[case] relative: &str) {
+    assert_eq!(parse_path(text).unwrap().relative(), Path::new(relative));
+}
+
+#[rstest]
+#[case::empty("")]
+#[case::relative("pods/1")]
+#[case::the_directory_itself("/var/lib/kubelet")]
+#[case::the_directory_with_a_slash("/var/lib/kubelet/")]
+#[case::outside("/etc/passwd")]
+#[case::neighbour("/var/lib/kubelet-other/x")]
+#[case::leads_out("/var/lib/kubelet/../x")]
+#[case::leads_out_and_back("/var/lib/kubelet/pods/../pods/x")]
+#[case::nul("/var/lib/kubelet/a\0b")]
+#[case::newline("/var/lib/kubelet/a\nb")]
+#[case::long_name(&format!("{KUBELET}/{}", "n".repeat(256)))]
+#[case::long_path(&format!("{KUBELET}/{}", "n/".repeat(2048)))]
+fn other_paths_are_refused(#[case] text: &str) {
+    assert!(parse_path(text).is_err());
+}
+
+proptest! {
+    #[test]
+    fn an_accepted_path_stays_below_the_kubelet_directory(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
+        if let Ok(path) = parse_path(&text) {
+            prop_assert!(path.relative().components().all(|part| matches!(part, Component::Normal(_))));
+            prop_assert!(path.relative().file_name().is_some());
+        }
     }
 }
 
-#[test]
-fn a_publish_request_is_converted() {
-    let mut request = publish(mount(Mode::SingleNodeWriter));
-    request.volume_context = HashMap::from([("csi.loopfs.dev/filesystem-uuid".to_owned(), UUID.to_owned())]);
-    let publish = reader().publish(request).unwrap();
-    assert_eq!(publish.volume.as_str(), "pvc-1");
-    assert_eq!(publish.filesystem, Some(UUID.parse().unwrap()));
-    assert_eq!(publish.target.relative(), Path::new("pods/1/mount"));
-    assert_eq!(publish.mode, PublishMode::Directory(MountFlags::default()));
-    assert!(!publish.single_target);
-}
-
 #[rstest]
-#[case(Mode::SingleNodeWriter, false, Access::ReadWrite, false)]
-#[case(Mode::SingleNodeWriter, true, Access::ReadOnly, false)]
-#[case(Mode::SingleNodeReaderOnly, false, Access::ReadOnly, false)]
-#[case(Mode::SingleNodeSingleWriter, false, Access::ReadWrite, true)]
-#[case(Mode::SingleNodeSingleWriter, true, Access::ReadOnly, true)]
-#[case(Mode::SingleNodeMultiWriter, false, Access::ReadWrite, false)]
-fn an_access_mode_determines_access_and_number_of_targets(
-    #[case] mode: Mode,
-    #[case] readonly: bool,
-    #[case] access: Access,
-    #[case] single_target: bool,
-) {
-    let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
-    assert_eq!((read.mode, read.single_target), (PublishMode::Device(access), single_target));
-    let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
-    let flags = MountFlags { read_only: access == Access::ReadOnly, ..MountFlags::default() };
-    assert_eq!((read.mode, read.single_target), (PublishMode::Directory(flags), single_target));
-}
-
-#[rstest]
-#[case::no_mode(wire::VolumeCapability { access_mode: None, ..mount(Mode::SingleNodeWriter) })]
-#[case::no_type(wire::VolumeCapability { access_type: None, ..mount(Mode::SingleNodeWriter) })]
-#[case::unknown_mode(mount(Mode::Unknown))]
-#[case::readers_on_many_nodes(mount(Mode::MultiNodeReaderOnly))]
-#[case::writer_on_many_nodes(mount(Mode::MultiNodeSingleWriter))]
-#[case::writers_on_many_nodes(block(Mode::MultiNodeMultiWriter))]
-#[case::mode_of_the_future(wire::VolumeCapability { access_mode: Some(AccessMode { mode: 99 }), ..mount(Mode::Unknown) })]
-#[case::other_file_system(capability_of(
-    capability::AccessType::Mount(MountVolume { fs_type: "ext4".to_owned(), ..MountVolume::default() }),
-    Mode::SingleNodeWriter
-))]
-#[case::group(capability_of(
-    capability::AccessType::Mount(MountVolume { volume_mount_group: "7".to_owned(), ..MountVolume::default() }),
-    Mode::SingleNodeWriter
-))]
-#[case::flag(capability_of(
-    capability::AccessType::Mount(MountVolume { mount_flags: vec!["loop".to_owned()], ..MountVolume::default() }),
-    Mode::SingleNodeWriter
-))]
-fn unsupported_capabilities_are_refused(#[case] capability: wire::VolumeCapability) {
-    let error = reader().publish(publish(capability.clone())).unwrap_err().to_string();
-    assert!(error.starts_with("volume_capability: ") || error.starts_with("mount_flags: "), "{error}");
-    let stage = wire::NodeStageVolumeRequest {
-        volume_id: "pvc-1".to_owned(),
-        staging_target_path: TARGET.to_owned(),
-        volume_capability: Some(capability),
-        ..wire::NodeStageVolumeRequest::default()
-    };
-    assert!(reader().stage(stage).is_err());
-}
-
-#[rstest]
-#[case::volume(|request: &mut wire::NodePublishVolumeRequest| request.volume_id.clear(), "volume_id: ")]
-#[case::volume_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.volume_id = "../x".to_owned(), "volume_id: ")]
-#[case::long_volume(|request: &mut wire::NodePublishVolumeRequest| request.volume_id = "v".repeat(4096), "volume_id: ")]
-#[case::target(|request: &mut wire::NodePublishVolumeRequest| request.target_path.clear(), "target_path: ")]
-#[case::target_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.target_path = "/etc".to_owned(), "target_path: ")]
-#[case::staging_path_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.staging_target_path = "/etc".to_owned(), "staging_target_path: ")]
-#[case::capability(|request: &mut wire::NodePublishVolumeRequest| request.volume_capability = None, "volume_capability: ")]
-#[case::uuid(|request: &mut wire::NodePublishVolumeRequest| {
-    request.volume_context.insert("csi.loopfs.dev/filesystem-uuid".to_owned(), "none".to_owned());
-}, "volume_context: ")]
-fn a_publish_request_with_an_invalid_field_is_refused(
-    #[case] spoil: impl FnOnce(&mut wire::NodePublishVolumeRequest),
-    #[case] field: &str,
-) {
-    let mut request = publish(block(Mode::SingleNodeWriter));
-    spoil(&mut request);
-    let error = reader().publish(request).unwrap_err().to_string();
-    assert!(error.starts_with(field), "{error}");
+#[case("pvc-1", Some("pvc-1"))]
+#[case("../../etc", None)]
+#[case(&"v".repeat(4096), None)]
+fn an_impossible_id_counts_as_deleted(#[case] text: &str, #[case] id: Option<&str>) {
+    assert_eq!(deleted_id("snapshot_id", text).unwrap().as_ref().map(SnapshotId::as_str), id);
+    assert_eq!(deleted_id("volume_id", text).unwrap().as_ref().map(VolumeId::as_str), id);
+    let found = existing_id::<SnapshotId>("snapshot_id", "snapshot", text);
+    let found = found.map(|id| id.to_string()).map_err(|error| error.code());
+    assert_eq!(found, id.map(str::to_owned).ok_or(Code::NotFound));
 }
 
 #[test]
-fn a_volume_must_be_staged_first() {
-    let request = wire::NodePublishVolumeRequest {
-        staging_target_path: String::new(),
-        ..publish(block(Mode::SingleNodeWriter))
-    };
-    let error = reader().publish(request).unwrap_err();
-    assert_eq!(error.code(), tonic::Code::FailedPrecondition, "{error}");
-    assert!(error.to_string().starts_with("staging_target_path: "), "{error}");
+fn an_empty_id_is_refused() {
+    assert!(deleted_id::<VolumeId>("volume_id", "").is_err());
+    let error = existing_id::<SnapshotId>("snapshot_id", "snapshot", "").unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+}
+
+#[rstest]
+#[case("pvc-6f1b0c3e-0000-4000-8000-000000000000")]
+#[case("A.b_c-9")]
+#[case("name-1")]
+fn a_valid_id_is_the_id_of_its_name(#[case] name: &str) {
+    assert_eq!(volume_named(name).unwrap().as_str(), name);
+    assert_eq!(snapshot_named(name).unwrap().as_str(), name);
+}
+
+#[rstest]
+#[case::path("../../etc/passwd")]
+#[case::parent("..")]
+#[case::hidden(".hidden")]
+#[case::space("my volume")]
+#[case::lines("a\nb\tc\r")]
+#[case::other_script("Bücher")]
+#[case::longest(&"/".repeat(128))]
+#[case::looks_derived("name-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")]
+fn any_other_name_has_a_derived_id(#[case] name: &str) {
+    let id = volume_named(name).unwrap();
+    assert!(is_derived(id.as_str()) && id.as_str() != name, "{id}");
+    assert_eq!(volume_named(name).unwrap(), id);
+    assert_eq!(snapshot_named(name).unwrap().as_str(), id.as_str());
+    // The id, used as a name, identifies another volume.
+    assert_ne!(volume_named(id.as_str()).unwrap(), id);
+}
+
+#[test]
+fn derived_ids_do_not_change_between_versions() {
+    assert_eq!(
+        volume_named("a b").unwrap().as_str(),
+        "name-c8687a08aa5d6ed2044328fa6a697ab8e96dc34291e8c2034ae8c38e6fcc6d65"
+    );
+}
+
+#[rstest]
+#[case::empty("")]
+#[case::long(&"n".repeat(129))]
+#[case::very_long(&"n".repeat(4096))]
+#[case::nul("a\0b")]
+#[case::escape("a\x1bb")]
+#[case::delete("a\x7fb")]
+#[case::c1("a\u{85}b")]
+fn names_that_the_specification_forbids_are_refused(#[case] name: &str) {
+    assert!(volume_named(name).is_err());
+    assert!(snapshot_named(name).is_err());
+}
+
+proptest! {
+    #[test]
+    fn two_names_have_two_ids(first in "(name-[0-9a-f]{64}|[a/ ]{1,6}|\\PC{1,30})", second in "([a/ ]{1,6}|\\PC{1,30})") {
+        if let (Ok(first_id), Ok(second_id)) = (volume_named(&first), volume_named(&second)) {
+            prop_assert_eq!(first_id == second_id, first == second);
+        }
+    }
 }
 
 #[rstest]
@@ -164,11 +171,39 @@ fn a_capacity_range_must_be_consistent(
     assert_eq!(CapacityRange::parse(range).map_err(drop), expected);
 }
 
+#[rstest]
+#[case::first_page(0, "", Ok((None, None)))]
+#[case::some(2, "", Ok((None, Some(2))))]
+#[case::rest(0, "after:v-2", Ok((Some("v-2"), None)))]
+#[case::more(1, "after:v-2", Ok((Some("v-2"), Some(1))))]
+#[case::negative(-1, "", Err(Code::InvalidArgument))]
+#[case::others_token(0, "invalid-token", Err(Code::Aborted))]
+#[case::path(0, "after:../v", Err(Code::Aborted))]
+fn a_list_request_is_converted_to_a_page(
+    #[case] max_entries: i32,
+    #[case] starting_token: &str,
+    #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
+) {
+    let list = ListRequest::<VolumeId>::parse(max_entries, starting_token).map_err(|error| error.code());
+    let list = list
+        .map(|ListRequest { from, max_entries }| (from.map(|PageToken(last)| last.to_string()), max_entries));
+    assert_eq!(list, expected.map(|(from, max_entries)| (from.map(str::to_owned), max_entries)));
+}
+
 #[test]
-fn unused_fields_are_ignored() {
-    let mut request = publish(block(Mode::SingleNodeWriter));
-    request.volume_context.insert("other/filesystem-uuid".to_owned(), "x".to_owned());
-    request.publish_context.insert("a".to_owned(), "b".to_owned());
-    request.secrets.insert("token".to_owned(), "t".to_owned());
-    assert_eq!(reader().publish(request).unwrap().filesystem, None);
+fn a_displayed_token_parses_to_itself() {
+    let token = PageToken(VolumeId::parse("v-1").unwrap());
+    assert_eq!(PageToken::parse(&token.to_string()), Some(token));
+    let token = PageToken(SnapshotId::parse("s-1").unwrap());
+    assert_eq!(PageToken::parse(&token.to_string()), Some(token));
+}
+
+#[rstest]
+#[case("invalid-token")]
+#[case("v-1")]
+#[case("after:")]
+#[case("after:../v")]
+#[case("2")]
+fn other_texts_are_not_tokens(#[case] text: &str) {
+    assert_eq!(PageToken::<VolumeId>::parse(text), None);
 }

@@ -6,16 +6,23 @@ use std::collections::HashMap;
 use csi_wire::csi as wire;
 use csi_wire::csi::controller_server::Controller;
 use csi_wire::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
-use csi_wire::csi::{controller_get_volume_response, list_snapshots_response};
+use csi_wire::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use csi_wire::csi::{controller_get_volume_response, list_snapshots_response, list_volumes_response};
+use csi_wire::{Settings, reserved};
+use loopfs::publish::Publisher;
+use loopfs::volume_store::{
+    Annotations, ContentSource, OwnedContentSource, SnapshotId, Volume, VolumeId, VolumeKind, VolumeSpec,
+};
+use loopfs::{Bytes, ErrorKind, FilesystemUuid};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::rpc::{self, RpcKind, signed};
-use crate::driver::DriverName;
-use crate::driver::ThisNode;
-use crate::error::Result;
+use super::inventory::{self, Page, VolumeInfo, require_kind};
+use super::rpc::{self, RpcKind, VolumeOperations, Volumes, signed};
+use super::snapshots::{self, Filter, SnapshotPage};
+use crate::error::{Error, InvalidRequest, Result};
 use crate::locks::{LockMode, OperationObject};
-use crate::request::{CapacityQuery, RequestReader};
-use crate::volumes::{Capacity, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
+use crate::request::{self, CapacityRange, ListRequest, RequestReader, deleted_id, existing_id};
+use crate::storage::require_filesystem;
 
 /// The capabilities of the Controller service in this version of the driver.
 const CAPABILITIES: [Capability; 14] = [
@@ -35,27 +42,23 @@ const CAPABILITIES: [Capability; 14] = [
     Capability::SingleNodeMultiWriter,
 ];
 
+/// The sizes of volumes are multiples of this size, which is also the minimum.
+const UNIT: Bytes = Bytes(4096);
+
+/// The size of a new volume if the request names none.
+const DEFAULT_SIZE: Bytes = Bytes::GIB;
+
+const VOLUME_CAPABILITIES: &str = "volume_capabilities";
+
 #[derive(Debug)]
 pub(crate) struct ControllerService {
-    pub(super) filesystem_uuid_key: String,
-    pub(super) node: ThisNode,
-    requests: RequestReader,
-    operations: VolumeOperations,
-}
-
-impl ControllerService {
-    pub(crate) fn new(
-        driver_name: &DriverName,
-        node: ThisNode,
-        requests: RequestReader,
-        operations: VolumeOperations,
-    ) -> Self {
-        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), node, requests, operations }
-    }
+    pub(crate) requests: RequestReader,
+    pub(crate) operations: VolumeOperations,
 }
 
 #[async_trait]
 impl Controller for ControllerService {
+    /// Creates a volume, or returns the existing one if it has the requested properties.
     async fn create_volume(
         &self,
         request: Request<wire::CreateVolumeRequest>,
@@ -65,7 +68,35 @@ impl Controller for ControllerService {
             let create = self.requests.create(request)?;
             let locks = [(create.volume.clone().into(), LockMode::Change)].into_iter();
             let locks = locks.chain(create.source.clone().map(|source| (source.into(), LockMode::Keep)));
-            let created = self.operations.locked(locks, move |volumes| volumes.create(&create)).await?;
+            let work = move |volumes: &Volumes| {
+                let publisher = volumes.monitor.verified()?;
+                let size = match existing(&publisher, &create.volume)? {
+                    Some(volume) => {
+                        require_compatible(&volume, &create)?;
+                        volume.capacity()
+                    }
+                    None => match &create.source {
+                        Some(source) => {
+                            copied_size(create.capacity, source_size(&publisher, create.kind, source)?)?
+                        }
+                        None => new_size(create.capacity)?,
+                    },
+                };
+                // This call is repeated for an existing volume: the process that created it may have died before the volume
+                // was durable.
+                let volume = create_volume(&publisher, &create, size)?;
+                require_compatible(&volume, &create)?;
+                volumes.changes.space();
+                Ok(VolumeInfo {
+                    volume: volume.id().clone(),
+                    capacity: Some(volume.capacity()),
+                    filesystem: Some(publisher.store().filesystem_uuid()),
+                    published: false,
+                    condition: volume.stats()?.condition,
+                    source: volume.source()?,
+                })
+            };
+            let created = self.operations.locked(locks, work).await?;
             Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&created)) })
         })
         .await
@@ -77,9 +108,9 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("DeleteVolume", RpcKind::Mutating, &request.volume_id, async {
-            if let Some(volume) = self.requests.delete(&request)? {
+            if let Some(volume) = deleted_id::<VolumeId>("volume_id", &request.volume_id)? {
                 let locks = [(volume.clone().into(), LockMode::Remove)];
-                self.operations.locked(locks, move |volumes| volumes.delete(&volume, None)).await?;
+                self.operations.locked(locks, move |volumes| delete(volumes, &volume, None)).await?;
             }
             Ok(wire::DeleteVolumeResponse {})
         })
@@ -92,16 +123,33 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ControllerExpandVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
-            let expand = self.requests.controller_expand(request)?;
+            let (id, CapacityRange { required, limit }, kind) = self.requests.controller_expand(request)?;
+            // The kubelet's calls for the volume continue in the meantime.
             let locks = [
-                (OperationObject::Capacity(expand.volume.clone()), LockMode::Change),
-                (expand.volume.clone().into(), LockMode::Keep),
+                (OperationObject::Capacity(id.clone()), LockMode::Change),
+                (id.clone().into(), LockMode::Keep),
             ];
-            let expanded =
-                self.operations.locked(locks, move |volumes| volumes.controller_expand(&expand)).await?;
+            let work = move |volumes: &Volumes| {
+                let publisher = volumes.monitor.verified()?;
+                let volume = publisher.store().volume(&id)?;
+                if let Some(kind) = kind {
+                    require_kind(&volume, kind)?;
+                }
+                let (capacity, devices_refreshed) = match required {
+                    Some(required) => expand(volumes, &id, size_within(required, limit)?, None)?,
+                    None => (volume.capacity(), is_refreshed(&publisher, &volume)),
+                };
+                match limit {
+                    Some(limit) if capacity > limit => Err(Error::OutOfRange(format!(
+                        "volume {id} has {capacity} already, which is above the limit of {limit}"
+                    ))),
+                    _ => Ok((capacity, devices_refreshed)),
+                }
+            };
+            let (capacity, devices_refreshed) = self.operations.locked(locks, work).await?;
             Ok(wire::ControllerExpandVolumeResponse {
-                capacity_bytes: signed(expanded.volume.capacity().0),
-                node_expansion_required: !expanded.devices_refreshed,
+                capacity_bytes: signed(capacity.0),
+                node_expansion_required: !devices_refreshed,
             })
         })
         .await
@@ -119,14 +167,21 @@ impl Controller for ControllerService {
                 parameters: request.parameters.clone(),
                 mutable_parameters: HashMap::new(),
             };
-            let validate = self.requests.validate(request)?;
-            let validation = self.operations.unlocked(move |volumes| volumes.validate(&validate)).await?;
-            Ok(match validation {
-                Ok(()) => wire::ValidateVolumeCapabilitiesResponse {
+            let (id, expected) = self.requests.validate(request)?;
+            let work = move |volumes: &Volumes| {
+                let publisher = volumes.monitor.verified()?;
+                let volume = publisher.store().volume(&id)?;
+                match &expected {
+                    Ok(expected) => first_difference(&publisher, &volume, expected),
+                    Err(impossible) => Ok(Some(impossible.to_string())),
+                }
+            };
+            Ok(match self.operations.unlocked(work).await? {
+                None => wire::ValidateVolumeCapabilitiesResponse {
                     confirmed: Some(confirmed),
                     message: String::new(),
                 },
-                Err(message) => wire::ValidateVolumeCapabilitiesResponse { confirmed: None, message },
+                Some(message) => wire::ValidateVolumeCapabilitiesResponse { confirmed: None, message },
             })
         })
         .await
@@ -138,11 +193,18 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ListVolumesResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ListVolumes", RpcKind::ReadOnly, "", async {
-            let list = self.requests.list(request.max_entries, &request.starting_token)?;
+            let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
             let Page { volumes, next } =
                 self.operations.unlocked(move |volumes| volumes.list(&list, |_any| true)).await?;
+            let entry = |info: VolumeInfo| list_volumes_response::Entry {
+                volume: Some(self.volume(&info)),
+                status: Some(list_volumes_response::VolumeStatus {
+                    published_node_ids: self.published_node_ids(&info),
+                    volume_condition: Some(inventory::condition(info.condition)),
+                }),
+            };
             Ok(wire::ListVolumesResponse {
-                entries: volumes.into_iter().map(|info| self.entry(info)).collect(),
+                entries: volumes.into_iter().map(entry).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),
             })
         })
@@ -155,13 +217,13 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ControllerGetVolumeResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ControllerGetVolume", RpcKind::ReadOnly, &request.volume_id, async {
-            let volume = self.requests.volume(&request.volume_id)?;
+            let volume = request::volume_id(&request.volume_id)?;
             let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeResponse {
                 volume: Some(self.volume(&info)),
                 status: Some(controller_get_volume_response::VolumeStatus {
                     published_node_ids: self.published_node_ids(&info),
-                    volume_condition: Some(super::health::condition(info.condition)),
+                    volume_condition: Some(inventory::condition(info.condition)),
                 }),
             })
         })
@@ -174,7 +236,7 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ControllerListVolumeHealthResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ControllerListVolumeHealth", RpcKind::ReadOnly, "", async {
-            let list = self.requests.list(request.max_entries, &request.starting_token)?;
+            let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
             let Page { volumes, next } =
                 self.operations.unlocked(move |volumes| volumes.list_abnormal(&list)).await?;
             Ok(wire::ControllerListVolumeHealthResponse {
@@ -191,7 +253,7 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ControllerGetVolumeHealthResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ControllerGetVolumeHealth", RpcKind::ReadOnly, &request.volume_id, async {
-            let volume = self.requests.volume(&request.volume_id)?;
+            let volume = request::volume_id(&request.volume_id)?;
             let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(info.into()) })
         })
@@ -204,18 +266,16 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::GetCapacityResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("GetCapacity", RpcKind::ReadOnly, "", async {
-            let CapacityQuery { here, kind, parameters } = self.requests.capacity(request)?;
-            let capacity = self
-                .operations
-                .unlocked(move |volumes| match here {
-                    true => volumes.capacity(&parameters, kind),
-                    false => volumes.verified().map(|_available| Capacity::NONE),
-                })
-                .await?;
+            let (is_here, kind, settings) = self.requests.capacity(request)?;
+            let work = move |volumes: &Volumes| match is_here {
+                true => capacity(volumes, &settings, kind),
+                false => volumes.monitor.verified().map(|_available| Capacity::default()),
+            };
+            let Capacity { available, largest } = self.operations.unlocked(work).await?;
             Ok(wire::GetCapacityResponse {
-                available_capacity: signed(capacity.available.0),
-                maximum_volume_size: Some(signed(capacity.largest.0)),
-                minimum_volume_size: Some(signed(MIN_VOLUME_SIZE.0)),
+                available_capacity: signed(available.0),
+                maximum_volume_size: Some(signed(largest.0)),
+                minimum_volume_size: Some(signed(UNIT.0)),
             })
         })
         .await
@@ -256,14 +316,12 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::CreateSnapshotResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("CreateSnapshot", RpcKind::Mutating, &request.name.clone(), async {
-            let create = self.requests.create_snapshot(request)?;
-            let locks = [
-                (create.snapshot.clone().into(), LockMode::Change),
-                (create.source.clone().into(), LockMode::Keep),
-            ];
-            let created =
-                self.operations.locked(locks, move |volumes| volumes.create_snapshot(&create)).await?;
-            Ok(wire::CreateSnapshotResponse { snapshot: Some(self.snapshot(&created)) })
+            let (id, source, is_accessible) = self.requests.create_snapshot(request)?;
+            let locks = [(id.clone().into(), LockMode::Change), (source.clone().into(), LockMode::Keep)];
+            let work = move |volumes: &Volumes| volumes.create_snapshot(&id, &source, is_accessible);
+            let created = self.operations.locked(locks, work).await?;
+            let snapshot = Some(snapshots::message(&created, &self.requests.node));
+            Ok(wire::CreateSnapshotResponse { snapshot })
         })
         .await
     }
@@ -274,7 +332,7 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::DeleteSnapshotResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("DeleteSnapshot", RpcKind::Mutating, &request.snapshot_id, async {
-            if let Some(snapshot) = self.requests.delete_snapshot(&request)? {
+            if let Some(snapshot) = deleted_id::<SnapshotId>("snapshot_id", &request.snapshot_id)? {
                 let locks = [(snapshot.clone().into(), LockMode::Remove)];
                 self.operations.locked(locks, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
             }
@@ -289,10 +347,13 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ListSnapshotsResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ListSnapshots", RpcKind::ReadOnly, "", async {
-            let list = self.requests.list_snapshots(&request)?;
-            let SnapshotPage { snapshots, next } =
-                self.operations.unlocked(move |volumes| volumes.list_snapshots(&list)).await?;
-            let entry = |snapshot| list_snapshots_response::Entry { snapshot: Some(self.snapshot(snapshot)) };
+            let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
+            let filter = Filter::parse(&request.snapshot_id, &request.source_volume_id);
+            let work = move |volumes: &Volumes| volumes.list_snapshots(&list, filter.as_ref());
+            let SnapshotPage { snapshots, next } = self.operations.unlocked(work).await?;
+            let entry = |snapshot| list_snapshots_response::Entry {
+                snapshot: Some(snapshots::message(snapshot, &self.requests.node)),
+            };
             Ok(wire::ListSnapshotsResponse {
                 entries: snapshots.iter().map(entry).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),
@@ -307,9 +368,10 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::GetSnapshotResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("GetSnapshot", RpcKind::ReadOnly, &request.snapshot_id, async {
-            let id = self.requests.get_snapshot(&request)?;
-            let snapshot = self.operations.unlocked(move |volumes| volumes.snapshot(&id)).await?;
-            Ok(wire::GetSnapshotResponse { snapshot: Some(self.snapshot(&snapshot)) })
+            let id: SnapshotId = existing_id("snapshot_id", "snapshot", &request.snapshot_id)?;
+            let found = self.operations.unlocked(move |volumes| volumes.snapshot(&id)).await?;
+            let snapshot = Some(snapshots::message(&found, &self.requests.node));
+            Ok(wire::GetSnapshotResponse { snapshot })
         })
         .await
     }
@@ -325,3 +387,368 @@ impl Controller for ControllerService {
 fn unimplemented(capability: &str) -> Status {
     Status::unimplemented(format!("{capability} is not a capability of this driver"))
 }
+
+impl ControllerService {
+    /// Returns the message about a volume.
+    fn volume(&self, info: &VolumeInfo) -> wire::Volume {
+        let content_source = |source: &OwnedContentSource| {
+            let source = match source {
+                OwnedContentSource::Volume(id) => Type::Volume(VolumeSource { volume_id: id.to_string() }),
+                OwnedContentSource::Snapshot(id) => {
+                    Type::Snapshot(SnapshotSource { snapshot_id: id.to_string() })
+                }
+            };
+            wire::VolumeContentSource { r#type: Some(source) }
+        };
+        let uuid = info.filesystem.map(|uuid| (self.requests.filesystem_uuid_key.clone(), uuid.to_string()));
+        wire::Volume {
+            capacity_bytes: info.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
+            volume_id: info.volume.to_string(),
+            volume_context: uuid.into_iter().collect(),
+            content_source: info.source.as_ref().map(content_source),
+            accessible_topology: vec![self.requests.node.topology()],
+        }
+    }
+
+    fn published_node_ids(&self, info: &VolumeInfo) -> Vec<String> {
+        info.published.then(|| self.requests.node.name().to_owned()).into_iter().collect()
+    }
+}
+
+/// A request to create a volume.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Create {
+    volume: VolumeId,
+    kind: VolumeKind,
+    capacity: CapacityRange,
+    parameters: Settings,
+    annotations: Annotations,
+    /// The source of the volume's initial content.
+    source: Option<OwnedContentSource>,
+    /// `true` if a volume on this node satisfies the request.
+    accessible_here: bool,
+}
+
+/// The properties that a client expects of a volume.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ExpectedProperties {
+    kind: VolumeKind,
+    filesystem: Option<FilesystemUuid>,
+    /// `None` if the request contains no parameters.
+    parameters: Option<Settings>,
+}
+
+impl RequestReader {
+    pub(super) fn create(&self, request: wire::CreateVolumeRequest) -> Result<Create> {
+        let volume = request::id_of_name(&request.name)?;
+        let kind = kind_of_all(request.volume_capabilities)?;
+        let capacity = CapacityRange::parse(request.capacity_range)?;
+        let parameters = settings(&request.parameters)?;
+        let claim = reserved::claim_of(&request.parameters).map(|claim| (reserved::CLAIM_ANNOTATION, claim));
+        let annotations =
+            Annotations::new(claim).map_err(|error| InvalidRequest::new("parameters", error.to_string()))?;
+        refuse_mutable(&request.mutable_parameters)?;
+        let source = request.volume_content_source.map(content_source).transpose()?;
+        let accessible_here = self.is_accessible(request.accessibility_requirements);
+        Ok(Create { volume, kind, capacity, parameters, annotations, source, accessible_here })
+    }
+
+    /// Returns the volume, and the expected properties or the reason why no volume can have them.
+    pub(super) fn validate(
+        &self,
+        request: wire::ValidateVolumeCapabilitiesRequest,
+    ) -> Result<(VolumeId, Result<ExpectedProperties, InvalidRequest>)> {
+        let volume = request::volume_id(&request.volume_id)?;
+        if request.volume_capabilities.is_empty() {
+            return Err(no_capabilities().into());
+        }
+        let expected = || {
+            refuse_mutable(&request.mutable_parameters)?;
+            Ok(ExpectedProperties {
+                kind: kind_of_all(request.volume_capabilities)?,
+                filesystem: self.filesystem(&request.volume_context)?,
+                parameters: (!request.parameters.is_empty())
+                    .then(|| settings(&request.parameters))
+                    .transpose()?,
+            })
+        };
+        Ok((volume, expected()))
+    }
+
+    /// Returns `true` if the request is about this node, the kind of the volume unless the request names no capability, and the settings.
+    pub(super) fn capacity(
+        &self,
+        request: wire::GetCapacityRequest,
+    ) -> Result<(bool, Option<VolumeKind>, Settings)> {
+        let kind = match request.volume_capabilities {
+            capabilities if capabilities.is_empty() => None,
+            capabilities => Some(kind_of_all(capabilities)?),
+        };
+        let parameters = settings(&request.parameters)?;
+        let is_here = request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology));
+        Ok((is_here, kind, parameters))
+    }
+
+    /// Returns the volume to expand, its requested size, and its kind if the request has a capability.
+    pub(super) fn controller_expand(
+        &self,
+        request: wire::ControllerExpandVolumeRequest,
+    ) -> Result<(VolumeId, CapacityRange, Option<VolumeKind>)> {
+        let volume = request::volume_id(&request.volume_id)?;
+        let capacity = CapacityRange::parse(request.capacity_range)?;
+        if capacity == CapacityRange::default() {
+            let problem = "must contain required_bytes, limit_bytes or both";
+            return Err(InvalidRequest::new("capacity_range", problem).into());
+        }
+        Ok((volume, capacity, request::kind_of(request.volume_capability)?))
+    }
+}
+
+fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSource> {
+    const FIELD: &str = "volume_content_source";
+    match source.r#type {
+        Some(Type::Volume(VolumeSource { volume_id })) => {
+            existing_id(FIELD, "volume", &volume_id).map(OwnedContentSource::Volume)
+        }
+        Some(Type::Snapshot(SnapshotSource { snapshot_id })) => {
+            existing_id(FIELD, "snapshot", &snapshot_id).map(OwnedContentSource::Snapshot)
+        }
+        None => Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot").into()),
+    }
+}
+
+/// Returns the one kind of volume that has all these capabilities.
+fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind, InvalidRequest> {
+    let kinds = capabilities
+        .into_iter()
+        .map(|capability| Ok(request::Capability::parse(Some(capability))?.access_type.kind()))
+        .collect::<Result<Vec<_>, _>>()?;
+    match kinds.as_slice() {
+        [] => Err(no_capabilities()),
+        [kind, others @ ..] if others.iter().all(|other| other == kind) => Ok(*kind),
+        _ => Err(InvalidRequest::new(
+            VOLUME_CAPABILITIES,
+            "block and mount access are both requested, but a volume is either a device or a directory",
+        )),
+    }
+}
+
+fn no_capabilities() -> InvalidRequest {
+    InvalidRequest::new(VOLUME_CAPABILITIES, "must not be empty")
+}
+
+fn settings(parameters: &HashMap<String, String>) -> Result<Settings, InvalidRequest> {
+    Settings::parse(parameters, reserved::of_volume, &[])
+        .map_err(|error| InvalidRequest::new("parameters", error.to_string()))
+}
+
+fn refuse_mutable(parameters: &HashMap<String, String>) -> Result<(), InvalidRequest> {
+    if parameters.is_empty() {
+        return Ok(());
+    }
+    Err(InvalidRequest::new(
+        "mutable_parameters",
+        "the parameters of a volume are fixed at its creation; use parameters",
+    ))
+}
+
+/// The result of a capacity query. The default is that of volumes which cannot be on this node.
+#[derive(Debug, Default)]
+pub(super) struct Capacity {
+    /// Bytes that no volume has reserved.
+    pub(super) available: Bytes,
+    /// The capacity of the largest volume that can be created.
+    pub(super) largest: Bytes,
+}
+
+/// Returns the free capacity of this node, and the size of the largest volume with these settings that fits into it.
+pub(super) fn capacity(volumes: &Volumes, settings: &Settings, kind: Option<VolumeKind>) -> Result<Capacity> {
+    let space = volumes.monitor.verified()?.store().space()?;
+    let spec = |kind| settings.spec(kind, Bytes(0));
+    let largest = match kind {
+        Some(kind) => space.largest_volume(&spec(kind)),
+        None => space.largest_volume_of_any_kind(&spec(VolumeKind::Filesystem)),
+    };
+    Ok(Capacity { available: whole_units(space.available), largest })
+}
+
+/// Deletes a volume that is not published. Its space is freed in the background. Returns `false` if the volume does not exist.
+pub(super) fn delete(volumes: &Volumes, id: &VolumeId, filesystem: Option<FilesystemUuid>) -> Result<bool> {
+    let publisher = volumes.monitor.verified()?;
+    require_filesystem(&publisher, filesystem)?;
+    let existed = publisher.delete(id)?;
+    volumes.trash_cleanup.request();
+    volumes.changes.space();
+    Ok(existed)
+}
+
+/// Expands a volume, and refreshes its loop devices. Returns its capacity, and `true` if its devices have this capacity.
+pub(super) fn expand(
+    volumes: &Volumes,
+    id: &VolumeId,
+    capacity: Bytes,
+    filesystem: Option<FilesystemUuid>,
+) -> Result<(Bytes, bool)> {
+    let publisher = volumes.monitor.verified()?;
+    require_filesystem(&publisher, filesystem)?;
+    let volume = publisher.store().expand(id, capacity)?;
+    volumes.changes.space();
+    Ok((volume.capacity(), is_refreshed(&publisher, &volume)))
+}
+
+/// Refreshes the loop devices of a volume. A failure leaves that to NodeExpandVolume, which repairs what users have changed.
+fn is_refreshed(publisher: &Publisher, volume: &Volume) -> bool {
+    match publisher.refresh_size(volume) {
+        Ok(size) => size >= volume.capacity(),
+        Err(error) => {
+            tracing::info!(volume = %volume.id(), %error, "could not refresh the size of the volume's loop devices; NodeExpandVolume retries");
+            false
+        }
+    }
+}
+
+/// Returns the first expected property that the volume does not have.
+fn first_difference(
+    publisher: &Publisher,
+    volume: &Volume,
+    expected: &ExpectedProperties,
+) -> Result<Option<String>> {
+    let suits =
+        require_kind(volume, expected.kind).and_then(|()| require_filesystem(publisher, expected.filesystem));
+    if let Err(error) = suits {
+        return Ok(Some(error.to_string()));
+    }
+    let Some(parameters) = &expected.parameters else { return Ok(None) };
+    let difference = volume.settings_differ(&parameters.spec(volume.kind(), volume.capacity()))?;
+    Ok(difference.map(|difference| format!("parameters: {difference}")))
+}
+
+/// Returns the volume, or `None` if it does not exist.
+pub(super) fn existing(publisher: &Publisher, volume: &VolumeId) -> Result<Option<Volume>> {
+    match publisher.store().volume(volume) {
+        Ok(volume) => Ok(Some(volume)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Checks that the source exists and is of the requested kind, and flushes its devices. Returns the size of the
+/// source.
+fn source_size(publisher: &Publisher, requested: VolumeKind, source: &OwnedContentSource) -> Result<Bytes> {
+    let absent = |error: loopfs::Error| match error.kind() {
+        ErrorKind::NotFound => Error::SourceNotFound(format!("volume_content_source: {error}")),
+        _ => error.into(),
+    };
+    let (kind, size) = match source.as_ref() {
+        ContentSource::Snapshot(id) => {
+            let snapshot = publisher.store().snapshot(id).map_err(absent)?;
+            (snapshot.kind(), snapshot.capacity())
+        }
+        ContentSource::Volume(id) => {
+            let volume = publisher.store().volume(id).map_err(absent)?;
+            publisher.flush(&volume)?;
+            (volume.kind(), volume.capacity())
+        }
+    };
+    if kind == requested {
+        return Ok(size);
+    }
+    Err(Error::UnsuitableSource(format!(
+        "volume_content_source: {source} is a {kind} source, but a {requested} volume is requested"
+    )))
+}
+
+fn create_volume(publisher: &Publisher, create: &Create, size: Bytes) -> Result<Volume> {
+    if !create.accessible_here {
+        return Err(Error::NotOnThisNode(format!(
+            "accessibility_requirements: volume {} must be on other nodes, but this driver creates volumes only on its own node",
+            create.volume
+        )));
+    }
+    let settings = create.parameters.spec(create.kind, size);
+    let spec = VolumeSpec { annotations: create.annotations.clone(), ..settings };
+    let created = match &create.source {
+        Some(source) => publisher.store().clone_from(source.as_ref(), &create.volume, &spec),
+        None => publisher.store().create(&create.volume, &spec),
+    };
+    created.map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
+        // The settings of the source and of the new volume are incompatible.
+        ErrorKind::Unsupported if create.source.is_some() => {
+            Error::UnsuitableSource(format!("volume_content_source: {error}"))
+        }
+        _ => error.into(),
+    })
+}
+
+/// Returns an error unless the volume, whether new or old, has the requested properties.
+fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
+    let CapacityRange { required, limit } = create.capacity;
+    let has =
+        |what: String| Err(Error::Incompatible(format!("volume {} exists already: {what}", volume.id())));
+    if !create.accessible_here {
+        return has("it is on this node, but requested on others".to_owned());
+    }
+    if volume.kind() != create.kind {
+        return has(format!("it is a {} volume, but a {} volume is requested", volume.kind(), create.kind));
+    }
+    let source = volume.source()?;
+    if source != create.source {
+        let of = |source: &Option<OwnedContentSource>| match source {
+            Some(source) => format!("created from {source}"),
+            None => "created empty".to_owned(),
+        };
+        return has(format!("it was {}, but a volume {} is requested", of(&source), of(&create.source)));
+    }
+    let capacity = volume.capacity();
+    if let Some(required) = required.filter(|required| capacity < *required) {
+        return has(format!("it has {capacity}, but at least {required} are requested"));
+    }
+    if let Some(limit) = limit.filter(|limit| capacity > *limit) {
+        return has(format!("it has {capacity}, but at most {limit} are requested"));
+    }
+    match volume.settings_differ(&create.parameters.spec(create.kind, capacity))? {
+        Some(difference) => has(format!("its {difference}")),
+        None => Ok(()),
+    }
+}
+
+/// Returns the size of a new empty volume.
+fn new_size(capacity: CapacityRange) -> Result<Bytes> {
+    let CapacityRange { required, limit } = capacity;
+    let default = || limit.map_or(DEFAULT_SIZE, |limit| whole_units(limit).max(UNIT).min(DEFAULT_SIZE));
+    size_within(required.unwrap_or_else(default), limit)
+}
+
+/// Returns the size of a new volume with the content of a source of this size.
+fn copied_size(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
+    let CapacityRange { required, limit } = capacity;
+    match limit {
+        Some(limit) if limit < source => {
+            Err(Error::OutOfRange(format!("the source has {source}, which is above the limit of {limit}")))
+        }
+        _ => size_within(required.unwrap_or(source).max(source), limit),
+    }
+}
+
+/// Returns the smallest size of a volume within the limits.
+fn size_within(required: Bytes, limit: Option<Bytes>) -> Result<Bytes> {
+    let Some(size) = required.round_up() else {
+        return Err(Error::OutOfRange(format!("{required} are more than the maximum size of a volume")));
+    };
+    match limit {
+        Some(limit) if size > limit => Err(Error::OutOfRange(format!(
+            "the size of a volume is a multiple of {UNIT}, and the smallest one that meets the request is {size}, which is above the \
+             limit of {limit}"
+        ))),
+        _ => Ok(size),
+    }
+}
+
+/// Rounds a size down to a multiple of [`UNIT`].
+fn whole_units(Bytes(bytes): Bytes) -> Bytes {
+    Bytes(bytes - bytes % UNIT.0)
+}
+
+#[cfg(test)]
+mod tests;

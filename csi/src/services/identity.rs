@@ -14,14 +14,8 @@ use crate::storage::{Probe, Readiness};
 
 #[derive(Debug)]
 pub(crate) struct IdentityService {
-    driver_name: DriverName,
-    probe: Arc<Probe>,
-}
-
-impl IdentityService {
-    pub(crate) fn new(driver_name: DriverName, probe: Arc<Probe>) -> Self {
-        Self { driver_name, probe }
-    }
+    pub(crate) driver_name: DriverName,
+    pub(crate) probe: Arc<Probe>,
 }
 
 #[async_trait]

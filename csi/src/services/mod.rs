@@ -1,17 +1,22 @@
-//! The gRPC services. They read requests, run the operations on volumes and return responses.
+//! The gRPC services: one file for each of them, and below these what several RPCs share.
 
 mod controller;
-mod health;
 mod identity;
+mod inventory;
 mod node;
 mod registration;
-mod responses;
 mod rpc;
-mod status;
+mod snapshots;
+mod unavailable;
+mod unpublish;
 mod volumes;
 
 pub(crate) use controller::ControllerService;
 pub(crate) use identity::IdentityService;
 pub(crate) use node::NodeService;
 pub(crate) use registration::Registrar;
+pub(crate) use rpc::{VolumeOperations, Volumes};
 pub(crate) use volumes::VolumesService;
+
+#[cfg(test)]
+mod fuzz;

@@ -1,13 +1,23 @@
-//! The parts that all RPCs share: a log line that identifies the call, and conversions.
+//! How a call runs: its log line, its work on a blocking thread under the locks of its objects, and the gRPC code of its error.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use csi_wire::reason::Reason;
+use loopfs::ErrorKind;
+use loopfs::publish::PublishRoot;
+use tokio::sync::Semaphore;
 use tonic::{Code, Response, Status};
 use tracing::Instrument;
 
-use crate::error::Result;
+use crate::background::{ForegroundCalls, TrashCleanup};
+use crate::blocking;
+use crate::changes::Changes;
+use crate::error::{Error, Result};
+use crate::locks::{LockMode, OperationObject, VolumeLocks};
+use crate::storage::StorageMonitor;
 
 /// The number of the next call. The log contains it, so that the lines of concurrent calls can be told apart.
 static CALLS: AtomicU64 = AtomicU64::new(1);
@@ -15,9 +25,17 @@ static CALLS: AtomicU64 = AtomicU64::new(1);
 /// The maximum length of a volume id in the log. Clients choose the ids, so control characters are escaped too.
 const MAX_LOGGED_CHARS: usize = 128;
 
+/// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
+/// that do not access the disk.
+const DISK_THREADS: usize = 256;
+
+/// The maximum length of a message in bytes. A status is sent in HTTP/2 headers, whose size clients limit. Longer
+/// messages are truncated.
+const MAX_MESSAGE_LEN: usize = 2048;
+
 /// Decides at which level the success of a call is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RpcKind {
+pub(super) enum RpcKind {
     /// The RPC changes state. Its success is logged by default.
     Mutating,
     /// The RPC changes nothing, and orchestrators call it repeatedly.
@@ -25,7 +43,7 @@ pub(crate) enum RpcKind {
 }
 
 /// Runs one call, logs its result, and converts its error to a status.
-pub(crate) async fn traced<T>(
+pub(super) async fn traced<T>(
     rpc: &'static str,
     kind: RpcKind,
     volume: &str,
@@ -36,7 +54,7 @@ pub(crate) async fn traced<T>(
         "rpc",
         rpc,
         request = CALLS.fetch_add(1, Ordering::Relaxed),
-        volume = volume_field(volume),
+        volume = (!volume.is_empty()).then(|| tracing::field::debug(Escaped(volume))),
     );
     async {
         let start = Instant::now();
@@ -55,10 +73,6 @@ pub(crate) async fn traced<T>(
     .await
 }
 
-fn volume_field(volume: &str) -> Option<tracing::field::DebugValue<Escaped<'_>>> {
-    (!volume.is_empty()).then(|| tracing::field::debug(Escaped(volume)))
-}
-
 struct Escaped<'a>(&'a str);
 
 impl fmt::Debug for Escaped<'_> {
@@ -72,8 +86,184 @@ impl fmt::Debug for Escaped<'_> {
 }
 
 /// Converts to the signed integers of the CSI messages.
-pub(crate) fn signed(value: u64) -> i64 {
+pub(super) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// The volumes of this node. The work of a call reads their current state from the store, the mount table and the loop devices. It
+/// therefore works alike after a restart of the driver, and if a volume was staged without the driver's knowledge.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    pub(crate) monitor: Arc<StorageMonitor>,
+    pub(crate) root: Arc<PublishRoot>,
+    pub(crate) trash_cleanup: Arc<TrashCleanup>,
+    pub(crate) changes: Arc<Changes>,
+}
+
+/// The volumes, and the locks of the operations that are in progress on them. The work of a call continues after its client has
+/// disconnected, and keeps its locks until it ends.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeOperations {
+    pub(super) volumes: Arc<Volumes>,
+    pub(super) locks: VolumeLocks,
+    foreground: Arc<ForegroundCalls>,
+    /// Limits the threads of some callers among those of all.
+    own_threads: Option<Arc<Semaphore>>,
+    disk_threads: Arc<Semaphore>,
+}
+
+impl VolumeOperations {
+    pub(crate) fn new(volumes: Volumes, foreground: Arc<ForegroundCalls>) -> Self {
+        Self {
+            volumes: Arc::new(volumes),
+            locks: VolumeLocks::default(),
+            foreground,
+            own_threads: None,
+            disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
+        }
+    }
+
+    /// Returns the same operations for callers of which at most this many access the disk at the same time.
+    pub(crate) fn limited(&self, threads: usize) -> Self {
+        Self { own_threads: Some(Arc::new(Semaphore::new(threads))), ..self.clone() }
+    }
+
+    /// Runs work under these locks.
+    pub(super) async fn locked<T: Send + 'static>(
+        &self,
+        wanted: impl IntoIterator<Item = (OperationObject, LockMode)>,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let lock = self.locks.try_acquire(wanted)?;
+        self.run(move |volumes| {
+            let _lock = lock;
+            work(volumes)
+        })
+        .await
+    }
+
+    /// Runs work under these locks. Returns an error as soon as the disk hangs; the work goes on.
+    pub(super) async fn locked_unless_hanging<T: Send + 'static>(
+        &self,
+        wanted: impl IntoIterator<Item = (OperationObject, LockMode)>,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        tokio::select! {
+            outcome = self.locked(wanted, work) => outcome,
+            error = self.volumes.monitor.wait_until_hanging() => Err(error),
+        }
+    }
+
+    /// Runs work that changes nothing, without locks. Returns an error as soon as the disk hangs.
+    pub(crate) async fn unlocked<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if self.volumes.monitor.hang_error().is_some() {
+            // The work detects the failure too, and returns the information that is available without the disk.
+            return self.run(work).await;
+        }
+        self.locked_unless_hanging([], work).await
+    }
+
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        // An error would mean that the semaphore is closed, and it is never closed.
+        let own_thread = match &self.own_threads {
+            Some(threads) => Some(Arc::clone(threads).acquire_owned().await),
+            None => None,
+        };
+        let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
+        let (volumes, call) = (Arc::clone(&self.volumes), self.foreground.enter());
+        blocking::run(move || {
+            let (_own_thread, _thread, _call) = (own_thread, thread, call);
+            work(&volumes)
+        })
+        .await
+    }
+}
+
+impl Error {
+    /// Returns the gRPC code. It determines whether an orchestrator retries, gives up, or permits the user to reduce a
+    /// requested size again.
+    pub(crate) fn code(&self) -> Code {
+        match self {
+            Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnsuitableSource(_) => Code::InvalidArgument,
+            Self::OperationPending(_) | Self::Temporary(_) | Self::StaleToken(_) => Code::Aborted,
+            Self::StorageUnavailable(_)
+            | Self::StorageStarting
+            | Self::Precondition(_)
+            | Self::OtherFilesystem { .. } => Code::FailedPrecondition,
+            Self::Storage(error) => code_of(error.kind()),
+            Self::Incompatible(_) => Code::AlreadyExists,
+            // Only requests to create a volume or snapshot return this error. The orchestrator then tries another node.
+            Self::NotOnThisNode(_) => Code::ResourceExhausted,
+            Self::NotPublished(_)
+            | Self::NoSuchVolume(_)
+            | Self::NoSuchSnapshot(_)
+            | Self::SourceNotFound(_) => Code::NotFound,
+            Self::OutOfRange(_) => Code::OutOfRange,
+            Self::File { .. } | Self::Defect(_) => Code::Internal,
+        }
+    }
+
+    /// Returns the reason for a client that knows more than the gRPC codes.
+    fn reason(&self) -> Reason {
+        match self {
+            Self::OperationPending(_) | Self::Temporary(_) => Reason::Pending,
+            Self::StorageUnavailable(_) | Self::StorageStarting => Reason::Unavailable,
+            Self::OtherFilesystem { present, .. } => Reason::OtherFilesystem(*present),
+            Self::Defect(_) => Reason::Defect,
+            Self::Storage(error) => Reason::Store(error.kind()),
+            Self::Invalid(_) => Reason::Store(ErrorKind::InvalidInput),
+            Self::NoSuchVolume(_) | Self::NoSuchSnapshot(_) | Self::SourceNotFound(_) => {
+                Reason::Store(ErrorKind::NotFound)
+            }
+            _ => Reason::Store(ErrorKind::Other),
+        }
+    }
+}
+
+fn code_of(kind: ErrorKind) -> Code {
+    match kind {
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::AlreadyExists => Code::AlreadyExists,
+        ErrorKind::InvalidInput => Code::InvalidArgument,
+        // This is never ResourceExhausted: external-resizer treats that code as an expansion that may still be running,
+        // and the user could then not request less. Requests to create a volume return Error::NotOnThisNode instead.
+        ErrorKind::NoSpace | ErrorKind::WouldShrink => Code::OutOfRange,
+        ErrorKind::Busy => Code::Aborted,
+        ErrorKind::NotEnforced
+        | ErrorKind::NotMounted
+        | ErrorKind::NeverMounted
+        | ErrorKind::WrongFilesystem
+        | ErrorKind::ReadOnly
+        | ErrorKind::Conflict
+        | ErrorKind::ShutDown
+        | ErrorKind::Damaged
+        | ErrorKind::NotHonoured
+        | ErrorKind::Unsupported => Code::FailedPrecondition,
+        // The driver lacks a Linux capability. Its deployment causes that, not the client.
+        ErrorKind::PermissionDenied | ErrorKind::Other => Code::Internal,
+        _ => Code::Internal,
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let (code, reason) = (error.code(), error.reason());
+        let mut message = error.to_string();
+        if message.len() > MAX_MESSAGE_LEN {
+            let fits = |end: &usize| message.is_char_boundary(*end);
+            message.truncate((0..=MAX_MESSAGE_LEN).rev().find(fits).unwrap_or(0));
+            message.push('…');
+        }
+        let mut status = Self::new(code, message);
+        reason.add_to(&mut status);
+        status
+    }
 }
 
 #[cfg(test)]
@@ -85,5 +275,13 @@ mod tests {
         assert_eq!(format!("{:?}", Escaped("pvc-1")), "pvc-1");
         assert_eq!(format!("{:?}", Escaped("a\nERROR")), "a\\nERROR");
         assert_eq!(format!("{:?}", Escaped(&"v".repeat(4096))).chars().count(), MAX_LOGGED_CHARS + 1);
+    }
+
+    #[test]
+    fn a_status_has_the_message_of_the_error_truncated_to_the_maximum() {
+        let status = Status::from(Error::Precondition("ü".repeat(MAX_MESSAGE_LEN)));
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().len() <= MAX_MESSAGE_LEN + '…'.len_utf8());
+        assert_eq!(Status::from(Error::NotPublished("not there".to_owned())).message(), "not there");
     }
 }

@@ -14,21 +14,21 @@ use csi_wire::{Settings, SettingsError};
 use loopfs::volume_store::{
     Annotations, ChargedTo, OwnedContentSource, SnapshotId, VolumeId, VolumeKind, VolumeSpec,
 };
-use loopfs::{Bytes, FilesystemUuid};
+use loopfs::{Bytes, ErrorKind, FilesystemUuid};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, iter};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::rpc::{self, RpcKind};
+use super::controller;
+use super::rpc::{self, RpcKind, VolumeOperations, Volumes};
 use crate::changes::{ChangeCounts, Changes};
 use crate::custody::{self, CustodyPath};
 use crate::error::{Error, InvalidRequest, Result};
 use crate::foreign_files::{ForeignFileSearch, FoundFiles};
 use crate::locks::{LockMode, OperationObject};
-use crate::storage::{Availability, StorageMonitor};
-use crate::volumes::{NewVolume, VolumeOperations, Volumes};
+use crate::storage::{Availability, StorageMonitor, require_filesystem};
 
 /// The shortest time between two states of the node.
 const STATE_INTERVAL: Duration = Duration::from_millis(100);
@@ -56,86 +56,6 @@ impl VolumesService {
         stop: CancellationToken,
     ) -> Self {
         Self { operations, monitor, changes, foreign_files, custody: Arc::new(Mutex::new(custody)), stop }
-    }
-
-    /// Runs work under these locks. Returns an error as soon as the disk hangs; the work goes on.
-    async fn run<T: Send + 'static>(
-        &self,
-        locks: impl IntoIterator<Item = (OperationObject, LockMode)>,
-        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        tokio::select! {
-            outcome = self.operations.locked(locks, work) => outcome,
-            error = self.monitor.wait_until_hanging() => Err(error),
-        }
-    }
-
-    async fn create_volume(&self, request: wire::CreateRequest) -> Result<wire::CreateResponse> {
-        let new = new_volume(request)?;
-        let is_copy = new.source.is_some();
-        let locks = [(new.volume.clone().into(), LockMode::Change)].into_iter();
-        let locks = locks.chain(new.source.clone().map(|source| (source.into(), LockMode::Keep)));
-        let wanted = WhileCalled::default();
-        let (is_wanted, stop) = (wanted.is_called(), self.stop.clone());
-        let work = move |volumes: &Volumes| {
-            // The next driver would throw the copy away.
-            volumes.provision(&new, || is_wanted() && !stop.is_cancelled())
-        };
-        // A copy is slow on a slow disk, and would begin again.
-        let created = match is_copy {
-            true => self.operations.locked(locks, work).await?,
-            false => self.run(locks, work).await?,
-        };
-        Ok(wire::CreateResponse {
-            capacity: created.capacity.0,
-            filesystem_uuid: created.filesystem.to_string(),
-            held_data: created.held_data,
-        })
-    }
-
-    async fn expand_volume(&self, request: wire::ExpandRequest) -> Result<wire::ExpandResponse> {
-        let id = volume_id(&request.volume_id)?;
-        let filesystem = filesystem(&request.filesystem_uuid)?;
-        // The kubelet's calls for the volume continue in the meantime.
-        let locks =
-            [(OperationObject::Capacity(id.clone()), LockMode::Change), (id.clone().into(), LockMode::Keep)];
-        let expanded =
-            self.run(locks, move |volumes| volumes.expand(&id, Bytes(request.capacity), filesystem)).await?;
-        Ok(wire::ExpandResponse {
-            capacity: expanded.volume.capacity().0,
-            devices_refreshed: expanded.devices_refreshed,
-        })
-    }
-
-    async fn list_volumes(&self, only_pending: bool) -> Result<Vec<wire::ListPage>> {
-        let (filesystem, volumes) = self
-            .run([], move |volumes| {
-                let publisher = volumes.verified()?;
-                // Pending volumes last: one that was confirmed in between has its PersistentVolume.
-                let ids = if only_pending { Vec::new() } else { publisher.store().list()? };
-                let mut listed: HashMap<_, _> = ids.into_iter().map(|id| (id, None)).collect();
-                for (id, annotations) in publisher.store().pending()? {
-                    if only_pending || listed.contains_key(&id) {
-                        listed.insert(id, Some(annotations));
-                    }
-                }
-                Ok((publisher.store().filesystem_uuid(), listed))
-            })
-            .await?;
-        let volume = |(id, annotations): (VolumeId, Option<Annotations>)| wire::Volume {
-            volume_id: id.to_string(),
-            pending: annotations.is_some(),
-            annotations: annotations.iter().flat_map(Annotations::iter).map(owned).collect(),
-        };
-        let mut volumes = volumes.into_iter().map(volume).peekable();
-        let filesystem_uuid = filesystem.to_string();
-        let mut pages = Vec::new();
-        // There is one page at least, which names the file system.
-        while pages.is_empty() || volumes.peek().is_some() {
-            let volumes = volumes.by_ref().take(PAGE).collect();
-            pages.push(wire::ListPage { filesystem_uuid: filesystem_uuid.clone(), volumes });
-        }
-        Ok(pages)
     }
 }
 
@@ -183,8 +103,24 @@ impl VolumesRpc for VolumesService {
         request: Request<wire::CreateRequest>,
     ) -> Result<Response<wire::CreateResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("Create", RpcKind::Mutating, &request.volume_id.clone(), self.create_volume(request))
-            .await
+        rpc::traced("Create", RpcKind::Mutating, &request.volume_id.clone(), async {
+            let new = new_volume(request)?;
+            let is_copy = new.source.is_some();
+            let locks = [(new.volume.clone().into(), LockMode::Change)].into_iter();
+            let locks = locks.chain(new.source.clone().map(|source| (source.into(), LockMode::Keep)));
+            let wanted = WhileCalled::default();
+            let (is_wanted, stop) = (wanted.is_called(), self.stop.clone());
+            let work = move |volumes: &Volumes| {
+                // The next driver would throw the copy away.
+                create(volumes, &new, || is_wanted() && !stop.is_cancelled())
+            };
+            // A copy is slow on a slow disk, and would begin again.
+            match is_copy {
+                true => self.operations.locked(locks, work).await,
+                false => self.operations.locked_unless_hanging(locks, work).await,
+            }
+        })
+        .await
     }
 
     async fn expand(
@@ -192,8 +128,20 @@ impl VolumesRpc for VolumesService {
         request: Request<wire::ExpandRequest>,
     ) -> Result<Response<wire::ExpandResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("Expand", RpcKind::Mutating, &request.volume_id.clone(), self.expand_volume(request))
-            .await
+        rpc::traced("Expand", RpcKind::Mutating, &request.volume_id, async {
+            let id = volume_id(&request.volume_id)?;
+            let filesystem = filesystem(&request.filesystem_uuid)?;
+            // The kubelet's calls for the volume continue in the meantime.
+            let locks = [
+                (OperationObject::Capacity(id.clone()), LockMode::Change),
+                (id.clone().into(), LockMode::Keep),
+            ];
+            let requested = Bytes(request.capacity);
+            let work = move |volumes: &Volumes| controller::expand(volumes, &id, requested, filesystem);
+            let (capacity, devices_refreshed) = self.operations.locked_unless_hanging(locks, work).await?;
+            Ok(wire::ExpandResponse { capacity: capacity.0, devices_refreshed })
+        })
+        .await
     }
 
     async fn delete(
@@ -211,7 +159,7 @@ impl VolumesRpc for VolumesService {
             let existed = self
                 .operations
                 .locked(locks, move |volumes| match is_wanted() {
-                    true => volumes.delete(&id, filesystem),
+                    true => controller::delete(volumes, &id, filesystem),
                     false => Err(Error::Temporary("the client has ended the call".to_owned())),
                 })
                 .await?;
@@ -228,7 +176,16 @@ impl VolumesRpc for VolumesService {
         rpc::traced("Confirm", RpcKind::Mutating, &request.volume_id, async {
             let id = volume_id(&request.volume_id)?;
             let filesystem = filesystem(&request.filesystem_uuid)?;
-            self.run([], move |volumes| volumes.confirm(&id, filesystem)).await?;
+            let work = move |volumes: &Volumes| {
+                let publisher = volumes.monitor.verified()?;
+                require_filesystem(&publisher, filesystem)?;
+                match publisher.store().confirm(&id) {
+                    // Confirming a volume that does not exist succeeds.
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                    confirmed => Ok(confirmed?),
+                }
+            };
+            self.operations.locked_unless_hanging([], work).await?;
             Ok(wire::ConfirmResponse {})
         })
         .await
@@ -237,8 +194,21 @@ impl VolumesRpc for VolumesService {
     async fn list(&self, request: Request<wire::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let only_pending = request.into_inner().only_pending;
         rpc::traced("List", RpcKind::ReadOnly, "", async {
-            let pages = self.list_volumes(only_pending).await?;
-            Ok(Box::pin(iter(pages.into_iter().map(Ok))) as Self::ListStream)
+            let work = move |volumes: &Volumes| {
+                let publisher = volumes.monitor.verified()?;
+                // Pending volumes last: one that was confirmed in between has its PersistentVolume.
+                let ids = if only_pending { Vec::new() } else { publisher.store().list()? };
+                let mut listed: HashMap<_, _> = ids.into_iter().map(|id| (id, None)).collect();
+                for (id, annotations) in publisher.store().pending()? {
+                    if only_pending || listed.contains_key(&id) {
+                        listed.insert(id, Some(annotations));
+                    }
+                }
+                Ok((publisher.store().filesystem_uuid(), listed))
+            };
+            let (filesystem, listed) = self.operations.locked_unless_hanging([], work).await?;
+            let pages = pages(filesystem, listed).into_iter().map(Ok);
+            Ok(Box::pin(iter(pages)) as Self::ListStream)
         })
         .await
     }
@@ -250,7 +220,8 @@ impl VolumesRpc for VolumesService {
         let request = request.into_inner();
         rpc::traced("Capacity", RpcKind::ReadOnly, "", async {
             let settings = settings(&request.settings)?;
-            let capacity = self.run([], move |volumes| volumes.capacity(&settings, None)).await?;
+            let work = move |volumes: &Volumes| controller::capacity(volumes, &settings, None);
+            let capacity = self.operations.locked_unless_hanging([], work).await?;
             Ok(wire::CapacityResponse { available: capacity.available.0, largest_volume: capacity.largest.0 })
         })
         .await
@@ -263,14 +234,13 @@ impl VolumesRpc for VolumesService {
         let node_uid = request.into_inner().node_uid;
         rpc::traced("TakeCustody", RpcKind::ReadOnly, "", async {
             let record = Arc::clone(&self.custody);
-            let custody = self
-                .run([], move |volumes| {
-                    let publisher = volumes.verified()?;
-                    // The file is whole even if a holder panicked.
-                    let path = record.lock().unwrap_or_else(PoisonError::into_inner);
-                    custody::take(&path, &node_uid, publisher.store())
-                })
-                .await?;
+            let work = move |volumes: &Volumes| {
+                let publisher = volumes.monitor.verified()?;
+                // The file is whole even if a holder panicked.
+                let path = record.lock().unwrap_or_else(PoisonError::into_inner);
+                custody::take(&path, &node_uid, publisher.store())
+            };
+            let custody = self.operations.locked_unless_hanging([], work).await?;
             Ok(wire::TakeCustodyResponse {
                 filesystem_uuid: custody.filesystem_uuid,
                 found: custody.found.into_iter().collect(),
@@ -310,6 +280,14 @@ fn node_state(availability: &Availability, counts: ChangeCounts) -> wire::NodeSt
     wire::NodeState { storage: storage.into(), reason, filesystem_uuid, space, freed, foreign_files }
 }
 
+/// The volume of a claim that is to be created.
+#[derive(Debug)]
+struct NewVolume {
+    volume: VolumeId,
+    spec: VolumeSpec,
+    source: Option<OwnedContentSource>,
+}
+
 fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
     let kind = match request.kind() {
         wire::Kind::Filesystem => VolumeKind::Filesystem,
@@ -328,6 +306,56 @@ fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
     let settings = settings(&request.settings)?.spec(kind, Bytes(request.capacity));
     let spec = VolumeSpec { annotations, pending: true, ..settings };
     Ok(NewVolume { volume: volume_id(&request.volume_id)?, spec, source })
+}
+
+/// Creates the pending volume of a claim, or returns the existing one whatever its settings are: the class may have been replaced
+/// since then. If `is_wanted` returns `false`, a copy ends.
+fn create(volumes: &Volumes, new: &NewVolume, is_wanted: impl Fn() -> bool) -> Result<wire::CreateResponse> {
+    let publisher = volumes.monitor.verified()?;
+    // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
+    let held_data = match controller::existing(&publisher, &new.volume)? {
+        Some(volume) => !volume.is_pending()? && volume.holds_data()?,
+        None => false,
+    };
+    let created = match &new.source {
+        None => publisher.store().create(&new.volume, &new.spec),
+        Some(source) => {
+            if let OwnedContentSource::Volume(id) = source {
+                publisher.flush(&publisher.store().volume(id)?)?;
+            }
+            publisher.store().clone_from_while(source.as_ref(), &new.volume, &new.spec, is_wanted)
+        }
+    };
+    let volume = created.inspect_err(|_error| {
+        // What was copied by then is in the trash.
+        if new.source.is_some() {
+            volumes.trash_cleanup.request();
+        }
+    })?;
+    volumes.changes.space();
+    Ok(wire::CreateResponse {
+        capacity: volume.capacity().0,
+        filesystem_uuid: publisher.store().filesystem_uuid().to_string(),
+        held_data,
+    })
+}
+
+/// Returns the pages of a list: volumes, with the annotations of those that are pending.
+fn pages(filesystem: FilesystemUuid, volumes: HashMap<VolumeId, Option<Annotations>>) -> Vec<wire::ListPage> {
+    let volume = |(id, annotations): (VolumeId, Option<Annotations>)| wire::Volume {
+        volume_id: id.to_string(),
+        pending: annotations.is_some(),
+        annotations: annotations.iter().flat_map(Annotations::iter).map(owned).collect(),
+    };
+    let mut volumes = volumes.into_iter().map(volume).peekable();
+    let filesystem_uuid = filesystem.to_string();
+    let mut pages = Vec::new();
+    // There is one page at least, which names the file system.
+    while pages.is_empty() || volumes.peek().is_some() {
+        let volumes = volumes.by_ref().take(PAGE).collect();
+        pages.push(wire::ListPage { filesystem_uuid: filesystem_uuid.clone(), volumes });
+    }
+    pages
 }
 
 fn foreign_files(FoundFiles { files, repaired }: FoundFiles) -> wire::ForeignFiles {

@@ -9,7 +9,7 @@ use crate::read;
 
 const EVENTS: &str = "provisioner/src/api/events.rs";
 const ERRORS: &str = "provisioner/src/error.rs";
-const CODES: &str = "csi/src/services/status.rs";
+const CODES: &str = "csi/src/services/rpc.rs";
 const CONDITIONS: &str = "loopfs/src/volume_store/condition.rs";
 const SETTINGS: &str = "loopfs/src/volume_store/settings.rs";
 const SETTING_NAMES: &str = "loopfs/src/volume_store/spec.rs";

@@ -1,10 +1,9 @@
 use csi_wire::csi::volume_capability::access_mode::Mode;
-use loopfs::Bytes;
 use rstest::rstest;
 use tonic::Code;
 
-use super::super::tests::{block, mount, reader};
 use super::*;
+use crate::request::tests::{block, mount, reader};
 
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
 const UUID_KEY: &str = "csi.loopfs.dev/filesystem-uuid";
@@ -87,7 +86,7 @@ fn a_volume_is_accessible_if_its_topology_requirements_include_this_node(
     request.volume_content_source = Some(wire::VolumeContentSource { r#type: None });
 }, "volume_content_source: ")]
 #[case::source_without_a_name(|request: &mut wire::CreateVolumeRequest| {
-    let snapshot = source::SnapshotSource { snapshot_id: String::new() };
+    let snapshot = SnapshotSource { snapshot_id: String::new() };
     request.volume_content_source = Some(wire::VolumeContentSource { r#type: Some(Type::Snapshot(snapshot)) });
 }, "volume_content_source: ")]
 fn a_create_request_with_an_invalid_field_is_refused(
@@ -112,39 +111,6 @@ fn a_volume_is_annotated_with(#[case] added: &[(&str, &str)], #[case] claim: Opt
     assert_eq!(reader().create(request).unwrap().annotations.get("claim"), claim);
 }
 
-#[rstest]
-#[case("pvc-1", Some("pvc-1"))]
-#[case("../../etc", None)]
-#[case(&"v".repeat(4096), None)]
-fn an_id_that_no_volume_can_have_counts_as_deleted(#[case] volume_id: &str, #[case] volume: Option<&str>) {
-    let request = wire::DeleteVolumeRequest { volume_id: volume_id.to_owned(), ..Default::default() };
-    assert_eq!(reader().delete(&request).unwrap().as_ref().map(VolumeId::as_str), volume);
-}
-
-#[test]
-fn deleting_an_empty_id_is_refused() {
-    assert!(reader().delete(&wire::DeleteVolumeRequest::default()).is_err());
-}
-
-#[rstest]
-#[case::first_page(0, "", Ok((None, None)))]
-#[case::some(2, "", Ok((None, Some(2))))]
-#[case::rest(0, "after:v-2", Ok((Some("v-2"), None)))]
-#[case::more(1, "after:v-2", Ok((Some("v-2"), Some(1))))]
-#[case::negative(-1, "", Err(Code::InvalidArgument))]
-#[case::others_token(0, "invalid-token", Err(Code::Aborted))]
-#[case::path(0, "after:../v", Err(Code::Aborted))]
-fn a_list_request_is_converted_to_a_page(
-    #[case] max_entries: i32,
-    #[case] starting_token: &str,
-    #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
-) {
-    let list = reader().list::<VolumeId>(max_entries, starting_token).map_err(|error| error.code());
-    let list = list
-        .map(|ListRequest { from, max_entries }| (from.map(|PageToken(last)| last.to_string()), max_entries));
-    assert_eq!(list, expected.map(|(from, max_entries)| (from.map(str::to_owned), max_entries)));
-}
-
 #[test]
 fn a_validation_request_may_expect_impossible_properties() {
     let request = |capability| wire::ValidateVolumeCapabilitiesRequest {
@@ -153,15 +119,15 @@ fn a_validation_request_may_expect_impossible_properties() {
         volume_context: pairs(&[(UUID_KEY, UUID)]),
         ..Default::default()
     };
-    let validate = reader().validate(request(block(Mode::SingleNodeWriter))).unwrap();
-    let expected = ExpectedProperties {
+    let (_, expected) = reader().validate(request(block(Mode::SingleNodeWriter))).unwrap();
+    let properties = ExpectedProperties {
         kind: VolumeKind::Block,
         filesystem: Some(UUID.parse().unwrap()),
         parameters: None,
     };
-    assert_eq!(validate.expected, Ok(expected));
-    let validate = reader().validate(request(block(Mode::MultiNodeMultiWriter))).unwrap();
-    assert!(validate.expected.is_err());
+    assert_eq!(expected, Ok(properties));
+    let (_, expected) = reader().validate(request(block(Mode::MultiNodeMultiWriter))).unwrap();
+    assert!(expected.is_err());
     let nothing = wire::ValidateVolumeCapabilitiesRequest {
         volume_capabilities: Vec::new(),
         ..request(block(Mode::SingleNodeWriter))
@@ -176,7 +142,7 @@ fn a_validation_request_may_expect_impossible_properties() {
 fn a_capacity_query_is_about_one_node(#[case] node: Option<&str>, #[case] here: bool) {
     let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
     let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
-    assert_eq!(reader().capacity(request).unwrap().here, here);
+    assert_eq!(reader().capacity(request).unwrap().0, here);
 }
 
 #[rstest]
@@ -189,9 +155,9 @@ fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
 ) {
     let parameters = pairs(&[("provisioning", "thin")]);
     let request = wire::GetCapacityRequest { volume_capabilities, parameters, ..Default::default() };
-    let query = reader().capacity(request).unwrap();
-    assert_eq!(query.kind, kind);
-    let spec = query.parameters.spec(VolumeKind::Block, Bytes(0));
+    let (_, requested, settings) = reader().capacity(request).unwrap();
+    assert_eq!(requested, kind);
+    let spec = settings.spec(VolumeKind::Block, Bytes(0));
     assert_eq!(spec.image.provisioning, loopfs::volume_store::Provisioning::Thin);
 }
 
@@ -215,6 +181,54 @@ fn a_request_to_expand_must_have_a_size() {
         volume_capability: Some(block(Mode::SingleNodeWriter)),
         ..Default::default()
     };
-    let expand = reader().controller_expand(request).unwrap();
-    assert_eq!((expand.capacity.required, expand.kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
+    let (_, capacity, kind) = reader().controller_expand(request).unwrap();
+    assert_eq!((capacity.required, kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
+}
+
+#[rstest]
+#[case::nothing_said(0, 0, Ok(1 << 30))]
+#[case::less_is_allowed(0, 8192, Ok(8192))]
+#[case::an_odd_limit(0, 8191, Ok(4096))]
+#[case::more_is_allowed(0, u64::MAX, Ok(1 << 30))]
+#[case::too_little_is_allowed(0, 4095, Err(Code::OutOfRange))]
+#[case::the_least(1, 0, Ok(4096))]
+#[case::rounded_up(4097, 0, Ok(8192))]
+#[case::exact(8192, 8192, Ok(8192))]
+#[case::rounded_up_within_the_limit(8000, 8192, Ok(8192))]
+#[case::rounded_up_above_the_limit(8000, 8191, Err(Code::OutOfRange))]
+#[case::larger_than_any_file(i64::MAX as u64, 0, Err(Code::OutOfRange))]
+fn new_size_is_the_least_multiple_within_the_limits(
+    #[case] required: u64,
+    #[case] limit: u64,
+    #[case] expected: Result<u64, Code>,
+) {
+    let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
+    let capacity = CapacityRange { required: some(required), limit: some(limit) };
+    let size = new_size(capacity).map(|size| size.0).map_err(|error| error.code());
+    assert_eq!(size, expected);
+}
+
+#[rstest]
+#[case::nothing_said(0, 0, Ok(8192))]
+#[case::less_would_do(1, 0, Ok(8192))]
+#[case::the_same(8192, 8192, Ok(8192))]
+#[case::more(8193, 0, Ok(12288))]
+#[case::less_is_not_to_be_had(0, 8191, Err(Code::OutOfRange))]
+#[case::nor_asked(4096, 4096, Err(Code::OutOfRange))]
+#[case::room_above(0, 1 << 40, Ok(8192))]
+fn copied_size_is_at_least_that_of_the_source(
+    #[case] required: u64,
+    #[case] limit: u64,
+    #[case] expected: Result<u64, Code>,
+) {
+    let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
+    let capacity = CapacityRange { required: some(required), limit: some(limit) };
+    let size = copied_size(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
+    assert_eq!(size, expected);
+}
+
+#[test]
+fn the_unit_is_that_of_the_store() {
+    assert_eq!(Bytes(1).round_up(), Some(UNIT));
+    assert_eq!((whole_units(Bytes(4095)), whole_units(Bytes(4097))), (Bytes(0), UNIT));
 }

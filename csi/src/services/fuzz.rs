@@ -1,15 +1,17 @@
-//! Property tests: the reader accepts or refuses any message without a panic.
+//! Property tests: the services accept or refuse any message without a panic.
 
 use csi_wire::csi as wire;
 use csi_wire::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use csi_wire::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use loopfs::volume_store::VolumeId;
+use loopfs::volume_store::{SnapshotId, VolumeId};
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use prost::Message;
 
-use super::tests::reader;
+use super::snapshots::Filter;
+use crate::request::tests::reader;
+use crate::request::{self, CapacityRange, ListRequest, deleted_id, existing_id};
 
 /// Arbitrary texts, and texts that are often mishandled.
 fn text() -> impl Strategy<Value = String> {
@@ -71,24 +73,31 @@ fn read_all(bytes: &[u8]) {
     }
     let reader = reader();
     read(bytes, |message| drop(reader.stage(message)));
-    read(bytes, |message| drop(reader.unstage(&message)));
     read(bytes, |message| drop(reader.publish(message)));
-    read(bytes, |message| drop(reader.unpublish(&message)));
-    read(bytes, |message| drop(reader.stats(&message)));
-    read(bytes, |message| drop(reader.node_expand(message)));
+    read(bytes, |message: wire::NodeExpandVolumeRequest| {
+        drop(reader.volume_at(&message.volume_id, &message.volume_path));
+        drop(CapacityRange::parse(message.capacity_range));
+        drop(request::kind_of(message.volume_capability));
+    });
     read(bytes, |message| drop(reader.create(message)));
-    read(bytes, |message| drop(reader.delete(&message)));
+    read(bytes, |message: wire::DeleteVolumeRequest| {
+        drop(deleted_id::<VolumeId>("volume_id", &message.volume_id));
+    });
     read(bytes, |message| drop(reader.validate(message)));
     read(bytes, |message: wire::ListVolumesRequest| {
-        drop(reader.list::<VolumeId>(message.max_entries, &message.starting_token));
+        drop(ListRequest::<VolumeId>::parse(message.max_entries, &message.starting_token));
     });
     read(bytes, |message| drop(reader.create_snapshot(message)));
-    read(bytes, |message| drop(reader.delete_snapshot(&message)));
-    read(bytes, |message| drop(reader.get_snapshot(&message)));
-    read(bytes, |message| drop(reader.list_snapshots(&message)));
+    read(bytes, |message: wire::GetSnapshotRequest| {
+        drop(existing_id::<SnapshotId>("snapshot_id", "snapshot", &message.snapshot_id));
+    });
+    read(bytes, |message: wire::ListSnapshotsRequest| {
+        drop(Filter::parse(&message.snapshot_id, &message.source_volume_id));
+        drop(ListRequest::<SnapshotId>::parse(message.max_entries, &message.starting_token));
+    });
     read(bytes, |message| drop(reader.capacity(message)));
     read(bytes, |message| drop(reader.controller_expand(message)));
-    read(bytes, |message: wire::ControllerGetVolumeRequest| drop(reader.volume(&message.volume_id)));
+    read(bytes, |message: wire::ControllerGetVolumeRequest| drop(request::volume_id(&message.volume_id)));
 }
 
 proptest! {

@@ -13,28 +13,17 @@ use loopfs::{Bytes, DeviceNumber, Inodes};
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
-use super::volume::VolumeInfo;
 use crate::error::{Error, Result};
 
-/// Returns the published volumes in the order of their ids.
+/// Returns the published volumes.
 pub(super) fn published(
     mounts: &[KnownMount],
     held: Option<&PublishedDevices>,
-    reason: &str,
-) -> Result<Vec<VolumeInfo>> {
+) -> Result<BTreeSet<VolumeId>> {
     let directories = mounts.iter().filter_map(|mount| volume_of_mount(mount));
     let devices = mounted_nodes(mounts)?;
     let images = devices.iter().filter_map(|(_, number)| volume_of_device(*number, held));
-    let volumes: BTreeSet<VolumeId> = directories.chain(images).collect();
-    let describe = |volume| VolumeInfo {
-        volume,
-        capacity: None,
-        filesystem: None,
-        published: true,
-        condition: condition(reason.to_owned()),
-        source: None,
-    };
-    Ok(volumes.into_iter().map(describe).collect())
+    Ok(directories.chain(images).collect())
 }
 
 /// Returns the use and capacity of the volume at `target`. Returns `None` if the volume is not published there.
@@ -97,7 +86,8 @@ fn directory_stats(path: &Path, reason: String) -> Result<VolumeStats> {
     Ok(stats)
 }
 
-fn condition(reason: String) -> Condition {
+/// Returns the condition of all published volumes.
+pub(super) fn condition(reason: String) -> Condition {
     Condition::abnormal(AbnormalReason::StorageFailed, reason)
 }
 

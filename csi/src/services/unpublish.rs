@@ -1,5 +1,4 @@
-//! Runs the work of both services on volumes and snapshots. The work runs on blocking threads, under the locks of its
-//! objects.
+//! Unpublishes and unstages volumes.
 //!
 //! If the data disk hangs, each call that accesses it blocks a thread and keeps the lock of its volume. Unpublishing must
 //! succeed even then, because otherwise a pod could not stop. It therefore takes none of the locks that such a call can
@@ -20,37 +19,25 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::publish::Volumes;
+use super::rpc::{VolumeOperations, Volumes};
 use super::unavailable;
-use crate::background::ForegroundCalls;
 use crate::blocking;
 use crate::error::{Error, Result};
-use crate::locks::{LockMode, OperationObject, VolumeLocks};
-use crate::request::{Publish, Stage, TargetPath, Unpublish, Unstage};
-use crate::storage::StorageMonitor;
+use crate::locks::LockMode;
+use crate::request::TargetPath;
 
-/// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
-/// that do not access the disk.
-const DISK_THREADS: usize = 256;
-
-/// The maximum number of those threads that clean up after unpublish calls, without those that have done so for longer than
+/// The maximum number of threads that clean up after unpublish calls, without those that have done so for longer than
 /// [`CLEANUP_TIMEOUT`].
 const CLEANUP_THREADS: usize = 16;
 
 /// How long an unpublish call waits for the cleanup of its volume. The kubelet's timeout is two minutes.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The volumes, and the locks of the operations that are in progress on them.
+/// The cleanups of volumes that are not published any more.
 #[derive(Clone, Debug)]
-pub(crate) struct VolumeOperations {
-    locks: VolumeLocks,
-    volumes: Arc<Volumes>,
-    monitor: Arc<StorageMonitor>,
-    foreground: Arc<ForegroundCalls>,
-    /// Limits the threads of some callers among those of all.
-    own_threads: Option<Arc<Semaphore>>,
-    disk_threads: Arc<Semaphore>,
-    cleanup_threads: Arc<Semaphore>,
+pub(super) struct Cleanups {
+    operations: VolumeOperations,
+    threads: Arc<Semaphore>,
     /// The volumes whose cleanup a task repeats. Entries change while the volume is locked.
     repeated: Arc<Mutex<HashMap<VolumeId, Repetition>>>,
 }
@@ -72,126 +59,29 @@ enum Repeated {
     DetachDeferred,
 }
 
-impl VolumeOperations {
-    pub(crate) fn new(
-        volumes: Volumes,
-        monitor: Arc<StorageMonitor>,
-        foreground: Arc<ForegroundCalls>,
-    ) -> Self {
-        Self {
-            foreground,
-            own_threads: None,
-            locks: VolumeLocks::default(),
-            volumes: Arc::new(volumes),
-            monitor,
-            disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
-            cleanup_threads: Arc::new(Semaphore::new(CLEANUP_THREADS)),
-            repeated: Arc::default(),
-        }
+impl Cleanups {
+    pub(super) fn new(operations: VolumeOperations) -> Self {
+        Self { operations, threads: Arc::new(Semaphore::new(CLEANUP_THREADS)), repeated: Arc::default() }
     }
 
-    /// Returns the same operations for callers of which at most this many access the disk at the same time.
-    pub(crate) fn limited(&self, threads: usize) -> Self {
-        Self { own_threads: Some(Arc::new(Semaphore::new(threads))), ..self.clone() }
-    }
-
-    /// Runs work that changes a volume, under its lock.
-    pub(crate) async fn exclusive<T: Send + 'static>(
-        &self,
-        volume: &VolumeId,
-        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        self.locked([(volume.clone().into(), LockMode::Change)], work).await
-    }
-
-    /// Runs work under these locks.
-    pub(crate) async fn locked<T: Send + 'static>(
-        &self,
-        wanted: impl IntoIterator<Item = (OperationObject, LockMode)>,
-        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let lock = self.locks.try_acquire(wanted)?;
-        self.run(move |volumes| {
-            let _lock = lock;
-            work(volumes)
-        })
-        .await
-    }
-
-    /// Runs work that changes nothing, without locks. Returns an error as soon as the disk hangs.
-    pub(crate) async fn unlocked<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        if self.monitor.hang_error().is_some() {
-            // The work detects the failure too, and returns the information that is available without the disk.
-            return self.run(work).await;
-        }
-        tokio::select! {
-            outcome = self.run(work) => outcome,
-            error = self.monitor.wait_until_hanging() => Err(error),
-        }
-    }
-
-    async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        // An error would mean that the semaphore is closed, and it is never closed.
-        let own_thread = match &self.own_threads {
-            Some(threads) => Some(Arc::clone(threads).acquire_owned().await),
-            None => None,
-        };
-        let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
-        let (volumes, call) = (Arc::clone(&self.volumes), self.foreground.enter());
-        blocking::run(move || {
-            let (_own_thread, _thread, _call) = (own_thread, thread, call);
-            work(&volumes)
-        })
-        .await
-    }
-
-    pub(crate) async fn publish(&self, publish: Publish) -> Result<()> {
-        let wanted =
-            [(publish.volume.clone().into(), LockMode::Change), (target(&publish.target), LockMode::Change)];
-        let work = self.clone();
-        self.locked(wanted, move |volumes| {
-            volumes.publish(&publish)?;
-            work.keep_devices(&publish.volume);
-            Ok(())
-        })
-        .await
-    }
-
-    pub(crate) async fn stage(&self, stage: Stage) -> Result<()> {
-        let work = self.clone();
-        let volume = stage.volume.clone();
-        self.exclusive(&volume, move |volumes| {
-            volumes.stage(&stage)?;
-            work.keep_devices(&stage.volume);
-            Ok(())
-        })
-        .await
-    }
-
-    /// Unstages the volume. Without the disk, a volume that has no device is unstaged already. A call that stages it may still hang and
-    /// attach a device later, so a cleanup waits for the disk.
-    pub(crate) async fn unstage(&self, unstage: Unstage) -> Result<()> {
-        let (work, volume) = (self.clone(), unstage.volume.clone());
-        let unstaging = self.exclusive(&volume, move |volumes| {
-            if volumes.unstage(&unstage)? == Cleanup::DetachDeferred {
-                work.repeat_clean_up(&unstage.volume, ClearedTarget::default(), Repeated::DetachDeferred);
+    /// Unstages the volume: detaches the devices of a volume that is published nowhere. Without the disk, a volume that has no device is
+    /// unstaged already. A call that stages it may still hang and attach a device later, so a cleanup waits for the disk.
+    pub(super) async fn unstage(&self, volume: VolumeId) -> Result<()> {
+        let (cleanups, id) = (self.clone(), volume.clone());
+        let locks = [(volume.clone().into(), LockMode::Change)];
+        let unstaging = self.operations.locked_unless_hanging(locks, move |volumes| {
+            let publisher = volumes.monitor.current()?;
+            let detached = publisher.detach(&id).map_err(|error| storage_error_or(volumes, error))?;
+            if detached == Cleanup::DetachDeferred {
+                cleanups.repeat_clean_up(&id, ClearedTarget::default(), Repeated::DetachDeferred);
             }
             Ok(())
         });
-        let ended = tokio::select! {
-            ended = unstaging => ended,
-            error = self.monitor.wait_until_hanging() => Err(error),
-        };
+        let (ended, monitor) = (unstaging.await, &self.operations.volumes.monitor);
         // Also if another call, which waits for the disk, has the volume locked.
-        match (ended, self.monitor.current()) {
+        match (ended, monitor.current()) {
             (Err(_), Err(Error::StorageUnavailable(reason))) => {
-                let (of, monitor) = (volume.clone(), Arc::clone(&self.monitor));
+                let (of, monitor) = (volume.clone(), Arc::clone(monitor));
                 blocking::run(move || unavailable::require_detached(&of, monitor.devices(), &reason)).await?;
                 self.repeat_clean_up(&volume, ClearedTarget::default(), Repeated::Failed);
                 Ok(())
@@ -203,17 +93,17 @@ impl VolumeOperations {
     /// Unpublishes the volume from its target, and then cleans up if the volume is not published anywhere else. If the
     /// disk hangs or the storage is unavailable, returns before the cleanup, which continues when the storage is usable. Also returns
     /// if the cleanup takes longer than [`CLEANUP_TIMEOUT`]: the pod has ended.
-    pub(crate) async fn unpublish(&self, unpublish: Unpublish) -> Result<()> {
-        let (work, volume) = (self.clone(), unpublish.volume.clone());
+    pub(super) async fn unpublish(&self, volume: VolumeId, target: TargetPath) -> Result<()> {
+        let clearing = self.clone().clear(volume.clone(), target);
         // A separate task, because the call may be cancelled between the two steps.
-        let clearing = tokio::spawn(async move { work.clear(unpublish).await }.in_current_span());
-        let cleanup = clearing.await??;
+        let cleanup = tokio::spawn(clearing.in_current_span()).await??;
+        let monitor = &self.operations.volumes.monitor;
         tokio::select! {
             _ended = cleanup => {}
-            error = self.monitor.wait_until_hanging() => {
+            error = monitor.wait_until_hanging() => {
                 tracing::warn!(%error, "the target is unmounted and removed; the cleanup of its volume continues when the data disk accepts writes again");
             }
-            () = self.monitor.wait_until_unavailable() => {
+            () = monitor.wait_until_unavailable() => {
                 tracing::warn!("the target is unmounted and removed; the cleanup of its volume continues when the storage is available again");
             }
             // A device whose user changes it, or another call for the volume.
@@ -224,20 +114,21 @@ impl VolumeOperations {
         Ok(())
     }
 
-    /// Clears the target, and starts the cleanup of the volume.
-    async fn clear(self, unpublish: Unpublish) -> Result<JoinHandle<()>> {
-        let lock = self.locks.try_acquire([(target(&unpublish.target), LockMode::Change)])?;
-        let volumes = Arc::clone(&self.volumes);
-        let volume = unpublish.volume.clone();
+    /// Unmounts and removes the target, whatever is mounted there and even if the volume or the storage no longer exists: an
+    /// orchestrator has no other way to stop a workload. Then starts the cleanup of the volume.
+    async fn clear(self, volume: VolumeId, target: TargetPath) -> Result<JoinHandle<()>> {
+        let VolumeOperations { locks, volumes, .. } = &self.operations;
+        let lock = locks.try_acquire([((&target).into(), LockMode::Change)])?;
+        let root = Arc::clone(&volumes.root);
         let cleared = blocking::run(move || {
             let _lock = lock;
-            volumes.clear_target(&unpublish.target)
+            Ok(root.clear(target.relative())?)
         });
         let cleared = cleared.await?;
-        if self.monitor.current().is_err() {
+        if volumes.monitor.current().is_err() {
             // Nothing waits for it: the last close of a device can write to a disk that hangs.
-            let (volumes, volume) = (Arc::clone(&self.volumes), volume.clone());
-            tokio::task::spawn_blocking(move || volumes.release_unmounted(&volume));
+            let (volumes, volume) = (Arc::clone(volumes), volume.clone());
+            tokio::task::spawn_blocking(move || release_unmounted(&volumes, &volume));
         }
         let cleaning = async move {
             self.clean_up(&volume, cleared, None).await;
@@ -258,13 +149,13 @@ impl VolumeOperations {
             }
             Entry::Vacant(entry) => entry.insert(Repetition { why, needed: needed.clone() }),
         };
-        let (work, volume) = (self.clone(), volume.clone());
+        let (cleanups, volume) = (self.clone(), volume.clone());
         let repeat = async move {
             let mut backoff = ExponentialBackoff::default();
             loop {
                 // Not at once: the next workload of the volume may start, and its calls would be refused in the meantime.
                 tokio::time::sleep(backoff.next_delay()).await;
-                if needed.is_cancelled() || work.clean_up(&volume, cleared, Some(&needed)).await {
+                if needed.is_cancelled() || cleanups.clean_up(&volume, cleared, Some(&needed)).await {
                     return;
                 }
             }
@@ -280,27 +171,30 @@ impl VolumeOperations {
         cleared: ClearedTarget,
         repetition: Option<&CancellationToken>,
     ) -> bool {
+        let VolumeOperations { locks, volumes, .. } = &self.operations;
         loop {
-            self.monitor.wait_until_usable().await;
-            let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
+            volumes.monitor.wait_until_usable().await;
+            let lock = locks.acquire(volume.clone().into(), LockMode::Change).await;
             // Neither is held while this task waits for the other: a volume that is locked for long must not keep the threads, and a
             // cleanup that waits for a thread must not have calls for its volume refused.
-            let Ok(thread) = Arc::clone(&self.cleanup_threads).try_acquire_owned() else {
+            let Ok(thread) = Arc::clone(&self.threads).try_acquire_owned() else {
                 drop(lock);
-                drop(self.cleanup_threads.acquire().await);
+                drop(self.threads.acquire().await);
                 continue;
             };
             if repetition.is_some_and(CancellationToken::is_cancelled) {
                 return true;
             }
-            if self.monitor.current().is_err() {
+            if volumes.monitor.current().is_err() {
                 continue;
             }
-            let (work, id, is_repetition) = (self.clone(), volume.clone(), repetition.is_some());
-            let mut cleaned = pin!(self.run(move |volumes| {
+            let (cleanups, id, is_repetition) = (self.clone(), volume.clone(), repetition.is_some());
+            let mut cleaned = pin!(self.operations.run(move |volumes| {
                 let _lock = lock;
-                let cleaned = volumes.clean_up(&id, &cleared);
-                Ok(work.plan_repetition(&id, cleared, cleaned, is_repetition))
+                let cleaned = volumes.monitor.current().and_then(|publisher| {
+                    publisher.clean_up(&id, &cleared).map_err(|error| storage_error_or(volumes, error))
+                });
+                Ok(cleanups.plan_repetition(&id, cleared, cleaned, is_repetition))
             }));
             let cleaned = match timeout(CLEANUP_TIMEOUT, cleaned.as_mut()).await {
                 Ok(cleaned) => cleaned,
@@ -352,7 +246,7 @@ impl VolumeOperations {
 
     /// Ends the repetition of a deferred detach, because the volume, which is locked, is used again: its device must stay, and that use
     /// ends with a cleanup.
-    fn keep_devices(&self, volume: &VolumeId) {
+    pub(super) fn keep_devices(&self, volume: &VolumeId) {
         let mut repeated = self.lock_repeated();
         if let Entry::Occupied(repetition) = repeated.entry(volume.clone())
             && repetition.get().why == Repeated::DetachDeferred
@@ -367,6 +261,16 @@ impl VolumeOperations {
     }
 }
 
-fn target(path: &TargetPath) -> OperationObject {
-    OperationObject::Target(path.relative().to_owned())
+/// Closes the devices of a volume that are mounted nowhere. While the storage is unavailable, an administrator could otherwise neither
+/// detach them nor unmount the disk.
+fn release_unmounted(volumes: &Volumes, volume: &VolumeId) {
+    let Some(devices) = volumes.monitor.devices() else { return };
+    if let Err(error) = devices.release_unmounted(volume, &volumes.root) {
+        tracing::warn!(%volume, %error, "the driver keeps the loop devices of the volume open");
+    }
+}
+
+/// Returns the error of the storage if it has failed, because that has probably caused `error`.
+fn storage_error_or(volumes: &Volumes, error: loopfs::Error) -> Error {
+    volumes.monitor.verified().err().unwrap_or_else(|| error.into())
 }

@@ -1,16 +1,34 @@
-//! The list of volumes with their conditions, and the capacity for further ones.
+//! The volumes of this node with their conditions, as the RPCs report them.
+//!
+//! The specification has two kinds of messages about a condition: the volume condition, which current orchestrators read, and the
+//! volume health, which replaces it in version 1.13.
 
-use csi_wire::Settings;
+use csi_wire::csi as wire;
+use csi_wire::csi::VolumeHealthErrorType as VolumeError;
+use csi_wire::csi::volume_health::VolumeHealthEntry;
 use loopfs::publish::{Publications, Publisher};
-use loopfs::volume_store::{AbnormalReason, Condition, Volume, VolumeId, VolumeKind};
-use loopfs::{Bytes, ErrorKind};
+use loopfs::volume_store::{AbnormalReason, Condition, OwnedContentSource, Volume, VolumeId, VolumeKind};
+use loopfs::{Bytes, ErrorKind, FilesystemUuid};
 
-use super::publish::Volumes;
+use super::rpc::Volumes;
 use super::unavailable;
-use super::volume::{VolumeInfo, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::request::{ExpectedProperties, ListRequest, PageToken, Validate};
-use crate::storage::require_filesystem;
+use crate::request::{ListRequest, PageToken};
+
+/// A volume as the RPCs report it.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeInfo {
+    pub(crate) volume: VolumeId,
+    /// `None` if the capacity cannot be determined.
+    pub(crate) capacity: Option<Bytes>,
+    /// `None` if the storage is unavailable.
+    pub(crate) filesystem: Option<FilesystemUuid>,
+    /// `true` if the volume is published on this node.
+    pub(crate) published: bool,
+    pub(crate) condition: Condition,
+    /// The volume or snapshot from which this volume was created. It may no longer exist.
+    pub(crate) source: Option<OwnedContentSource>,
+}
 
 /// A part of the list of volumes.
 #[derive(Debug)]
@@ -19,23 +37,6 @@ pub(crate) struct Page {
     /// The token of the next page. `None` if this is the last page.
     pub(crate) next: Option<PageToken<VolumeId>>,
 }
-
-/// The result of a capacity query.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Capacity {
-    /// Bytes that no volume has reserved.
-    pub(crate) available: Bytes,
-    /// The capacity of the largest volume that can be created.
-    pub(crate) largest: Bytes,
-}
-
-impl Capacity {
-    /// The capacity for volumes that cannot be on this node.
-    pub(crate) const NONE: Self = Self { available: Bytes(0), largest: Bytes(0) };
-}
-
-/// The result of a validation: `Ok` if the volume has the expected properties, else the first difference.
-pub(crate) type Validation = std::result::Result<(), String>;
 
 impl Volumes {
     /// Returns the volumes that `filter` selects, in the order of their ids.
@@ -59,8 +60,7 @@ impl Volumes {
     pub(crate) fn list_abnormal(&self, list: &ListRequest<VolumeId>) -> Result<Page> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
             Err(Error::StorageUnavailable(reason)) => {
-                let published =
-                    unavailable::published(&self.root.mounts()?, self.monitor.devices(), &reason)?;
+                let published = self.published(&reason)?;
                 if published.is_empty() {
                     // An empty list would mean that all volumes are healthy.
                     return Err(Error::StorageUnavailable(reason));
@@ -76,9 +76,7 @@ impl Volumes {
         let publisher = match self.monitor.verified() {
             Ok(publisher) => publisher,
             Err(Error::StorageUnavailable(reason)) => {
-                let published =
-                    unavailable::published(&self.root.mounts()?, self.monitor.devices(), &reason)?;
-                let found = published.into_iter().find(|info| info.volume == *volume);
+                let found = self.published(&reason)?.into_iter().find(|info| info.volume == *volume);
                 return found.ok_or(Error::StorageUnavailable(reason));
             }
             Err(error) => return Err(error),
@@ -87,24 +85,18 @@ impl Volumes {
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
-    pub(crate) fn validate(&self, validate: &Validate) -> Result<Validation> {
-        let publisher = self.monitor.verified()?;
-        let volume = publisher.store().volume(&validate.volume)?;
-        match &validate.expected {
-            Ok(expected) => is_as_expected(&publisher, &volume, expected),
-            Err(impossible) => Ok(Err(impossible.to_string())),
-        }
-    }
-
-    /// Returns the free capacity of this node, and the size of the largest volume with these settings that fits into it.
-    pub(crate) fn capacity(&self, settings: &Settings, kind: Option<VolumeKind>) -> Result<Capacity> {
-        let space = self.monitor.verified()?.store().space()?;
-        let spec = |kind| settings.spec(kind, Bytes(0));
-        let largest = match kind {
-            Some(kind) => space.largest_volume(&spec(kind)),
-            None => space.largest_volume_of_any_kind(&spec(VolumeKind::Filesystem)),
+    /// Returns the published volumes, in the order of their ids, while the storage is unavailable for this reason.
+    fn published(&self, reason: &str) -> Result<Vec<VolumeInfo>> {
+        let published = unavailable::published(&self.root.mounts()?, self.monitor.devices())?;
+        let info = |volume| VolumeInfo {
+            volume,
+            capacity: None,
+            filesystem: None,
+            published: true,
+            condition: unavailable::condition(reason.to_owned()),
+            source: None,
         };
-        Ok(Capacity { available: whole_units(space.available), largest })
+        Ok(published.into_iter().map(info).collect())
     }
 }
 
@@ -161,18 +153,52 @@ fn page<T>(
     Ok(Page { volumes, next: last.filter(|_| items.peek().is_some()).map(PageToken) })
 }
 
-fn is_as_expected(
-    publisher: &Publisher,
-    volume: &Volume,
-    expected: &ExpectedProperties,
-) -> Result<Validation> {
-    let suits = require_kind(volume, expected.kind)
-        .and_then(|()| require_filesystem(publisher, expected.filesystem))
-        .map_err(|error| error.to_string());
-    if suits.is_err() {
-        return Ok(suits);
+/// Returns an error unless the volume is of the requested kind.
+pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()> {
+    if volume.kind() == requested {
+        return Ok(());
     }
-    let Some(parameters) = &expected.parameters else { return Ok(Ok(())) };
-    let difference = volume.settings_differ(&parameters.spec(volume.kind(), volume.capacity()))?;
-    Ok(difference.map_or(Ok(()), |difference| Err(format!("parameters: {difference}"))))
+    let requested = match requested {
+        VolumeKind::Filesystem => "mount",
+        VolumeKind::Block => "block",
+    };
+    Err(Error::WrongAccessType(format!(
+        "{requested} access is requested for {}, which is a {} volume",
+        volume.id(),
+        volume.kind()
+    )))
+}
+
+/// Returns the condition of a volume as a message.
+pub(super) fn condition(condition: Condition) -> wire::VolumeCondition {
+    match condition {
+        Condition::Healthy => wire::VolumeCondition { abnormal: false, message: "healthy".to_owned() },
+        Condition::Abnormal { reason: _, message } => wire::VolumeCondition { abnormal: true, message },
+    }
+}
+
+impl From<VolumeInfo> for wire::VolumeHealth {
+    fn from(info: VolumeInfo) -> Self {
+        let VolumeInfo { volume, condition, .. } = info;
+        let entry = |reason, message| VolumeHealthEntry {
+            status: error_type(reason).into(),
+            reason: reason.to_string(),
+            message,
+        };
+        let health_statuses = match condition {
+            Condition::Healthy => Vec::new(),
+            Condition::Abnormal { reason, message } => vec![entry(reason, message)],
+        };
+        Self { volume_id: volume.to_string(), health_statuses }
+    }
+}
+
+fn error_type(reason: AbnormalReason) -> VolumeError {
+    match reason {
+        AbnormalReason::ImageTruncated | AbnormalReason::ImageMissing | AbnormalReason::DeviceOfOtherFile => {
+            VolumeError::DataLoss
+        }
+        AbnormalReason::Unreadable | AbnormalReason::StorageFailed => VolumeError::Inaccessible,
+        _ => VolumeError::Degraded,
+    }
 }
