@@ -8,21 +8,21 @@
 //! A tenant fills a claim with up to a megabyte of annotations, labels or names, and the caches of all nodes may hold that claim. So only
 //! the fields of a claim that this process reads are kept, at no more than the length that a valid value has.
 
-use std::{borrow::Cow, fmt, ops::Deref};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, ops::Deref};
 
 use k8s_openapi::{
     api::{
         core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
         storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
     },
-    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+    apimachinery::pkg::apis::meta::v1::{
+        LabelSelector, ManagedFieldsEntry, ObjectMeta, OwnerReference, Time,
+    },
 };
 use kube::Resource;
 use serde::{
-    Serialize, Serializer,
-    de::{
-        Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor,
-    },
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use crate::{
@@ -36,9 +36,6 @@ use crate::{
 /// The annotations of a claim that this process reads.
 const CLAIM_ANNOTATIONS: [&str; 4] =
     [SELECTED_NODE, STORAGE_PROVISIONER, STORAGE_PROVISIONER_BETA, NODE_EXPANSION_NOT_REQUIRED];
-
-/// The path of the managed fields in every object.
-const MANAGED_FIELDS: &[&str] = &["metadata", "managedFields"];
 
 /// An object without its managed fields.
 #[derive(Debug, Clone)]
@@ -64,11 +61,9 @@ impl<K> Deref for Pruned<K> {
     }
 }
 
-impl<'de, K: Deserialize<'de> + Prune> Deserialize<'de> for Pruned<K> {
+impl<'de, K: Deserialize<'de> + Resource + Prune> Deserialize<'de> for Pruned<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut object = K::deserialize(SkipEntry { path: MANAGED_FIELDS, inner: deserializer })?;
-        object.prune();
-        Ok(object.into())
+        deserializer.deserialize_map(PrunedVisitor(PhantomData))
     }
 }
 
@@ -181,113 +176,75 @@ impl<K: Resource> Resource for Pruned<K> {
     }
 }
 
-/// A deserializer, visitor or seed that skips the entry at a path of map keys.
-struct SkipEntry<T> {
-    path: &'static [&'static str],
-    inner: T,
-}
+/// The visitor of an object. It parses the metadata apart from the other fields.
+struct PrunedVisitor<K>(PhantomData<K>);
 
-impl<T> SkipEntry<T> {
-    fn of<U>(&self, inner: U) -> SkipEntry<U> {
-        SkipEntry { path: self.path, inner }
-    }
-}
-
-/// Forwards the methods of a deserializer that can yield a map.
-macro_rules! forward {
-    ($($method:ident($($argument:ident: $type:ty),*);)*) => {
-        $(fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, D::Error> {
-            let visitor = self.of(visitor);
-            self.inner.$method($($argument,)* visitor)
-        })*
-    };
-}
-
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for SkipEntry<D> {
-    type Error = D::Error;
-
-    forward! {
-        deserialize_any();
-        deserialize_map();
-        deserialize_option();
-        deserialize_struct(name: &'static str, fields: &'static [&'static str]);
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
-        newtype_struct seq tuple tuple_struct enum identifier ignored_any
-    }
-
-    fn is_human_readable(&self) -> bool {
-        self.inner.is_human_readable()
-    }
-}
-
-/// A value that is not a map has no such entry and is not an object either. The inner visitor rejects it.
-impl<'de, V: Visitor<'de>> Visitor<'de> for SkipEntry<V> {
-    type Value = V::Value;
+impl<'de, K: Deserialize<'de> + Resource + Prune> Visitor<'de> for PrunedVisitor<K> {
+    type Value = Pruned<K>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.expecting(formatter)
+        formatter.write_str("a Kubernetes object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(SkippingMapAccess { path: self.path, map, is_on_path: false })
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        let deserializer = self.of(deserializer);
-        self.inner.visit_some(deserializer)
-    }
-
-    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
-        self.inner.visit_none()
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
-        self.inner.visit_unit()
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Pruned<K>, A::Error> {
+        let mut metadata = None;
+        let other_fields = OtherFields { map, metadata: &mut metadata };
+        let mut object = K::deserialize(MapAccessDeserializer::new(other_fields))?;
+        if let Some(KeptMetadata(metadata)) = metadata {
+            *object.meta_mut() = metadata;
+        }
+        object.prune();
+        Ok(object.into())
     }
 }
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for SkipEntry<S> {
-    type Value = S::Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
-        let deserializer = self.of(deserializer);
-        self.inner.deserialize(deserializer)
-    }
-}
-
-/// A map on the path, or the map that contains the skipped entry.
-struct SkippingMapAccess<A> {
-    path: &'static [&'static str],
+/// The fields of an object without its metadata, which is stored aside.
+struct OtherFields<'a, A> {
     map: A,
-    /// `true` if the path continues in the next value.
-    is_on_path: bool,
+    metadata: &'a mut Option<KeptMetadata>,
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for SkippingMapAccess<A> {
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for OtherFields<'_, A> {
     type Error = A::Error;
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
         while let Some(key) = self.map.next_key::<String>()? {
-            self.is_on_path = self.path.first().is_some_and(|first| *first == key);
-            if self.is_on_path && self.path.len() == 1 {
-                self.map.next_value::<IgnoredAny>()?;
-                continue;
+            if key != "metadata" {
+                return seed.deserialize(key.into_deserializer()).map(Some);
             }
-            return seed.deserialize(key.into_deserializer()).map(Some);
+            *self.metadata = self.map.next_value()?;
         }
         Ok(None)
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
-        if self.is_on_path {
-            self.map.next_value_seed(SkipEntry { path: &self.path[1..], inner: seed })
-        } else {
-            self.map.next_value_seed(seed)
-        }
+        self.map.next_value_seed(seed)
     }
+}
+
+#[derive(Deserialize)]
+struct KeptMetadata(#[serde(with = "KeptMetadataFields")] ObjectMeta);
+
+/// The fields of [`ObjectMeta`] but for the managed fields.
+#[derive(Deserialize)]
+#[serde(remote = "ObjectMeta", rename_all = "camelCase")]
+struct KeptMetadataFields {
+    annotations: Option<BTreeMap<String, String>>,
+    creation_timestamp: Option<Time>,
+    deletion_grace_period_seconds: Option<i64>,
+    deletion_timestamp: Option<Time>,
+    finalizers: Option<Vec<String>>,
+    generate_name: Option<String>,
+    generation: Option<i64>,
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(skip)]
+    managed_fields: Option<Vec<ManagedFieldsEntry>>,
+    name: Option<String>,
+    namespace: Option<String>,
+    owner_references: Option<Vec<OwnerReference>>,
+    resource_version: Option<String>,
+    self_link: Option<String>,
+    uid: Option<String>,
 }
 
 #[cfg(test)]
