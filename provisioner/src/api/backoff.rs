@@ -3,10 +3,10 @@
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use service::Delays;
 
 /// The waits after a failure, whose cause will probably last.
@@ -74,7 +74,7 @@ impl<K, C> Failures<K, C> {
 impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     /// Returns the remaining wait, or `None` if an attempt is allowed now.
     pub(crate) fn remaining(&self, key: &K, retry_key: &C, now: Instant) -> Option<Duration> {
-        let failures = self.lock();
+        let failures = self.failures.lock();
         let failure = failures.by_object.get(key).filter(|failure| failure.retry_key == *retry_key)?;
         let remaining = failure.retry_at.saturating_duration_since(now);
         (!remaining.is_zero()).then_some(remaining)
@@ -82,13 +82,13 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
 
     /// Returns `true` if the object has failed and not succeeded since, with whatever retry key.
     pub(crate) fn has_failed(&self, key: &K) -> bool {
-        self.lock().by_object.contains_key(key)
+        self.failures.lock().by_object.contains_key(key)
     }
 
     /// Records a failed attempt. Returns the wait before the next, which is different for each object from the second one on: an outage
     /// lets objects of all nodes fail at once, and they must not be retried at once.
     pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
-        let mut failures = self.lock();
+        let mut failures = self.failures.lock();
         failures.purge_if_due(self.delays.longest, now);
         let earlier = failures.by_object.get(&key).filter(|failure| failure.retry_key == retry_key);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
@@ -102,12 +102,12 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
 
     /// Removes an object that succeeded or was deleted.
     pub(crate) fn clear(&self, key: &K) {
-        self.lock().by_object.remove(key);
+        self.failures.lock().by_object.remove(key);
     }
 
     /// Returns the number of objects that have failed and not succeeded since.
     pub(crate) fn len(&self) -> usize {
-        self.lock().by_object.len()
+        self.failures.lock().by_object.len()
     }
 
     /// Returns all objects that have failed and not succeeded since.
@@ -115,17 +115,12 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     where
         K: Clone,
     {
-        self.lock().by_object.keys().cloned().collect()
+        self.failures.lock().by_object.keys().cloned().collect()
     }
 
     /// Keeps only the objects that `wanted` selects.
     pub(crate) fn retain(&self, wanted: impl Fn(&K) -> bool) {
-        self.lock().by_object.retain(|key, _| wanted(key));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Failures<K, C>> {
-        // Every critical section leaves the value whole, so a panicked holder does no harm.
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failures.lock().by_object.retain(|key, _| wanted(key));
     }
 }
 
@@ -196,7 +191,11 @@ mod tests {
         let start = Instant::now();
         for claim in 0..1000 {
             backoff.failed(claim, (), start + Duration::from_millis(claim));
-            assert_eq!(backoff.lock().purge_at, Some(start + FAILURE.longest), "only the first one did");
+            assert_eq!(
+                backoff.failures.lock().purge_at,
+                Some(start + FAILURE.longest),
+                "only the first one did"
+            );
         }
     }
 

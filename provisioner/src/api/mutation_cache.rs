@@ -4,13 +4,10 @@
 //! an old version, and either do the work twice or fail with a conflict. The object that a write returned is therefore kept until
 //! the watch cache holds a version that is at least as new.
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
+use parking_lot::Mutex;
 
 /// Written objects that the watch cache does not hold yet.
 pub(crate) struct MutationCache<K>
@@ -38,14 +35,14 @@ where
     /// Stores an object as the API server returned it from a write.
     pub(crate) fn remember(&self, written: K) -> Arc<K> {
         let written = Arc::new(written);
-        self.lock().insert(ObjectRef::from_obj(&*written), Arc::clone(&written));
+        self.written.lock().insert(ObjectRef::from_obj(&*written), Arc::clone(&written));
         written
     }
 
     /// Returns the newer of the cached object and its last written version.
     pub(crate) fn newest(&self, cached: Arc<K>) -> Arc<K> {
         let key = ObjectRef::from_obj(&*cached);
-        let mut written = self.lock();
+        let mut written = self.written.lock();
         match written.get(&key) {
             Some(own) if supersedes(&**own, &*cached) => Arc::clone(own),
             Some(_) => {
@@ -58,23 +55,18 @@ where
 
     /// Returns the last written version of an object that the watch cache does not hold yet.
     pub(crate) fn get(&self, key: &ObjectRef<K>) -> Option<Arc<K>> {
-        self.lock().get(key).cloned()
+        self.written.lock().get(key).cloned()
     }
 
     /// Removes an object, because it was deleted or because a write to it failed: the stored version may then be as stale as the
     /// watch cache.
     pub(crate) fn forget(&self, key: &ObjectRef<K>) {
-        self.lock().remove(key);
+        self.written.lock().remove(key);
     }
 
     /// Keeps only the objects that `wanted` selects, for objects that were deleted while the watch was interrupted.
     pub(crate) fn retain(&self, wanted: impl Fn(&ObjectRef<K>) -> bool) {
-        self.lock().retain(|key, _| wanted(key));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<K>, Arc<K>>> {
-        // Every critical section is a single map operation, so a panicked holder leaves the map whole.
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.lock().retain(|key, _| wanted(key));
     }
 }
 

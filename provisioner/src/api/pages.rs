@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -15,6 +15,7 @@ use http::{Method, Request, Response, Uri, request::Parts, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes};
 use kube::client::Body;
+use parking_lot::Mutex;
 use tower::{BoxError, Layer, Service, ServiceExt};
 
 /// The longest page of more than one object. 500 usual claims or volumes take less than half of it.
@@ -29,21 +30,16 @@ pub(crate) struct Pages {
 
 impl Pages {
     fn expected(&self, list: &Uri) -> u32 {
-        self.lock().get(list.path()).copied().unwrap_or(u32::MAX)
+        self.expected.lock().get(list.path()).copied().unwrap_or(u32::MAX)
     }
 
     fn expect(&self, list: &Uri, size: u32, requested: u32) {
-        let mut expected = self.lock();
+        let mut expected = self.expected.lock();
         if size < requested {
             expected.insert(list.path().to_owned(), size);
         } else {
             expected.remove(list.path());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, u32>> {
-        // Each critical section is a single operation, so a panicked holder leaves the map whole.
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +142,7 @@ fn of_size(list: &Parts, size: u32) -> Result<Request<Body>, http::Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, sync::Mutex};
+    use std::convert::Infallible;
 
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Api, Client, ResourceExt, api::ListParams};
@@ -172,7 +168,7 @@ mod tests {
             };
             let (start, limit) = (parameter("continue="), parameter("limit="));
             let end = count.min(start + limit);
-            log.lock().unwrap().push(end - start);
+            log.lock().push(end - start);
             let token = if end < count { end.to_string() } else { String::new() };
             let items: Vec<Value> = (start..end)
                 .map(|number| json!({"metadata": {"name": number.to_string()}, "data": {"a": "x".repeat(length)}}))
@@ -189,7 +185,7 @@ mod tests {
             (0..count).map(|number| number.to_string()).collect::<Vec<_>>(),
             "each object once"
         );
-        sent.lock().unwrap().clone()
+        sent.lock().clone()
     }
 
     #[rstest]

@@ -1,15 +1,12 @@
 //! Metrics of the queues: how many objects wait for a reconciliation, and how long each waited.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use kube::{
     Resource,
     runtime::reflector::{Lookup, ObjectRef},
 };
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
@@ -70,7 +67,7 @@ struct Waiting {
 impl QueueDepth {
     /// Notes that an object entered the queue. An object that waits already keeps its place.
     pub(crate) fn entered<K: Lookup>(&self, object: &ObjectRef<K>) {
-        let mut since = self.lock();
+        let mut since = self.0.since.lock();
         since.entry(key_of(object)).or_insert_with(Instant::now);
         self.0.depth.set(since.len() as i64);
     }
@@ -84,15 +81,10 @@ impl QueueDepth {
 
     /// Notes that an object left the queue, and returns when it entered. An object that is reconciled again after a wait was not in it.
     pub(crate) fn left<K: Lookup>(&self, object: &ObjectRef<K>) -> Option<Instant> {
-        let mut since = self.lock();
+        let mut since = self.0.since.lock();
         let entered = since.remove(&key_of(object));
         self.0.depth.set(since.len() as i64);
         entered
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Option<String>, String), Instant>> {
-        // Every critical section leaves the map whole, so a panicked holder does no harm.
-        self.0.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

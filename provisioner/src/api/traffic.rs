@@ -1,7 +1,7 @@
 //! The requests to the API server: how many of them there were, and whether the latest one was answered.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, combinators::MapFrame};
 use hyper::body::{Body as HttpBody, Frame};
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
@@ -60,12 +61,12 @@ impl ApiTraffic {
 
     /// Returns the latest outcome, or `None` before the first.
     pub(crate) fn latest(&self) -> Option<RequestOutcome> {
-        self.lock().as_ref().map(|latest| latest.outcome.clone())
+        self.latest.lock().as_ref().map(|latest| latest.outcome.clone())
     }
 
     #[cfg(test)]
     pub(crate) fn record(&self, outcome: RequestOutcome) {
-        *self.lock() = Some(LatestOutcome { outcome, refuses_token: false });
+        *self.latest.lock() = Some(LatestOutcome { outcome, refuses_token: false });
     }
 
     /// Records that a response delivered something. That of a watch lasts for minutes.
@@ -75,15 +76,10 @@ impl ApiTraffic {
             let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
             self.watched.get_or_create(&[("resource", request.resource.clone())]).set(now);
         }
-        let mut latest = self.lock();
+        let mut latest = self.latest.lock();
         if !latest.as_ref().is_some_and(|latest| latest.refuses_token) {
             *latest = Some(LatestOutcome { outcome: Ok(()), refuses_token: false });
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<LatestOutcome>> {
-        // Each critical section leaves the value whole, so a panicked holder does no harm.
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request, and records its outcome.
@@ -93,7 +89,7 @@ impl ApiTraffic {
         let code = status.as_ref().map(|status| status.as_str().to_owned()).unwrap_or_default();
         let refuses_token = status == Ok(StatusCode::UNAUTHORIZED);
         let outcome = status.and_then(|status| answered(verb, &resource, status));
-        *self.lock() = Some(LatestOutcome { outcome, refuses_token });
+        *self.latest.lock() = Some(LatestOutcome { outcome, refuses_token });
         requests.get_or_create(&[("verb", verb.to_owned()), ("resource", resource), ("code", code)]).inc();
     }
 }

@@ -12,7 +12,7 @@
 use std::{
     collections::{HashMap, HashSet},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,7 @@ use kube::{
         watcher,
     },
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Notify, time::timeout_at};
 
@@ -251,7 +252,7 @@ impl<'a> Labeller<'a> {
         }
         let claims = self.claims.state();
         let uids: HashSet<_> = claims.iter().filter_map(|claim| claim.metadata.uid.as_ref()).collect();
-        self.examined().retain(|uid, _| uids.contains(uid));
+        self.examined.lock().retain(|uid, _| uids.contains(uid));
         let results = stream::iter(claims).map(|claim| self.label(claim)).buffer_unordered(CONCURRENCY);
         let mut results = pin!(results);
         let mut failed = Ok(());
@@ -279,7 +280,7 @@ impl<'a> Labeller<'a> {
         let Some(uid) = claim.uid() else { return Ok(()) };
         let label = claim_labels::label_of(claim, identity);
         let mut seen = Examined::of(claim, volume, label);
-        if let Some(known) = self.examined().get_mut(&uid) {
+        if let Some(known) = self.examined.lock().get_mut(&uid) {
             // If the label stays hidden behind many others, the claim is not patched again before it changes.
             let is_unchanged = *known == Examined { given: known.given.clone(), ..seen.clone() };
             let has_label = *known == Examined { label: known.label.clone(), ..seen.clone() };
@@ -301,7 +302,7 @@ impl<'a> Labeller<'a> {
                 seen.given = Some(node);
             }
         }
-        self.examined().insert(uid, seen);
+        self.examined.lock().insert(uid, seen);
         Ok(())
     }
 
@@ -325,11 +326,6 @@ impl<'a> Labeller<'a> {
             None if ownership::csi(&volume, &self.cluster.identity).is_some() => Ok(NodeOfVolume::Unlabelled),
             None => Ok(NodeOfVolume::Other),
         }
-    }
-
-    fn examined(&self) -> MutexGuard<'_, HashMap<String, Examined>> {
-        // Every critical section is a single map operation, so a panicked holder leaves the map whole.
-        self.examined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the UID of the binding in the record.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,6 +15,7 @@ use kube::{
         watcher,
     },
 };
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::api::{
@@ -85,7 +86,7 @@ impl RegisteredNodes {
     fn removed(&self, node: &CSINode, is_deleted: bool, now: Instant) {
         note(&self.seen, node, now);
         if is_deleted {
-            lock(&self.ended).remove(&node.name_any());
+            self.ended.lock().remove(&node.name_any());
         } else {
             note(&self.ended, node, now);
         }
@@ -93,13 +94,13 @@ impl RegisteredNodes {
 
     /// Returns when a node that is not registered was last seen, if that was less than [`RESTART_TIME`] ago.
     pub(crate) fn last_seen(&self, name: &str) -> Option<Instant> {
-        lock(&self.seen).get(name).copied()
+        self.seen.lock().get(name).copied()
     }
 
     /// Returns the nodes on which the driver is registered, or was until [`RESTART_TIME`] ago.
     pub(crate) fn names(&self, now: Instant) -> BTreeSet<String> {
         let mut names: BTreeSet<_> = self.cache.state().iter().map(|node| node.name_any()).collect();
-        let ended = lock(&self.ended);
+        let ended = self.ended.lock();
         names.extend(
             ended.iter().filter(|(_, since)| now < **since + RESTART_TIME).map(|(name, _)| name.clone()),
         );
@@ -128,14 +129,9 @@ impl RegisteredNodes {
 
 /// Notes the time of an event of a node, and forgets those that are older than [`RESTART_TIME`].
 fn note(times: &Mutex<HashMap<String, Instant>>, node: &CSINode, now: Instant) {
-    let mut times = lock(times);
+    let mut times = times.lock();
     times.retain(|_, time| now < *time + RESTART_TIME);
     times.insert(node.name_any(), now);
-}
-
-/// Locks a state that every critical section leaves whole, so a panicked holder does no harm.
-pub(super) fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

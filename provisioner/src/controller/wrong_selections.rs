@@ -12,17 +12,17 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
 use super::{
     pending_claims::{self, PendingClaims},
-    registered_nodes::{RESTART_TIME, RegisteredNodes, lock},
+    registered_nodes::{RESTART_TIME, RegisteredNodes},
 };
 use crate::{
     api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
@@ -101,7 +101,7 @@ impl<'a> WrongSelections<'a> {
     async fn check(&self, now: Instant) -> Option<Duration> {
         let registered = self.nodes.names(now);
         self.read.retain(|node| !registered.contains(node));
-        lock(&self.existing_since).retain(|node, _| !registered.contains(node));
+        self.existing_since.lock().retain(|node, _| !registered.contains(node));
         let (mut read, mut next) = (BTreeMap::new(), None);
         for claim in self.claims.cache.state() {
             let Some(node) = ownership::selected_node(&claim) else { continue };
@@ -169,7 +169,7 @@ impl<'a> WrongSelections<'a> {
 
     /// Counts an event, unless there were too many.
     fn may_report(&self, now: Instant) -> bool {
-        let mut reports = lock(&self.reports);
+        let mut reports = self.reports.lock();
         let (begin, count) = reports.filter(|(begin, _)| now < *begin + REPORT_INTERVAL).unwrap_or((now, 0));
         *reports = Some((begin, (count + 1).min(REPORTS)));
         count < REPORTS
@@ -184,11 +184,11 @@ impl<'a> WrongSelections<'a> {
         let state = match is_node_deleted(self.cluster, node).await {
             Ok(true) => {
                 self.read.clear(&key);
-                lock(&self.existing_since).remove(node);
+                self.existing_since.lock().remove(node);
                 return (Unregistered::Deleted, Duration::ZERO);
             }
             Ok(false) => {
-                let since = *lock(&self.existing_since).entry(key.clone()).or_insert(now);
+                let since = *self.existing_since.lock().entry(key.clone()).or_insert(now);
                 if now < since + RESTART_TIME { Unregistered::Unknown } else { Unregistered::Lasting }
             }
             Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +18,7 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 use loopfs::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::{
@@ -151,15 +152,15 @@ impl Context {
 /// The names of claims by namespace. A search of the whole cache for each claim that does not fit would take time that grows with the
 /// square of their number.
 #[derive(Debug, Default)]
-pub(crate) struct ClaimNames(std::sync::Mutex<HashMap<String, BTreeSet<String>>>);
+pub(crate) struct ClaimNames(Mutex<HashMap<String, BTreeSet<String>>>);
 
 impl ClaimNames {
     pub(crate) fn insert(&self, claim: &PersistentVolumeClaim) {
-        self.lock().entry(claim.namespace().unwrap_or_default()).or_default().insert(claim.name_any());
+        self.0.lock().entry(claim.namespace().unwrap_or_default()).or_default().insert(claim.name_any());
     }
 
     pub(crate) fn remove(&self, claim: &PersistentVolumeClaim) {
-        let mut names = self.lock();
+        let mut names = self.0.lock();
         if let Entry::Occupied(mut of_namespace) = names.entry(claim.namespace().unwrap_or_default()) {
             of_namespace.get_mut().remove(&claim.name_any());
             if of_namespace.get().is_empty() {
@@ -169,16 +170,11 @@ impl ClaimNames {
     }
 
     pub(crate) fn clear(&self) {
-        self.lock().clear();
+        self.0.lock().clear();
     }
 
     pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<String> {
-        self.lock().get(namespace).into_iter().flatten().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, BTreeSet<String>>> {
-        // Every critical section leaves the map whole, so a panicked holder does no harm.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(namespace).into_iter().flatten().cloned().collect()
     }
 }
 
@@ -276,7 +272,7 @@ mod tests {
         names.remove(&claims[2]);
         names.remove(&claims[2]);
         assert_eq!((names.in_namespace("shop"), names.in_namespace("bank")), (vec!["b".to_owned()], vec![]));
-        assert_eq!(names.lock().len(), 1);
+        assert_eq!(names.0.lock().len(), 1);
         names.clear();
         assert_eq!(names.in_namespace("shop"), [""; 0]);
     }

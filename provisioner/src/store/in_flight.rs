@@ -3,12 +3,10 @@
 //! One task at a time creates or deletes a volume. Any number of tasks can copy it concurrently, but not while another task
 //! creates or deletes it.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{HashMap, hash_map::Entry};
 
 use loopfs::volume_store::VolumeId;
+use parking_lot::Mutex;
 
 /// The locked volumes, by id.
 #[derive(Debug, Default)]
@@ -34,7 +32,7 @@ pub(crate) struct Permit<'a> {
 impl InFlight {
     /// Locks a volume in order to create or delete it. Returns `None` while another task works on it.
     pub(crate) fn enter(&self, id: &VolumeId) -> Option<Permit<'_>> {
-        match self.lock().entry(id.clone()) {
+        match self.ids.lock().entry(id.clone()) {
             Entry::Vacant(entry) => entry.insert(Work::Exclusive),
             Entry::Occupied(_) => return None,
         };
@@ -43,22 +41,17 @@ impl InFlight {
 
     /// Locks a volume in order to copy it. Returns `None` while another task creates or deletes it.
     pub(crate) fn copy(&self, id: &VolumeId) -> Option<Permit<'_>> {
-        match self.lock().entry(id.clone()).or_insert(Work::Copies(0)) {
+        match self.ids.lock().entry(id.clone()).or_insert(Work::Copies(0)) {
             Work::Copies(count) => *count += 1,
             Work::Exclusive => return None,
         }
         Some(Permit { all: self, id: id.clone() })
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<VolumeId, Work>> {
-        // Every critical section is a single step on one entry, so a panicked holder leaves the map whole.
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        let mut ids = self.all.lock();
+        let mut ids = self.all.ids.lock();
         match ids.get_mut(&self.id) {
             Some(Work::Copies(count)) if *count > 1 => *count -= 1,
             _ => drop(ids.remove(&self.id)),

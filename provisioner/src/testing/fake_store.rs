@@ -2,10 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use futures::{
@@ -14,6 +11,7 @@ use futures::{
 };
 use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::{
@@ -107,7 +105,7 @@ impl FakeStore {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, FakeStoreState> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     /// Returns the state that the driver reports.
@@ -158,7 +156,7 @@ impl FakeStore {
     /// Calls a function when the next volume was created, before `create` returns.
     #[cfg(feature = "apiserver-tests")]
     pub(crate) fn once_created(&self, happen: impl FnOnce() + Send + 'static) {
-        *self.once_created.lock().unwrap() = Some(Box::new(happen));
+        *self.once_created.lock() = Some(Box::new(happen));
     }
 
     /// Makes each copy wait until `wanted` copies are in progress.
@@ -309,7 +307,7 @@ impl Driver for FakeStore {
         state.count_space();
         drop(state);
         self.report();
-        if let Some(happen) = self.once_created.lock().unwrap().take() {
+        if let Some(happen) = self.once_created.lock().take() {
             happen();
         }
         Ok(CreatedVolume { capacity, filesystem_uuid, held_data: false })
