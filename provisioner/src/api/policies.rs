@@ -158,9 +158,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+        mock_api_server::{ExpectedRequest, TestContext, expect},
     };
 
     const PATH: &str = "/api/v1/persistentvolumes";
@@ -181,7 +180,7 @@ mod tests {
     /// Returns what the checks have found after these responses, and the events.
     async fn checked(responses: Vec<ExpectedRequest>) -> (Enforced, Vec<&'static str>) {
         let count = u32::try_from(responses.len()).unwrap();
-        let context = TestContext::new(FakeStore::of_size(loopfs::Bytes(0)), Caches::default(), responses);
+        let context = TestContext::new(responses);
         let latest = watch::Sender::new(None);
         let checking = check(&context.ctx.cluster, &Forbidden::VolumeOfAnotherNode, &latest);
         // The next check is due at the end of the time.

@@ -399,14 +399,12 @@ fn record_patch(config_map: &ConfigMap, binding: Option<&str>, name: &str) -> Va
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use loopfs::Bytes;
     use rstest::rstest;
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, cache, expect},
+        mock_api_server::{ExpectedRequest, TestContext, cache, expect},
     };
 
     const POLICY: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/labels";
@@ -423,8 +421,8 @@ mod tests {
         claim: &PersistentVolumeClaim,
         requests: Vec<ExpectedRequest>,
     ) -> Vec<Duration> {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let claims = cache(vec![claim.clone()]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
@@ -433,8 +431,6 @@ mod tests {
         for time in times {
             waits.push(labeller.reconcile(start + *time).await.unwrap());
         }
-        drop(labeller);
-        drop(ctx);
         test_context.finish().await;
         waits
     }
@@ -574,8 +570,8 @@ mod tests {
         requests.extend(policy_exists());
         let changed = bound(json!({"metadata": {"resourceVersion": "101"}}));
         requests.extend([recorded(None), lists(&[&changed]), recorded(None), records(Some("binding-uid"))]);
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let (claims, mut watch) = cache(vec![bound(json!({}))]);
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
@@ -586,8 +582,6 @@ mod tests {
             labeller.work(start + Duration::from_millis(100 * tenths), FIRST_RETRY).await.unwrap();
         }
         labeller.work(start + PROPAGATION_TIME, FIRST_RETRY).await.unwrap();
-        drop(labeller);
-        drop(ctx);
         test_context.finish().await;
     }
 
@@ -600,8 +594,8 @@ mod tests {
             reads_volume(json!({"metadata": {"labels": {LABEL: "node-b"}}})),
             labels_bound("node-b"),
         ]);
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let (claims, mut watch) = cache(vec![bound(json!({"status": {"phase": "Pending"}}))]);
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
@@ -614,8 +608,6 @@ mod tests {
             let now = start + Duration::from_millis(100 * tenths as u64);
             labeller.work(now, FIRST_RETRY).await.unwrap();
         }
-        drop(labeller);
-        drop(ctx);
         test_context.finish().await;
     }
 
@@ -670,16 +662,14 @@ mod tests {
             recorded(Some("binding-uid")),
             records(None),
         ];
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
         let claims = cache(vec![fixtures::claim(json!({}))]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = Instant::now();
         assert!(labeller.reconcile(start).await.is_err());
         assert!(labeller.reconcile(start + UNREADABLE_TIME).await.is_err());
-        drop(labeller);
-        drop(ctx);
         test_context.finish().await;
     }
 }

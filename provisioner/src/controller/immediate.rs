@@ -243,15 +243,13 @@ fn selector(expressions: &[&TopologySelectorLabelRequirement]) -> Option<String>
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, cache, expect},
+        mock_api_server::{ExpectedRequest, TestContext, cache, expect},
     };
 
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
@@ -278,8 +276,8 @@ mod tests {
         nodes: &[&str],
         requests: Vec<ExpectedRequest>,
     ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let selector = Selector {
             cluster: &ctx.cluster,
             nodes: &RegisteredNodes::of(nodes),
@@ -292,8 +290,6 @@ mod tests {
         for time in times {
             waits.push(selector.reconcile(start + *time).await);
         }
-        drop(selector);
-        drop(ctx);
         (waits, test_context.finish().await)
     }
 

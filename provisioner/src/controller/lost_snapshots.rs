@@ -147,17 +147,14 @@ async fn release(content: &DynamicObject, contents: &Api<DynamicObject>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http::Method;
     use rstest::rstest;
     use serde_json::Value;
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+        mock_api_server::{ExpectedRequest, TestContext, expect},
     };
 
     const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
@@ -211,15 +208,13 @@ mod tests {
         times: [Duration; CHECKS],
         requests: Vec<ExpectedRequest>,
     ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
-        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
-        let test_context = TestContext::new(store, Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let nodes = RegisteredNodes::of(&["node-a"]);
         let (start, mut lost_since, mut waits) = (Instant::now(), BTreeMap::new(), Vec::new());
         for time in times {
             waits.push(check(&ctx.cluster, &nodes, &mut lost_since, start + time).await.unwrap());
         }
-        drop(ctx);
         (waits, test_context.finish().await)
     }
 

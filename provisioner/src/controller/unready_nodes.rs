@@ -128,17 +128,14 @@ fn is_ready(node: &Node) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http::Method;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+        mock_api_server::{ExpectedRequest, TestContext, expect},
     };
 
     fn node(name: &str, ready: &str) -> Value {
@@ -164,9 +161,8 @@ mod tests {
         seconds: &[u64],
         requests: Vec<ExpectedRequest>,
     ) -> (Vec<Result<usize, Error>>, Vec<&'static str>) {
-        let test_context =
-            TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let registered = RegisteredNodes::of(&["node-a", "node-b"]);
         let (since, reported) = Default::default();
         let grace = Timing::DEFAULT.grace;
@@ -176,7 +172,6 @@ mod tests {
         for time in seconds {
             results.push(check.check(start + Duration::from_secs(*time)).await);
         }
-        drop(ctx);
         (results, test_context.finish().await)
     }
 

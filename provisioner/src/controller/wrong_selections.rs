@@ -238,8 +238,6 @@ impl<'a> WrongSelections<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolume;
     use rstest::rstest;
@@ -247,9 +245,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+        mock_api_server::{ExpectedRequest, TestContext, expect},
     };
 
     const NODE: &str = "/api/v1/nodes/node-b";
@@ -290,17 +287,14 @@ mod tests {
         claims: Vec<PersistentVolumeClaim>,
         requests: Vec<ExpectedRequest>,
     ) -> Vec<&'static str> {
-        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
-        let test_context = TestContext::new(store, Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let (nodes, claims) = (RegisteredNodes::of(&["node-a"]), PendingClaims::of(claims));
         let check = WrongSelections::new(&ctx.cluster, &nodes, &claims);
         let start = Instant::now();
         for time in seconds {
             check.check(start + Duration::from_secs(*time)).await;
         }
-        drop(check);
-        drop(ctx);
         test_context.finish().await
     }
 
@@ -356,9 +350,8 @@ mod tests {
     /// Its owner creates one claim after the other for a node that exists.
     #[tokio::test]
     async fn new_claims_do_not_read_a_node_again() {
-        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
-        let test_context = TestContext::new(store, Caches::default(), vec![node_exists()]);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(vec![node_exists()]);
+        let ctx = &*test_context.ctx;
         let nodes = RegisteredNodes::of(&["node-a"]);
         let [first, second] = ["first", "second"]
             .map(|name| PendingClaims::of(vec![on_node_b(json!({"metadata": {"name": name, "uid": name}}))]));
@@ -367,18 +360,15 @@ mod tests {
         check.check(now).await;
         let check = WrongSelections { claims: &second, ..check };
         assert_eq!(check.check(now).await, Some(Duration::from_secs(1)));
-        drop(check);
-        drop(ctx);
         assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     /// Its owner lets it wait again as soon as it was provisioned or expanded.
     #[tokio::test]
     async fn a_claim_that_waits_again_stays_in_back_off() {
-        let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
         let requests = vec![node_deleted(), removes_selection()];
-        let test_context = TestContext::new(store, Caches::default(), requests);
-        let ctx = Arc::clone(&test_context.ctx);
+        let test_context = TestContext::new(requests);
+        let ctx = &*test_context.ctx;
         let nodes = RegisteredNodes::of(&["node-a"]);
         let (waits, none) = (PendingClaims::of(vec![on_node_b(json!({}))]), PendingClaims::of(vec![]));
         let check = WrongSelections::new(&ctx.cluster, &nodes, &waits);
@@ -388,8 +378,6 @@ mod tests {
         check.check(now).await;
         let check = WrongSelections { claims: &waits, ..check };
         check.check(now).await;
-        drop(check);
-        drop(ctx);
         assert_eq!(test_context.finish().await, ["SelectedNodeRemoved"]);
     }
 

@@ -1,6 +1,6 @@
 //! Tests of the audit: it reports orphaned and missing volumes, and removes orphaned ones if that is requested.
 
-use loopfs::volume_store::{VolumeId, VolumeKind};
+use loopfs::volume_store::VolumeId;
 
 use super::*;
 use crate::node::audit::{AuditSettings, Collection};
@@ -15,9 +15,7 @@ pub(super) fn auditing(collect_after: Option<Duration>) -> Options {
 impl TestCluster {
     /// Creates a volume in the store that no PersistentVolume names.
     pub(super) fn create_orphan(&self, suffix: &str) -> VolumeId {
-        let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
-        self.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
-        id
+        self.volumes.add(&format!("pvc-{}-{suffix}", self.namespace))
     }
 
     /// Creates a PersistentVolume as an administrator would, without the label of this node.
@@ -143,15 +141,13 @@ async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
 async fn orphaned_volumes_are_removed_if_requested() {
     let cluster = TestCluster::connect().await;
     let (orphan, adopted) = (cluster.create_orphan("orphan"), cluster.create_orphan("adopted"));
-    let foreign = VolumeId::parse(&format!("csi-{}", cluster.namespace)).unwrap();
-    cluster.volumes.state().volumes.insert(foreign.clone(), (VolumeKind::Block, Bytes(MIB)));
+    let foreign = cluster.volumes.add(&format!("csi-{}", cluster.namespace));
     let object = format!("adopted-{}", cluster.namespace);
     cluster.object(&object, json!({"spec": {"csi": {"volumeHandle": adopted.as_str()}}})).await;
     // A claim is being provisioned: its volume exists, its PersistentVolume does not exist yet.
     let refused = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}});
     let waiting = cluster.claim("waiting", refused).await;
-    let pending = VolumeId::parse(&format!("pvc-{}", waiting.uid().unwrap())).unwrap();
-    cluster.volumes.state().volumes.insert(pending.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+    let pending = cluster.volumes.add(&format!("pvc-{}", waiting.uid().unwrap()));
 
     let keeps = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(TIMEOUT * 100))).await;
     cluster.found(&keeps, 3, 0).await;

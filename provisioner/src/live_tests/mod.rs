@@ -22,7 +22,6 @@ use kube::{
     core::GroupVersionKind,
 };
 use loopfs::Bytes;
-use loopfs::volume_store::VolumeKind;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use service::{Listeners, Tasks};
@@ -503,7 +502,7 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     // A provisioner was killed after it created the volume and before it created the PersistentVolume.
     let claim = cluster.claim("deleted", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
-    cluster.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+    cluster.volumes.add(id.as_str());
     cluster.volumes.state().pending.insert(id.clone(), ClaimRecord::of(&claim));
     cluster.delete_claim("deleted").await;
     cluster.wait_until_deleted(&cluster.claims(), "deleted").await;

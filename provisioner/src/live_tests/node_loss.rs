@@ -1,7 +1,6 @@
 //! Tests of deleted nodes and lost disks, with the rights of `csi/deploy/node-loss`.
 
 use k8s_openapi::api::storage::v1::CSINode;
-use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -194,8 +193,7 @@ async fn a_node_that_comes_back_keeps_its_data() {
         let name = format!("data-{allowed}");
         let (_claim, volume) = cluster.claim_on(LOST, &name, "deleteClaim", here.clone()).await;
         let store = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
-        let id = VolumeId::parse(&volume.name_any()).unwrap();
-        store.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+        let id = store.add(&volume.name_any());
         let api_server = FaultyApiServer::in_front_of(&cluster, controllers::kubeconfig().0).await;
         let writes = AtomicUsize::new(0);
         api_server.set(move |call| {
@@ -313,8 +311,7 @@ async fn a_disk_that_comes_back_keeps_its_data() {
     let provisioner = api_server.provisioner(&cluster, (HERE, &cluster.volumes), TIMEOUTS, options).await;
     cluster.event_in(&cluster.namespace, "data", "NodeLost", OTHER_DISK).await;
     api_server.until(0, 1, "the provisioner marks the PersistentVolume", marks).await;
-    let id = VolumeId::parse(&volume.name_any()).unwrap();
-    cluster.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+    let id = cluster.volumes.add(&volume.name_any());
     let healed = api_server.now();
     api_server.heal();
     // After the write that was under way, the provisioner reads the objects again, and asks the store.

@@ -305,8 +305,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::{self, FakeStore},
-        fixtures,
+        fake_store, fixtures,
         mock_api_server::{Caches, TestContext, expect},
     };
 
@@ -369,7 +368,7 @@ mod tests {
     async fn each_class_has_the_capacity_for_its_settings() {
         let class = |name: &str, provisioning: &str| json!({"metadata": {"name": name}, "parameters": {"provisioning": provisioning}});
         let classes = classes(&[class("a", "thin"), class("b", "thin"), class("c", "sparse"), json!({})]);
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), Caches::default(), vec![]);
+        let test_context = TestContext::of_size(Bytes(64 * MIB), Caches::default(), vec![]);
         let capacities = capacities(&classes, &test_context.ctx).await.unwrap();
         let thin = [("provisioning".to_owned(), "thin".to_owned())].into();
         assert_eq!(capacities.keys().collect::<Vec<_>>(), [&BTreeMap::new(), &thin], "one call for each");
@@ -431,7 +430,7 @@ mod tests {
         let requests =
             vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).respond(&none)];
         let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), caches, requests);
+        let test_context = TestContext::of_size(Bytes(64 * MIB), caches, requests);
         test_context.break_with(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
         let api = Api::namespaced(test_context.ctx.cluster.client.clone(), "loopfs-system");
         let mut node = KnownNode::default();
@@ -448,7 +447,7 @@ mod tests {
             expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)
         };
         let requests = vec![read("west"), read("west"), read("east"), read("east")];
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(MIB)), Caches::default(), requests);
+        let test_context = TestContext::new(requests);
         let (mut node, start) = (KnownNode::default(), Instant::now());
         let mut zones = Vec::new();
         // It is read after 0, 60, 180 and 240 s.

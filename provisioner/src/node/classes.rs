@@ -57,13 +57,11 @@ fn observe(
 
 #[cfg(test)]
 mod tests {
-    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
         mock_api_server::{Caches, TestContext},
     };
@@ -89,7 +87,7 @@ mod tests {
         let claim = fixtures::claim(of_claim);
         let key = ObjectRef::from_obj(&claim);
         let caches = Caches { claims: vec![claim], ..Caches::default() };
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
+        let test_context = TestContext::with(caches, vec![]);
         let (related, mut concerned) = mpsc::unbounded_channel();
         observe(of_class, &test_context.ctx, &related);
         assert_eq!(concerned.try_recv().ok(), expected.then_some(key));

@@ -124,7 +124,6 @@ async fn check_volume(
 mod tests {
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-    use loopfs::volume_store::VolumeKind;
     use loopfs::{Bytes, ErrorKind};
     use rstest::rstest;
     use serde_json::{Value, json};
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
     use crate::node::claim_scope::ClaimScope;
     use crate::testing::{
-        fake_store::{self, CustodyRecord, FakeStore},
+        fake_store::{self, CustodyRecord},
         fixtures,
         mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, own_node, unlabelled},
     };
@@ -150,8 +149,8 @@ mod tests {
         requests: Vec<ExpectedRequest>,
     ) -> (TestContext, ClaimRecord) {
         let caches = Caches { claims, ..Caches::default() };
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
-        test_context.volumes.state().volumes.insert(id(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let test_context = TestContext::with(caches, requests);
+        test_context.volumes.add(fixtures::VOLUME);
         let record = ClaimRecord::of(&fixtures::claim(json!({})));
         test_context.volumes.state().pending.insert(id(), record.clone());
         // The node had its disk before.

@@ -33,27 +33,16 @@ pub(crate) async fn take_once(known_filesystem: &mut Option<String>, ctx: &Conte
 
 #[cfg(test)]
 mod tests {
-    use loopfs::Bytes;
-    use loopfs::volume_store::{VolumeId, VolumeKind};
-
     use super::*;
-    use crate::testing::{
-        fake_store::FakeStore,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, own_node},
-    };
-
-    fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
-        TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests)
-    }
+    use crate::testing::mock_api_server::{TestContext, own_node};
 
     #[tokio::test]
     async fn a_node_with_another_uid_takes_custody_again() {
-        let test_context = test_context(vec![own_node("first"), own_node("first"), own_node("second")]);
+        let test_context = TestContext::new(vec![own_node("first"), own_node("first"), own_node("second")]);
         let ctx = &test_context.ctx;
-        let id = VolumeId::parse("pvc-9").unwrap();
         let mut known = None;
         take_once(&mut known, ctx).await.unwrap();
-        test_context.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let id = test_context.volumes.add("pvc-9");
         take_once(&mut known, ctx).await.unwrap();
         assert!(!take(ctx).await.unwrap().keeps(&id));
         assert!(take(ctx).await.unwrap().keeps(&id));
@@ -62,7 +51,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_without_its_object_has_no_custody() {
-        let test_context = test_context(vec![own_node("").refuse(404, "NotFound")]);
+        let test_context = TestContext::new(vec![own_node("").refuse(404, "NotFound")]);
         let error = take(&test_context.ctx).await.unwrap_err().to_string();
         assert!(error.contains("restart the kubelet"), "{error}");
         assert_eq!(test_context.finish().await, [""; 0]);

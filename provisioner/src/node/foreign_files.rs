@@ -74,13 +74,11 @@ fn publish(volume: &VolumeId, reason: Reason, note: String, ctx: &Context) {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
         mock_api_server::{Caches, TestContext},
     };
@@ -105,7 +103,7 @@ mod tests {
     #[tokio::test]
     async fn both_volumes_get_an_event(#[case] repaired: Option<u64>, #[case] further: &[&str]) {
         let caches = Caches { volumes: vec![fixtures::volume(json!({}))], ..Caches::default() };
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
+        let test_context = TestContext::with(caches, vec![]);
         report(&found(repaired), &test_context.ctx);
         let events = test_context.events().await;
         let (last, first) = (events.last().unwrap(), events.first().unwrap());

@@ -125,7 +125,7 @@ mod tests {
     use std::time::Instant;
 
     use http::StatusCode;
-    use loopfs::{Bytes, ErrorKind};
+    use loopfs::ErrorKind;
     use prometheus_client::encoding::text;
     use serde_json::json;
     use service::{
@@ -138,14 +138,13 @@ mod tests {
         api::{events::Reason, request::ApiRequest},
         metrics::{AuditFindings, Operation},
         testing::{
-            fake_store::{self, FakeStore},
-            fixtures,
+            fake_store, fixtures,
             mock_api_server::{Caches, TestContext},
         },
     };
 
     fn test_context(caches: Caches) -> (TestContext, NodeHealthEndpoints) {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
+        let test_context = TestContext::with(caches, vec![]);
         let endpoints = NodeHealthEndpoints::new(Arc::clone(&test_context.ctx), ApiTraffic::default());
         (test_context, endpoints)
     }

@@ -87,12 +87,10 @@ impl Witness for &Context {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use loopfs::volume_store::{VolumeId, VolumeKind};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
         mock_api_server::{Caches, TestContext, expect},
     };
@@ -137,15 +135,13 @@ mod tests {
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
         ];
         let caches = Caches { volumes: own, ..Caches::default() };
-        let test_context = TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), caches, requests);
-        let ctx = Arc::clone(&test_context.ctx);
-        let mut losses = LossReconciler::new(&ctx.cluster, &*ctx, NodeLoss::Enforce);
+        let test_context = TestContext::with(caches, requests);
+        let ctx = &*test_context.ctx;
+        let mut losses = LossReconciler::new(&ctx.cluster, ctx, NodeLoss::Enforce);
         let start = Instant::now();
-        let first = losses.reconcile(on_other_disks(&ctx).await, start).await;
+        let first = losses.reconcile(on_other_disks(ctx).await, start).await;
         assert_eq!(first, Some(GRACE));
-        losses.reconcile(on_other_disks(&ctx).await, start + GRACE).await;
-        drop(losses);
-        drop(ctx);
+        losses.reconcile(on_other_disks(ctx).await, start + GRACE).await;
         assert_eq!(test_context.finish().await, ["NodeLost"; 2]);
     }
 
@@ -158,18 +154,15 @@ mod tests {
             expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
         ];
         let caches = Caches { volumes: vec![volume], ..Caches::default() };
-        let test_context = TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), caches, requests);
-        let ctx = Arc::clone(&test_context.ctx);
-        let mut losses = LossReconciler::new(&ctx.cluster, &*ctx, NodeLoss::Enforce);
+        let test_context = TestContext::with(caches, requests);
+        let ctx = &*test_context.ctx;
+        let mut losses = LossReconciler::new(&ctx.cluster, ctx, NodeLoss::Enforce);
         let start = Instant::now();
-        losses.reconcile(on_other_disks(&ctx).await, start).await;
-        let listed = on_other_disks(&ctx).await;
-        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, loopfs::Bytes(1 << 20)));
+        losses.reconcile(on_other_disks(ctx).await, start).await;
+        let listed = on_other_disks(ctx).await;
+        test_context.volumes.add(fixtures::VOLUME);
         losses.reconcile(listed, start + GRACE).await;
-        assert!(on_other_disks(&ctx).await.is_empty());
-        drop(losses);
-        drop(ctx);
+        assert!(on_other_disks(ctx).await.is_empty());
         assert_eq!(test_context.finish().await, ["NodeLost"; 2]);
     }
 }

@@ -149,8 +149,8 @@ mod tests {
 
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolume;
-    use loopfs::volume_store::{VolumeId, VolumeKind};
-    use loopfs::{Bytes, ErrorKind};
+    use loopfs::ErrorKind;
+    use loopfs::volume_store::VolumeId;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -158,8 +158,7 @@ mod tests {
     use crate::{
         api::backoff,
         testing::{
-            fake_store::{self, FakeStore},
-            fixtures,
+            fake_store, fixtures,
             mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
         },
     };
@@ -191,14 +190,14 @@ mod tests {
             .respond(released(json!({"metadata": {"resourceVersion": "202"}})))
     }
 
+    /// Returns a context whose store has the volume.
     fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
         context_with(Caches::default(), requests)
     }
 
     fn context_with(caches: Caches, requests: Vec<ExpectedRequest>) -> TestContext {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
-        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let test_context = TestContext::with(caches, requests);
+        test_context.volumes.add(fixtures::VOLUME);
         test_context
     }
 

@@ -77,15 +77,13 @@ pub(crate) async fn this_node(ctx: &Context) -> Result<CandidateNode, Error> {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, TestContext, expect},
+        mock_api_server::{TestContext, expect},
     };
 
     fn only(node: &str) -> Value {
@@ -111,8 +109,7 @@ mod tests {
     ) {
         let node = fixtures::metadata_only(json!({"name": "node-a"}));
         let read = reads_node.then(|| expect(Method::GET, "/api/v1/nodes/node-a", None).respond(node));
-        let store = FakeStore::of_size(Bytes(1 << 30));
-        let test_context = TestContext::new(store, Caches::default(), read.into_iter().collect());
+        let test_context = TestContext::new(read.into_iter().collect());
         let claim =
             fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: selected}}}));
         let class = class.map(fixtures::class);

@@ -93,17 +93,11 @@ pub(crate) fn owner_from(claim: &ClaimRecord) -> ObjectReference {
 #[cfg(test)]
 mod tests {
     use kube::ResourceExt;
-    use loopfs::Bytes;
-    use loopfs::volume_store::VolumeKind;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fake_store::FakeStore,
-        fixtures,
-        mock_api_server::{Caches, TestContext},
-    };
+    use crate::testing::{fixtures, mock_api_server::TestContext};
 
     #[rstest]
     #[case::of_a_claim(json!({}), "PersistentVolumeClaim", "data")]
@@ -119,11 +113,10 @@ mod tests {
     #[case::that_a_crash_interrupted(false, &[])]
     #[tokio::test]
     async fn a_deletion_leaves_one_event(#[case] exists: bool, #[case] events: &[&str]) {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), vec![]);
-        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        if exists {
-            let volume = (VolumeKind::Filesystem, Bytes(1 << 20));
-            test_context.volumes.state().volumes.insert(id.clone(), volume);
+        let test_context = TestContext::new(vec![]);
+        let id = test_context.volumes.add(fixtures::VOLUME);
+        if !exists {
+            test_context.volumes.state().volumes.clear();
         }
         let volume = fixtures::volume(json!({}));
         let rule = Rule::ReclaimPolicy(volume.name_any());

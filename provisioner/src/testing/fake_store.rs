@@ -108,6 +108,13 @@ impl FakeStore {
         self.state.lock()
     }
 
+    /// Adds a Filesystem volume of 1 MiB, as an earlier process left it.
+    pub(crate) fn add(&self, id: &str) -> VolumeId {
+        let id = VolumeId::parse(id).unwrap();
+        self.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        id
+    }
+
     /// Returns the state that the driver reports.
     pub(crate) fn node_state(&self) -> NodeState {
         self.state().reported()

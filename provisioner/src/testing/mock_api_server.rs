@@ -18,6 +18,7 @@ use kube::{
         watcher::Event,
     },
 };
+use loopfs::Bytes;
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -159,11 +160,21 @@ pub(crate) struct Caches {
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl TestContext {
-    pub(crate) fn new(volumes: FakeStore, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
+    /// Returns a context with a store of 1 GiB and empty caches.
+    pub(crate) fn new(requests: Vec<ExpectedRequest>) -> Self {
+        Self::with(Caches::default(), requests)
+    }
+
+    /// Returns a context with a store of 1 GiB and these caches.
+    pub(crate) fn with(caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
+        Self::of_size(Bytes(1 << 30), caches, requests)
+    }
+
+    pub(crate) fn of_size(size: Bytes, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
         let server = tokio::spawn(serve(handle, requests));
         let (events, event_requests) = Events::new(fixtures::identity().node());
-        let volumes = Arc::new(volumes);
+        let volumes = Arc::new(FakeStore::of_size(size));
         let (classes, class_cache) = cache(caches.classes);
         let claims = caches.claims.clone();
         let ctx = Arc::new(Context::new(

@@ -546,9 +546,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+        mock_api_server::{ExpectedRequest, TestContext, expect},
     };
 
     const DELAY: Duration = Duration::from_secs(60);
@@ -680,7 +679,7 @@ mod tests {
         };
         let read = || expect(Method::GET, config_map, None).respond(&map);
         let all: Vec<_> = [read()].into_iter().chain(requests).chain([read()]).collect();
-        let context = TestContext::new(FakeStore::of_size(loopfs::Bytes(0)), Caches::default(), all);
+        let context = TestContext::new(all);
         let source = source();
         let reconciler = BuiltinReconciler {
             cluster: &context.ctx.cluster,

@@ -5,9 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::testing::{
-    fake_store::FakeStore,
     fixtures,
-    mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    mock_api_server::{ExpectedRequest, TestContext, expect},
 };
 
 const NODE: &str = "/api/v1/nodes/node-b";
@@ -109,18 +108,14 @@ fn released_from_driver(change: Value) -> PersistentVolume {
     volume(whole)
 }
 
-fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
-    TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests)
-}
-
 /// Reconciles at each of these times after the start. Returns the results and the reasons of the events.
 async fn reconciled_at(
     times: &[Duration],
     mode: NodeLoss,
     requests: impl IntoIterator<Item = Vec<ExpectedRequest>>,
 ) -> (Vec<Result<NodeLossCheck, Error>>, Vec<&'static str>) {
-    let test_context = test_context(requests.into_iter().flatten().collect());
-    let ctx = Arc::clone(&test_context.ctx);
+    let test_context = TestContext::new(requests.into_iter().flatten().collect());
+    let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
     let settings = NodeLossSettings { mode, ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
@@ -129,8 +124,6 @@ async fn reconciled_at(
     for time in times {
         results.push(controller.reconcile(start + *time).await);
     }
-    drop(controller);
-    drop(ctx);
     (results, test_context.finish().await)
 }
 
@@ -288,13 +281,12 @@ async fn a_node_that_came_back_gets_the_full_grace_time_again() {
 
 #[tokio::test]
 async fn an_announcement_names_the_end_of_the_grace_time() {
-    let test_context = test_context(lost(&volume(json!({}))));
-    let ctx = Arc::clone(&test_context.ctx);
+    let test_context = TestContext::new(lost(&volume(json!({}))));
+    let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
     let began = Timestamp::now();
     NodeLossController::new(&ctx.cluster, &nodes, SETTINGS).reconcile(Instant::now()).await.unwrap();
     let ended = Timestamp::now();
-    drop(ctx);
     for event in test_context.events().await {
         let (_, rest) = event.note().split_once("; at ").unwrap();
         let deadline: Timestamp = rest.split_once(',').unwrap().0.parse().unwrap();
@@ -308,15 +300,14 @@ async fn an_announcement_names_the_end_of_the_grace_time() {
 #[tokio::test]
 async fn another_leader_waits_for_the_full_grace_time() {
     let volume = volume(json!({}));
-    let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
-    let ctx = Arc::clone(&test_context.ctx);
+    let test_context = TestContext::new([lost(&volume), lost(&volume)].into_iter().flatten().collect());
+    let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
     let start = Instant::now();
     for now in [start, start + GRACE] {
         let mut leader = NodeLossController::new(&ctx.cluster, &nodes, SETTINGS);
         assert_eq!(leader.reconcile(now).await.unwrap().next, Some(GRACE));
     }
-    drop(ctx);
     assert_eq!(test_context.finish().await, ["NodeLost"; 4]);
 }
 
@@ -324,16 +315,14 @@ async fn another_leader_waits_for_the_full_grace_time() {
 #[tokio::test]
 async fn a_sighting_restarts_the_grace_time() {
     let volume = volume(json!({}));
-    let test_context = test_context([lost(&volume), lost(&volume)].into_iter().flatten().collect());
-    let ctx = Arc::clone(&test_context.ctx);
+    let test_context = TestContext::new([lost(&volume), lost(&volume)].into_iter().flatten().collect());
+    let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, SETTINGS);
     let start = Instant::now();
     assert_eq!(controller.reconcile(start).await.unwrap().next, Some(GRACE));
     nodes.came_and_went("node-b", start + GRACE / 2);
     assert_eq!(controller.reconcile(start + GRACE).await.unwrap().next, Some(GRACE));
-    drop(controller);
-    drop(ctx);
     assert_eq!(test_context.finish().await, ["NodeLost"; 4]);
 }
 
@@ -420,8 +409,8 @@ async fn a_node_that_was_lost_long_before_is_not_missing_at_once() {
 async fn volumes_are_listed_once_in_an_interval() {
     let volume = volume(json!({}));
     let requests = [present(&volume), vec![node_exists()], vec![node_exists()], present(&volume)];
-    let test_context = test_context(requests.into_iter().flatten().collect());
-    let ctx = Arc::clone(&test_context.ctx);
+    let test_context = TestContext::new(requests.into_iter().flatten().collect());
+    let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
     let settings = NodeLossSettings { list_interval: Duration::from_secs(60), ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
@@ -430,8 +419,6 @@ async fn volumes_are_listed_once_in_an_interval() {
     for seconds in [0, 20, 59, 60] {
         waits.push(controller.reconcile(start + Duration::from_secs(seconds)).await.unwrap().next);
     }
-    drop(controller);
-    drop(ctx);
     assert_eq!(waits, [None, Some(Duration::from_secs(40)), Some(Duration::from_secs(1)), None]);
     test_context.finish().await;
 }
@@ -449,9 +436,8 @@ async fn changes_of_nodes_list_volumes_once() {
     };
     let requests: Vec<_> = (1..=PAGES).map(|number| page(number < PAGES)).collect();
     let bytes: usize = requests.iter().map(ExpectedRequest::response_size).sum();
-    let store = FakeStore::of_size(loopfs::Bytes(1 << 30));
-    let test_context = TestContext::new(store, Caches::default(), requests);
-    let ctx = Arc::clone(&test_context.ctx);
+    let test_context = TestContext::new(requests);
+    let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
     let settings = NodeLossSettings { list_interval: LIST_INTERVAL, ..SETTINGS };
     let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
@@ -459,8 +445,6 @@ async fn changes_of_nodes_list_volumes_once() {
     for change in 0..1000 {
         controller.reconcile(start + Duration::from_millis(59 * change)).await.unwrap();
     }
-    drop(controller);
-    drop(ctx);
     test_context.finish().await;
     assert!(bytes < 100 << 20, "{bytes} bytes, without compression");
 }

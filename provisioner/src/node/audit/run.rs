@@ -255,16 +255,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use http::Method;
-    use loopfs::Bytes;
-    use loopfs::volume_store::VolumeKind;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
     use crate::testing::{
-        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
+        mock_api_server::{ExpectedRequest, TestContext, expect, labelled, unlabelled},
     };
 
     fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
@@ -289,9 +286,9 @@ mod tests {
     }
 
     fn bench_of(requests: Vec<ExpectedRequest>) -> TestContext {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        for id in ids(&["pvc-1", "pvc-2", "pvc-3", "pvc-4", "csi-1"]) {
-            test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let test_context = TestContext::new(requests);
+        for id in ["pvc-1", "pvc-2", "pvc-3", "pvc-4", "csi-1"] {
+            test_context.volumes.add(id);
         }
         test_context
     }
@@ -388,9 +385,8 @@ mod tests {
     /// Returns the orphans that two audits of a node with one volume find, the second one with or without a fresh list.
     async fn found_twice(requests: [Vec<ExpectedRequest>; 2], fresh: bool) -> [BTreeSet<VolumeId>; 2] {
         let requests = requests.into_iter().flatten().collect();
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
-        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let test_context = TestContext::new(requests);
+        test_context.volumes.add(fixtures::VOLUME);
         let mut elsewhere = LabelledElsewhere::default();
         let first = find(&mut elsewhere, false, &test_context.ctx).await.unwrap();
         let second = find(&mut elsewhere, fresh, &test_context.ctx).await.unwrap();

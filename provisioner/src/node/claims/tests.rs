@@ -16,8 +16,7 @@ use crate::{
     api::backoff,
     store::claim_record::ClaimRecord,
     testing::{
-        fake_store::{self, FakeStore},
-        fixtures,
+        fake_store, fixtures,
         mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
     },
 };
@@ -69,8 +68,7 @@ fn first_retry() -> Next {
 
 #[tokio::test]
 async fn a_claim_gets_a_volume_with_one_write() {
-    let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![expect_creation()]);
+    let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     assert!(test_context.volumes.state().pending.is_empty());
@@ -81,10 +79,8 @@ async fn a_claim_gets_a_volume_with_one_write() {
 
 #[tokio::test]
 async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
-    let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![expect_creation()]);
-    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
+    test_context.volumes.add(fixtures::VOLUME);
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     test_context.finish().await;
@@ -92,12 +88,9 @@ async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
 
 /// Returns a context whose store has the volume of the claim, with data.
 fn context_with_data(requests: Vec<ExpectedRequest>) -> TestContext {
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
-    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-    let mut store = test_context.volumes.state();
-    store.volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
-    store.with_data.insert(id);
-    drop(store);
+    let test_context = TestContext::with(caches(vec![]), requests);
+    let id = test_context.volumes.add(fixtures::VOLUME);
+    test_context.volumes.state().with_data.insert(id);
     test_context
 }
 
@@ -169,7 +162,7 @@ async fn after_a_crash_the_existing_persistent_volume_is_found() {
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
     ];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
@@ -181,7 +174,7 @@ async fn a_volume_stays_pending_during_deletion() {
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(deleted),
     ];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
     assert_eq!(test_context.volumes.state().pending.len(), 1);
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
@@ -194,7 +187,7 @@ async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(foreign),
     ];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
@@ -206,7 +199,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_no
         expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).respond(elsewhere),
     ];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
     assert!(test_context.volumes.state().pending.is_empty());
@@ -216,7 +209,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_no
 #[tokio::test]
 async fn after_an_api_server_failure_the_volume_stays_for_the_next_attempt() {
     let requests = vec![expect(Method::POST, VOLUMES, created_volume()).refuse(500, "InternalError")];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     assert_eq!(test_context.volumes.state().pending.len(), 1, "the claim may be deleted");
@@ -233,7 +226,7 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
     });
     let creation = creation.respond(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
     let requests = vec![expect_rescheduling(), creation];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     assert_eq!(reconcile_claim(&test_context, large()).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
     // The scheduler selects this node again. A watch event of the claim does not end the back-off, but free space does.
@@ -252,7 +245,7 @@ fn of_a_populator() -> PersistentVolumeClaim {
 
 #[tokio::test]
 async fn a_claim_is_left_to_its_populator() {
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    let test_context = TestContext::with(caches(vec![]), vec![]);
     assert_eq!(reconcile_claim(&test_context, of_a_populator()).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
     assert_eq!(test_context.ctx.claims.retries_waiting(), 0);
@@ -268,7 +261,7 @@ async fn the_event_names_the_claims_that_pin_the_pod(#[case] namespace: &str, #[
     let first =
         fixtures::bound_claim(json!({"metadata": {"name": "logs", "uid": "first", "namespace": namespace}}));
     let caches = Caches { claims: vec![first], ..caches(vec![]) };
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![expect_rescheduling()]);
+    let test_context = TestContext::with(caches, vec![expect_rescheduling()]);
     let second = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     reconcile_claim(&test_context, second).await;
     let events = test_context.events().await;
@@ -280,7 +273,7 @@ async fn the_event_names_the_claims_that_pin_the_pod(#[case] namespace: &str, #[
 
 #[tokio::test]
 async fn a_refused_claim_leaves_no_volume() {
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    let test_context = TestContext::with(caches(vec![]), vec![]);
     let shared = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
     reconcile_claim(&test_context, shared).await;
     assert!(test_context.volumes.state().volumes.is_empty());
@@ -291,7 +284,7 @@ async fn a_refused_claim_leaves_no_volume() {
 #[tokio::test]
 async fn no_volume_is_created_on_a_store_that_became_unavailable() {
     let requests = vec![expect_rescheduling(), expect_rescheduling(), expect_creation()];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    let test_context = TestContext::with(caches(vec![]), requests);
     test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
     reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert!(test_context.volumes.state().volumes.is_empty());
@@ -311,7 +304,7 @@ async fn no_volume_is_created_on_a_store_that_became_unavailable() {
 async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
     let invalid = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![invalid], ..Caches::default() };
-    let mut test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![expect_creation()]);
+    let mut test_context = TestContext::with(caches, vec![expect_creation()]);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
     test_context.class_cache.apply_watcher_event(&Event::Apply(fixtures::class(
         json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
@@ -332,10 +325,8 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
 
 /// Returns a context whose store has the source of the clones.
 fn context_with_source(claims: Vec<PersistentVolumeClaim>, requests: Vec<ExpectedRequest>) -> TestContext {
-    let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), Caches { claims, ..caches(vec![]) }, requests);
-    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    let test_context = TestContext::with(Caches { claims, ..caches(vec![]) }, requests);
+    test_context.volumes.add(fixtures::VOLUME);
     test_context
 }
 
@@ -425,9 +416,8 @@ async fn a_volume_from_a_populator_is_expanded() {
         expect(Method::PATCH, "/api/v1/persistentvolumes/pvc-populator", record.volume).respond(&volume),
         expect(Method::PATCH, STATUS, record.claim).respond(&begun),
     ];
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![volume]), requests);
-    let id = VolumeId::parse("pvc-populator").unwrap();
-    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    let test_context = TestContext::with(caches(vec![volume]), requests);
+    test_context.volumes.add("pvc-populator");
     assert_eq!(reconcile_claim(&test_context, named(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.capacity("pvc-populator"), Some(Bytes(4 << 20)));
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
@@ -435,7 +425,7 @@ async fn a_volume_from_a_populator_is_expanded() {
 
 fn context_with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
     let volume = fixtures::volume(json!({"spec": {"volumeMode": mode}}));
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![volume]), requests);
+    let test_context = TestContext::with(caches(vec![volume]), requests);
     let kind = if mode == "Block" { VolumeKind::Block } else { VolumeKind::Filesystem };
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
     test_context.volumes.state().volumes.insert(id, (kind, Bytes(1 << 20)));
@@ -507,7 +497,7 @@ async fn a_conflict_is_retried_after_back_off_without_an_event() {
 
 #[tokio::test]
 async fn creation_awaits_another_call_without_event() {
-    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    let test_context = TestContext::with(caches(vec![]), vec![]);
     test_context.volumes.state().locked = true;
     let next = reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
     assert_eq!(next, Next::After(backoff::CONFLICT.first));

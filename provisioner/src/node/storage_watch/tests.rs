@@ -1,5 +1,5 @@
+use loopfs::ErrorKind;
 use loopfs::volume_store::VolumeId;
-use loopfs::{Bytes, ErrorKind};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
@@ -8,7 +8,7 @@ use crate::{
     testing::{
         fake_store::{self, FakeStore},
         fixtures,
-        mock_api_server::{Caches, TestContext},
+        mock_api_server::TestContext,
     },
 };
 
@@ -21,7 +21,7 @@ struct Following {
 impl Following {
     /// Starts to follow a driver whose state is unknown.
     async fn begin(prepare: impl FnOnce(&FakeStore)) -> Self {
-        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), vec![]);
+        let test_context = TestContext::new(vec![]);
         prepare(&test_context.volumes);
         test_context.ctx.storage.set(StorageState::Untried);
         let task = tokio::spawn(run(Arc::clone(&test_context.ctx)));
