@@ -9,15 +9,15 @@
 //! once a minute even if nothing changes, so a watch that delivers nothing for several minutes is dead. Pings of HTTP/2 detect
 //! an API server that stopped sooner, and the kernel's keepalive probes a dead machine.
 //!
+//! The timeouts of tower and tower-http end with the head of a response, or limit a pause in its body, and return an error. A whole response
+//! with its body, and a watch that expires, need the functions of this module.
+//!
 //! The API server compresses long responses, which are mostly lists, to a fraction of their size.
 
-use std::{
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::time::Duration;
 
 use anyhow::Context as _;
-use futures::{future::BoxFuture, stream};
+use futures::stream;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes, Frame};
@@ -33,12 +33,12 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::timeout;
-use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, retry::RetryLayer};
 use tower_http::decompression::DecompressionLayer;
 
 use crate::api::{
     pages::{Pages, whole},
-    request,
+    request::{self, layer},
     traffic::ApiTraffic,
 };
 
@@ -104,7 +104,12 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, traffic: &ApiTraffic) -
         .map_err(BoxError::from)
         .service(connections);
     let builder = ClientBuilder::new(service, config.default_namespace);
-    Ok(builder.with_layer(&Pages::default()).with_layer(&DeadlineLayer(timeouts)).with_layer(traffic).build())
+    let (pages, traffic) = (Pages::default(), traffic.clone());
+    Ok(builder
+        .with_layer(&layer(move |service, request| pages.clone().send(service, request)))
+        .with_layer(&layer(move |service, request| send_within(timeouts, service, request)))
+        .with_layer(&layer(move |service, request| traffic.clone().observe(service, request)))
+        .build())
 }
 
 fn tls(config: &Config) -> anyhow::Result<HttpsConnector<HttpConnector>> {
@@ -128,61 +133,31 @@ fn tcp() -> HttpConnector {
     tcp
 }
 
-/// A layer that gives each request and each event of a watch this much time.
-#[derive(Debug, Clone, Copy)]
-struct DeadlineLayer(Timeouts);
-
-impl<S> Layer<S> for DeadlineLayer {
-    type Service = WithDeadlines<S>;
-
-    fn layer(&self, service: S) -> WithDeadlines<S> {
-        WithDeadlines { service, timeouts: self.0 }
-    }
-}
-
-/// A service whose requests and watches have deadlines.
-#[derive(Debug)]
-struct WithDeadlines<S> {
-    service: S,
+/// Sends a request, and gives it or each event of its watch this much time.
+async fn send_within<S, B>(
     timeouts: Timeouts,
-}
-
-impl<S, B> Service<Request<Body>> for WithDeadlines<S>
+    service: S,
+    request: Request<Body>,
+) -> Result<Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>
 where
-    S: Service<Request<Body>, Response = Response<B>>,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError>,
-    B: HttpBody<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    S: Service<Request<Body>, Response = Response<B>, Error: Into<BoxError>>,
+    B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.service.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Timeouts { request: deadline, silence, ping: _ } = self.timeouts;
-        let is_watch = request::is_watch(request.uri());
-        let response = self.service.call(request);
-        let complete = async move {
-            let (head, body) = response.await.map_err(Into::<BoxError>::into)?.into_parts();
-            let body = if is_watch {
-                within_silence(body, silence).boxed_unsync()
-            } else {
-                // The caller reads the whole body anyway; here its time counts towards the deadline.
-                whole(body.collect().await.map_err(Into::<BoxError>::into)?.to_bytes())
-            };
-            Ok(Response::from_parts(head, body))
+    let Timeouts { request: deadline, silence, ping: _ } = timeouts;
+    let is_watch = request::is_watch(request.uri());
+    let complete = async move {
+        let (head, body) = service.oneshot(request).await.map_err(Into::into)?.into_parts();
+        let body = if is_watch {
+            within_silence(body, silence).boxed_unsync()
+        } else {
+            // The caller reads the whole body anyway; here its time counts towards the deadline.
+            whole(body.collect().await.map_err(Into::into)?.to_bytes())
         };
-        Box::pin(async move {
-            timeout(deadline, complete).await.unwrap_or_else(|_elapsed| {
-                Err(format!("the API server has not responded within {deadline:?}").into())
-            })
-        })
-    }
+        Ok(Response::from_parts(head, body))
+    };
+    timeout(deadline, complete).await.unwrap_or_else(|_elapsed| {
+        Err(format!("the API server has not responded within {deadline:?}").into())
+    })
 }
 
 /// The state of the body of a watch.
@@ -251,6 +226,7 @@ mod tests {
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpListener,
     };
+    use tower::Layer;
     use tower_test::mock;
 
     use super::*;
@@ -340,7 +316,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_lasts_longer_than_the_deadline_of_a_request() {
         let (service, mut server) = mock::pair::<Request<Body>, Response<_>>();
-        let client = Client::new(DeadlineLayer(Timeouts::default()).layer(service), "default");
+        let client = Client::new(
+            layer(|service, request| send_within(Timeouts::default(), service, request)).layer(service),
+            "default",
+        );
         tokio::spawn(async move {
             let (_request, respond) = server.next_request().await.unwrap();
             let bookmarks = stream::iter(0..10).then(async |number| {

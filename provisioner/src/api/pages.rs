@@ -4,19 +4,14 @@
 //! becomes too long is given up while it is received, and requested again with fewer objects. The API server continues
 //! a list after a page of any length, so the caller notices nothing.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{collections::HashMap, sync::Arc};
 
-use futures::future::BoxFuture;
 use http::{Method, Request, Response, Uri, request::Parts, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Bytes};
 use kube::client::Body;
 use parking_lot::Mutex;
-use tower::{BoxError, Layer, Service, ServiceExt};
+use tower::{BoxError, Service, ServiceExt};
 
 /// The longest page of more than one object. 500 usual claims or volumes take less than half of it.
 const LONGEST_PAGE: usize = 4 << 20;
@@ -41,71 +36,43 @@ impl Pages {
             expected.remove(list.path());
         }
     }
-}
 
-impl<S> Layer<S> for Pages {
-    type Service = Paged<S>;
-
-    fn layer(&self, service: S) -> Paged<S> {
-        Paged { service, pages: self.clone() }
-    }
-}
-
-/// A service whose lists have pages that are not too long.
-#[derive(Debug)]
-pub(crate) struct Paged<S> {
-    service: S,
-    pages: Pages,
-}
-
-impl<S, B> Service<Request<Body>> for Paged<S>
-where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError>,
-    B: HttpBody<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.service.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    /// Sends a request. A list may get fewer objects than it requests.
+    pub(crate) async fn send<S, B>(
+        self,
+        service: S,
+        request: Request<Body>,
+    ) -> Result<Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error: Into<BoxError>> + Clone,
+        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
         let Some(requested) = page_size(&request) else {
-            let response = self.service.call(request);
-            return Box::pin(async move {
-                Ok(response.await.map_err(Into::into)?.map(|body| body.map_err(Into::into).boxed_unsync()))
-            });
+            let response = service.oneshot(request).await.map_err(Into::into)?;
+            return Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()));
         };
-        let (service, pages) = (self.service.clone(), self.pages.clone());
         let (parts, _empty) = request.into_parts();
-        Box::pin(async move {
-            let mut size = pages.expected(&parts.uri).clamp(1, requested);
-            loop {
-                let response = service.clone().oneshot(of_size(&parts, size)?).await.map_err(Into::into)?;
-                let (head, body) = response.into_parts();
-                // The caller wants the object, however long it is.
-                let longest = if size == 1 { usize::MAX } else { LONGEST_PAGE };
-                match Limited::new(body, longest).collect().await {
-                    Ok(page) => {
-                        let page = page.to_bytes();
-                        if head.status.is_success() {
-                            pages.expect(&parts.uri, next_size(size, page.len()), requested);
-                        }
-                        return Ok(Response::from_parts(head, whole(page)));
+        let mut size = self.expected(&parts.uri).clamp(1, requested);
+        loop {
+            let response = service.clone().oneshot(of_size(&parts, size)?).await.map_err(Into::into)?;
+            let (head, body) = response.into_parts();
+            // The caller wants the object, however long it is.
+            let longest = if size == 1 { usize::MAX } else { LONGEST_PAGE };
+            match Limited::new(body, longest).collect().await {
+                Ok(page) => {
+                    let page = page.to_bytes();
+                    if head.status.is_success() {
+                        self.expect(&parts.uri, next_size(size, page.len()), requested);
                     }
-                    Err(error) if error.is::<LengthLimitError>() => {
-                        tracing::debug!(uri = %parts.uri, size, "a page is too long; requesting a shorter one");
-                        size = (size / 8).max(1);
-                    }
-                    Err(error) => return Err(error),
+                    return Ok(Response::from_parts(head, whole(page)));
                 }
+                Err(error) if error.is::<LengthLimitError>() => {
+                    tracing::debug!(uri = %parts.uri, size, "a page is too long; requesting a shorter one");
+                    size = (size / 8).max(1);
+                }
+                Err(error) => return Err(error),
             }
-        })
+        }
     }
 }
 
@@ -148,10 +115,10 @@ mod tests {
     use kube::{Api, Client, ResourceExt, api::ListParams};
     use rstest::rstest;
     use serde_json::{Value, json};
-    use tower::service_fn;
+    use tower::{Layer, service_fn};
 
     use super::*;
-    use crate::api::list;
+    use crate::api::{list, request::layer};
 
     /// Lists `count` objects of `length` bytes each from a server that continues as the API server does. Returns how many objects the
     /// server sent in each page.
@@ -176,7 +143,11 @@ mod tests {
             let page = json!({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"continue": token}, "items": items});
             std::future::ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(page.to_string())))))
         });
-        let client = Client::new(Pages::default().layer(server), "shop");
+        let pages = Pages::default();
+        let client = Client::new(
+            layer(move |service, request| pages.clone().send(service, request)).layer(server),
+            "shop",
+        );
         let objects =
             list::of_items(&Api::<ConfigMap>::all(client), ListParams::default(), |_| true).await.unwrap();
         let names: Vec<_> = objects.iter().map(ResourceExt::name_any).collect();

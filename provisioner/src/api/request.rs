@@ -1,6 +1,8 @@
 //! Requests to the API server, as roles name them.
 
-use http::{Method, Uri};
+use http::{Method, Request, Uri};
+use kube::client::Body;
+use tower::{BoxError, Layer, Service, layer::layer_fn, service_fn};
 
 /// What a role must permit for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +39,17 @@ impl ApiRequest {
     pub(crate) fn is_write(&self) -> bool {
         !["get", "list", "watch", "dry-run"].contains(&self.verb)
     }
+}
+
+/// Returns a layer whose service passes each request to `handle`, with a clone of the service below.
+pub(crate) fn layer<S: Clone, T, Sending: Future<Output = Result<T, BoxError>>>(
+    handle: impl Fn(S, Request<Body>) -> Sending + Clone,
+) -> impl Layer<S, Service = impl Service<Request<Body>, Response = T, Error = BoxError, Future = Sending> + Clone>
+{
+    layer_fn(move |service: S| {
+        let handle = handle.clone();
+        service_fn(move |request| handle(service.clone(), request))
+    })
 }
 
 /// Returns `true` if the response lasts until the API server ends it.

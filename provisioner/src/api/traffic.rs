@@ -1,21 +1,22 @@
 //! The requests to the API server: how many of them there were, and whether the latest one was answered.
+//!
+//! The layers of tower-http that observe requests give a callback only the span of its request, not the verb and the resource.
 
 use std::{
     sync::Arc,
-    task::{Context, Poll},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, combinators::MapFrame};
 use hyper::body::{Body as HttpBody, Frame};
+use kube::client::Body;
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Service, ServiceExt};
 
 use crate::api::request::ApiRequest;
 
@@ -82,6 +83,31 @@ impl ApiTraffic {
         }
     }
 
+    /// Sends a request, counts it, and records its outcome.
+    pub(crate) async fn observe<S, B>(
+        self,
+        service: S,
+        request: Request<Body>,
+    ) -> Result<Response<ObservedBody<B, B::Data>>, BoxError>
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+        B: HttpBody,
+    {
+        let api_request = ApiRequest::of(request.method(), request.uri());
+        let response = service.oneshot(request).await;
+        let status = response.as_ref().map(Response::status).map_err(ToString::to_string);
+        let is_success = status.as_ref().is_ok_and(StatusCode::is_success);
+        self.ended(api_request.clone(), status);
+        let (head, body) = response?.into_parts();
+        let body: ObservedBody<B, B::Data> = body.map_frame(Box::new(move |frame| {
+            if is_success {
+                self.delivered(&api_request);
+            }
+            frame
+        }));
+        Ok(Response::from_parts(head, body))
+    }
+
     /// Counts a request, and records its outcome.
     pub(crate) fn ended(&self, request: ApiRequest, status: Result<StatusCode, String>) {
         let requests = if request.is_write() { &self.writes } else { &self.reads };
@@ -104,57 +130,8 @@ fn answered(verb: &str, resource: &str, status: StatusCode) -> RequestOutcome {
     Err(format!("{verb} {resource}: {status}"))
 }
 
-impl<S> Layer<S> for ApiTraffic {
-    type Service = Observed<S>;
-
-    fn layer(&self, service: S) -> Observed<S> {
-        Observed { service, traffic: self.clone() }
-    }
-}
-
-/// A service whose requests are counted.
-#[derive(Debug)]
-pub(crate) struct Observed<S> {
-    service: S,
-    traffic: ApiTraffic,
-}
-
 /// A body each of whose frames is an outcome.
 type ObservedBody<B, Data> = MapFrame<B, Box<dyn FnMut(Frame<Data>) -> Frame<Data> + Send>>;
-
-impl<S, Body, B> Service<Request<Body>> for Observed<S>
-where
-    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
-    S::Future: Send + 'static,
-    B: HttpBody,
-{
-    type Response = Response<ObservedBody<B, B::Data>>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.service.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let api_request = ApiRequest::of(request.method(), request.uri());
-        let (response, traffic) = (self.service.call(request), self.traffic.clone());
-        Box::pin(async move {
-            let response = response.await;
-            let status = response.as_ref().map(Response::status).map_err(ToString::to_string);
-            let is_success = status.as_ref().is_ok_and(StatusCode::is_success);
-            traffic.ended(api_request.clone(), status);
-            let (head, body) = response?.into_parts();
-            let body: ObservedBody<B, B::Data> = body.map_frame(Box::new(move |frame| {
-                if is_success {
-                    traffic.delivered(&api_request);
-                }
-                frame
-            }));
-            Ok(Response::from_parts(head, body))
-        })
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -162,7 +139,6 @@ mod tests {
     use http::Method;
     use http_body_util::StreamBody;
     use hyper::body::Bytes;
-    use kube::client::Body;
     use rstest::rstest;
     use tower_test::mock;
 
@@ -177,8 +153,6 @@ mod tests {
         response: Result<Response<B>, &'static str>,
     ) -> Result<Response<ObservedBody<B, B::Data>>, BoxError> {
         let (service, mut server) = mock::pair::<Request<Body>, Response<B>>();
-        let mut observed = traffic.layer(service);
-        std::future::poll_fn(|context| observed.poll_ready(context)).await.unwrap();
         let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
         let responding = async {
             let (_request, respond) = server.next_request().await.unwrap();
@@ -187,7 +161,7 @@ mod tests {
                 Err(error) => respond.send_error(error),
             }
         };
-        tokio::join!(observed.call(request), responding).0
+        tokio::join!(traffic.clone().observe(service, request), responding).0
     }
 
     fn empty(status: u16) -> Result<Response<Body>, &'static str> {
