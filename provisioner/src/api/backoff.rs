@@ -1,4 +1,6 @@
 //! Per-object exponential back-off that a change of the retry key cuts short.
+//!
+//! The back-off of kube and backon is the waits of one series: it knows no objects, and no reason to begin anew.
 
 use std::{
     collections::HashMap,
@@ -8,6 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 use service::Delays;
+use tokio::sync::watch;
 
 /// The waits after a failure, whose cause will probably last.
 pub(crate) const FAILURE: Delays =
@@ -129,6 +132,34 @@ fn share_of(key: &impl Hash) -> f64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     SPREAD * f64::from(hasher.finish() as u32) / f64::from(u32::MAX)
+}
+
+/// A generation number. It increases when failed operations may succeed on a retry, because space was freed or the store
+/// became usable.
+#[derive(Debug)]
+pub(crate) struct RetryGeneration {
+    generation: watch::Sender<u64>,
+}
+
+impl Default for RetryGeneration {
+    fn default() -> Self {
+        RetryGeneration { generation: watch::Sender::new(0) }
+    }
+}
+
+impl RetryGeneration {
+    pub(crate) fn current(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    /// Increases the generation, so that failed operations are retried.
+    pub(crate) fn bump(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
 }
 
 #[cfg(test)]

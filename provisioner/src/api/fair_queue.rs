@@ -1,4 +1,5 @@
-//! A queue of slow work, whose slots namespaces share.
+//! A queue of slow work, whose slots namespaces share. A semaphore of tokio or a limit of tower serves all callers in the order of their
+//! arrival.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -17,5 +17,4 @@ pub(crate) mod pruned;
 pub(crate) mod queue;
 pub(crate) mod queue_metrics;
 pub(crate) mod request;
-pub(crate) mod signals;
 pub(crate) mod traffic;

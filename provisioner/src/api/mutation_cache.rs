@@ -2,7 +2,7 @@
 //!
 //! A watch cache lags behind: between a write and the watch event that shows it, a reconcile would decide on
 //! an old version, and either do the work twice or fail with a conflict. The object that a write returned is therefore kept until
-//! the watch cache holds a version that is at least as new.
+//! the watch cache holds a version that is at least as new. The reflectors of kube hold only what their watch has delivered.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 

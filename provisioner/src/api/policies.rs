@@ -4,6 +4,8 @@
 //! allows every request as before, and nothing else shows that a stolen token of one node reaches the volumes of all nodes. Therefore
 //! each process sends a request that a policy must refuse. It is a dry run, so it changes nothing if no policy refuses it.
 //!
+//! kube sends dry runs, and does not tell which policy refused one.
+//!
 //! The process serves in any case: an administrator may have removed the policies on purpose, and a driver that stops does not make the
 //! token any safer.
 

@@ -1,5 +1,8 @@
 //! Runs the queue of a controller, and watches only the objects of interest.
 //!
+//! kube's `Controller` has one queue for all objects, so slow ones delay the others, and its predicates drop an event where an object that
+//! has ceased to be of interest has to leave the cache.
+//!
 //! `docs/decisions/0040-changes-from-the-cache.md` gives the reasons.
 
 use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc, time::Duration};
@@ -16,18 +19,18 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{SetOnce, mpsc, watch},
     task::{JoinError, JoinSet},
     time::sleep,
 };
+use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::{
-    backoff::Backoff,
+    backoff::{Backoff, RetryGeneration},
     fair_queue::FairQueue,
     pruned::{Prune, Pruned},
     queue_metrics::QueueDepth,
-    signals::RetryGeneration,
 };
 
 /// A type of Kubernetes object.
@@ -110,7 +113,14 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
         slow
     };
     tokio::join!(
-        reconcile_fast(concurrency, receiver(turns), cache.clone(), &pass_on, &start, &depth),
+        reconcile_fast(
+            concurrency,
+            UnboundedReceiverStream::new(turns),
+            cache.clone(),
+            &pass_on,
+            &start,
+            &depth
+        ),
         reconcile_slow(slots, slow_turns, naming, &cache, &start, &depth),
     );
 }
@@ -340,14 +350,21 @@ fn map<T, U>(event: Event<T>, change: impl FnOnce(T) -> U) -> Event<U> {
     }
 }
 
-/// Returns a stream of the items of a channel.
-pub(crate) fn receiver<T: Send + 'static>(
-    channel: mpsc::UnboundedReceiver<T>,
-) -> impl Stream<Item = T> + Send {
-    futures::stream::unfold(
-        channel,
-        |mut channel| async move { channel.recv().await.map(|item| (item, channel)) },
-    )
+/// Lets the cache of a watch follow its changes. Sets `synced` after the first list, and calls `changed` for each change. (The caches' own
+/// `wait_until_ready` wakes only the task that began to wait last.)
+pub(crate) async fn follow<K>(
+    changes: impl Stream<Item = CacheChange<K>>,
+    synced: &SetOnce<()>,
+    changed: impl Fn(),
+) {
+    let follow = |change| {
+        if matches!(change, CacheChange::Listed) {
+            synced.set(()).ok();
+        }
+        changed();
+        std::future::ready(())
+    };
+    changes.for_each(follow).await;
 }
 
 /// Returns the keys of all failed attempts, each time the retry generation increases.
@@ -361,14 +378,8 @@ where
     K: Clone + Hash + Eq + Send + 'static,
     F: PartialEq + Send + 'static,
 {
-    let changes = generation(&ctx).subscribe();
-    let changes_of_generation =
-        futures::stream::unfold((ctx, changes), move |(ctx, mut changes)| async move {
-            changes.changed().await.ok()?;
-            let keys = failed(&ctx).keys();
-            Some((futures::stream::iter(keys), (ctx, changes)))
-        });
-    changes_of_generation.flatten()
+    let increases = WatchStream::from_changes(generation(&ctx).subscribe());
+    increases.flat_map(move |_| futures::stream::iter(failed(&ctx).keys()))
 }
 
 #[cfg(test)]
@@ -381,11 +392,7 @@ mod tests {
     use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
-    use crate::{
-        api::{queue_metrics::QueueMetrics, signals::SyncSignal},
-        objects::ownership,
-        testing::fixtures,
-    };
+    use crate::{api::queue_metrics::QueueMetrics, objects::ownership, testing::fixtures};
 
     #[tokio::test]
     async fn slow_objects_do_not_delay_the_others() {
@@ -407,9 +414,9 @@ mod tests {
         writer.apply_watcher_event(&Event::InitDone);
         let (begun, mut beginnings) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
-        let signal = Arc::new(SyncSignal::default());
+        let signal = Arc::new(SetOnce::new());
         let ctx = Arc::clone(&signal);
-        let reconcile = move |claim: Arc<PersistentVolumeClaim>, signal: Arc<SyncSignal>| {
+        let reconcile = move |claim: Arc<PersistentVolumeClaim>, signal: Arc<SetOnce<()>>| {
             let begun = begun.clone();
             async move {
                 begun.send(claim.name_any()).unwrap();
@@ -433,7 +440,7 @@ mod tests {
             started.push(next.expect("four reconciliations start").unwrap());
         }
         assert!(["quick", "slow-of-bank"].iter().all(|name| started.iter().any(|started| started == name)));
-        signal.set();
+        signal.set(()).unwrap();
         assert!(beginnings.recv().await.unwrap().starts_with("slow"));
         drop(stop);
         running.await.unwrap();

@@ -31,16 +31,13 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{sync::Notify, time::timeout_at};
+use tokio::{
+    sync::{Notify, SetOnce},
+    time::timeout_at,
+};
 
 use crate::{
-    api::{
-        absence,
-        cluster::Cluster,
-        list,
-        queue::{self, CacheChange},
-        signals::SyncSignal,
-    },
+    api::{absence, cluster::Cluster, list, queue},
     error::Error,
     objects::{
         claim_labels::{self, BINDING_UID, LabelRecordSource, RequiredLabel},
@@ -71,18 +68,13 @@ pub(crate) async fn run(cluster: &Cluster, source: &LabelRecordSource) {
 /// As [`run`], with the time that the API servers take to apply a policy.
 pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, source: &LabelRecordSource) {
     let (claims, cache) = reflector::store();
-    let (synced, changed) = (SyncSignal::default(), Notify::new());
+    let (synced, changed) = (SetOnce::new(), Notify::new());
     let identity = cluster.identity.clone();
     let requires_label =
         move |claim: &PersistentVolumeClaim| claim_labels::required_label(claim, &identity).is_some();
     let all = Api::all(cluster.client.clone());
-    let watching = queue::watch(all, watcher::Config::default(), cache, requires_label).for_each(|change| {
-        if matches!(change, CacheChange::Listed) {
-            synced.set();
-        }
-        changed.notify_one();
-        std::future::ready(())
-    });
+    let changes = queue::watch(all, watcher::Config::default(), cache, requires_label);
+    let watching = queue::follow(changes, &synced, || changed.notify_one());
     let labelling = async {
         synced.wait().await;
         let mut labeller = Labeller::new(propagation_time, cluster, source, claims);

@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::StreamExt;
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolumeClaim, TopologySelectorLabelRequirement, TopologySelectorTerm},
     storage::v1::StorageClass,
@@ -26,7 +25,7 @@ use kube::{
     },
 };
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, SetOnce, watch},
     time::timeout,
 };
 
@@ -35,13 +34,7 @@ use super::{
     registered_nodes::RegisteredNodes,
 };
 use crate::{
-    api::{
-        backoff::Backoff,
-        cluster::Cluster,
-        events::Reason,
-        queue::{self, CacheChange},
-        signals::SyncSignal,
-    },
+    api::{backoff::Backoff, cluster::Cluster, events::Reason, queue},
     error::Error,
     objects::{
         data_source::is_populated, identity::is_label_value, ownership, refusal::Refusal,
@@ -60,18 +53,12 @@ pub(crate) async fn run(
     performs: &watch::Sender<bool>,
 ) {
     let (classes, class_cache) = reflector::store();
-    let (classes_synced, class_changed) = (SyncSignal::default(), Notify::new());
+    let (classes_synced, class_changed) = (SetOnce::new(), Notify::new());
     let driver = cluster.identity.driver().to_owned();
     let is_ours = move |class: &StorageClass| class.provisioner == driver;
     let all_classes = Api::all(cluster.client.clone());
-    let watching_classes = queue::watch(all_classes, watcher::Config::default(), class_cache, is_ours)
-        .for_each(|change| {
-            if matches!(change, CacheChange::Listed) {
-                classes_synced.set();
-            }
-            class_changed.notify_one();
-            std::future::ready(())
-        });
+    let class_changes = queue::watch(all_classes, watcher::Config::default(), class_cache, is_ours);
+    let watching_classes = queue::follow(class_changes, &classes_synced, || class_changed.notify_one());
     let selecting = async {
         tokio::join!(claims.synced.wait(), classes_synced.wait(), nodes.synced.wait());
         performs.send_replace(true);

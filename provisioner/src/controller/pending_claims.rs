@@ -1,6 +1,5 @@
 //! The claims that wait for this driver: for a volume, or for an expansion on the node that was selected for them.
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     Api, ResourceExt,
@@ -10,14 +9,10 @@ use kube::{
         watcher,
     },
 };
-use tokio::sync::watch;
+use tokio::sync::{SetOnce, watch};
 
 use crate::{
-    api::{
-        cluster::Cluster,
-        queue::{self, CacheChange},
-        signals::SyncSignal,
-    },
+    api::{cluster::Cluster, queue},
     error::Error,
     objects::{claim_status, ownership},
 };
@@ -25,7 +20,7 @@ use crate::{
 /// A cache of the claims, which several duties share, so that they need one watch.
 pub(crate) struct PendingClaims {
     pub(crate) cache: Store<PersistentVolumeClaim>,
-    pub(crate) synced: SyncSignal,
+    pub(crate) synced: SetOnce<()>,
     changes: watch::Sender<()>,
 }
 
@@ -33,7 +28,7 @@ impl PendingClaims {
     /// Returns an empty cache, and what [`Self::watch`] needs to fill it.
     pub(crate) fn new() -> (Self, Writer<PersistentVolumeClaim>) {
         let (cache, writer) = reflector::store();
-        let claims = PendingClaims { cache, synced: SyncSignal::default(), changes: watch::Sender::new(()) };
+        let claims = PendingClaims { cache, synced: SetOnce::new(), changes: watch::Sender::new(()) };
         (claims, writer)
     }
 
@@ -47,15 +42,7 @@ impl PendingClaims {
         };
         let all = Api::all(cluster.client.clone());
         let changes = queue::watch(all, watcher::Config::default(), cache, waits);
-        changes
-            .for_each(|change| {
-                if matches!(change, CacheChange::Listed) {
-                    self.synced.set();
-                }
-                self.changes.send_replace(());
-                std::future::ready(())
-            })
-            .await;
+        queue::follow(changes, &self.synced, || self.changes.send_replace(())).await;
     }
 
     /// Returns a receiver that learns of each change of a claim.

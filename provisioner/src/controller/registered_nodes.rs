@@ -16,12 +16,11 @@ use kube::{
     },
 };
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{SetOnce, watch};
 
 use crate::api::{
     cluster::Cluster,
     queue::{self, CacheChange},
-    signals::SyncSignal,
 };
 
 /// How long a node counts as registered after its kubelet has removed the driver from the CSINode. That happens at each restart of the
@@ -37,7 +36,7 @@ pub(crate) struct RegisteredNodes {
     ended: Mutex<HashMap<String, Instant>>,
     /// When a CSINode without the driver was last seen, or one was deleted.
     seen: Arc<Mutex<HashMap<String, Instant>>>,
-    pub(crate) synced: SyncSignal,
+    pub(crate) synced: SetOnce<()>,
     changes: watch::Sender<()>,
 }
 
@@ -49,7 +48,7 @@ impl RegisteredNodes {
             cache,
             ended: Mutex::default(),
             seen: Arc::default(),
-            synced: SyncSignal::default(),
+            synced: SetOnce::new(),
             changes: watch::Sender::new(()),
         };
         (nodes, writer)
@@ -72,7 +71,7 @@ impl RegisteredNodes {
         changes
             .for_each(|change| {
                 match change {
-                    CacheChange::Listed => self.synced.set(),
+                    CacheChange::Listed => drop(self.synced.set(())),
                     CacheChange::Deleted(node) => self.removed(&node, runs_driver(&node), Instant::now()),
                     CacheChange::Applied(_) => {}
                 }

@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::StreamExt;
 use k8s_openapi::{
     api::storage::v1::{CSIStorageCapacity, StorageClass},
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
@@ -20,15 +19,13 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
     runtime::{reflector::store::Writer, watcher},
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::SetOnce,
+    time::{sleep, timeout},
+};
 
 use crate::{
-    api::{
-        hash::fnv1a,
-        pruned::Pruned,
-        queue::{self, CacheChange},
-        signals::SyncSignal,
-    },
+    api::{hash::fnv1a, pruned::Pruned, queue},
     error::Error,
     node::{context::Context, placement},
     objects::{
@@ -71,15 +68,10 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
         format!("{DRIVER_LABEL}={},{}", identity.driver(), identity.node_selector(identity.node()));
     let config = watcher::Config::default().labels(&selector);
     let published = cache.as_reader();
-    let synced = SyncSignal::default();
-    let watching = queue::watch(api.clone(), config, cache, |_| true).for_each(|change| {
-        if matches!(change, CacheChange::Listed) {
-            synced.set();
-        }
-        // Another process may have changed or deleted an object of this one.
-        ctx.capacity.notify_one();
-        std::future::ready(())
-    });
+    let synced = SetOnce::new();
+    let changes = queue::watch(api.clone(), config, cache, |_| true);
+    // Another process may have changed or deleted an object of this one.
+    let watching = queue::follow(changes, &synced, || ctx.capacity.notify_one());
     let publishing = async {
         tokio::join!(synced.wait(), ctx.classes_synced.wait());
         let mut generation = ctx.retry_generation.subscribe();

@@ -9,6 +9,7 @@ use kube::{
     runtime::reflector::{ObjectRef, store::Writer},
 };
 use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::{
     api::{
@@ -60,7 +61,7 @@ pub(crate) async fn run(
         |ctx: &Context| &ctx.retry_generation,
         |ctx| &ctx.claims.backoff,
     );
-    let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
+    let queue = stream::select(touched, stream::select(UnboundedReceiverStream::new(related), retried));
     let identity = ctx.cluster.identity.clone();
     let is_slow =
         move |claim: &_| ownership::selected_node(claim) == Some(identity.node()) && is_to_be_copied(claim);

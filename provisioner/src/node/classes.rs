@@ -43,7 +43,7 @@ fn observe(
     let class = match change {
         CacheChange::Applied(class) | CacheChange::Deleted(class) => class.name_any(),
         // `Applied` of each class of the list follows.
-        CacheChange::Listed => return ctx.classes_synced.set(),
+        CacheChange::Listed => return drop(ctx.classes_synced.set(())),
     };
     for claim in ctx.claims.cache.state() {
         if ownership::class_name(&claim) == Some(class.as_str())

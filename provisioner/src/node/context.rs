@@ -19,19 +19,18 @@ use kube::{
 };
 use loopfs::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, SetOnce, watch};
 
 use crate::{
     api::{
         absence,
-        backoff::{self, Backoff},
+        backoff::{self, Backoff, RetryGeneration},
         cluster::Cluster,
         mutation_cache::MutationCache,
         policies::Enforced,
         pruned::Pruned,
         queue::KubernetesObject,
         queue_metrics::QueueMetrics,
-        signals::{RetryGeneration, SyncSignal},
     },
     error::Error,
     metrics::{LatestFindings, Operations},
@@ -55,7 +54,7 @@ pub(crate) struct Context {
     pub(crate) volumes: ControllerState<PersistentVolume>,
     /// Cache of all storage classes.
     pub(crate) classes: Store<StorageClass>,
-    pub(crate) classes_synced: SyncSignal,
+    pub(crate) classes_synced: SetOnce<()>,
 
     /// Locks on volumes. Provisioning, deletion and the removal of an orphaned volume exclude each other, and copies of the volume.
     pub(crate) in_flight: InFlight,
@@ -181,7 +180,7 @@ impl ClaimNames {
 /// The state of the controller of one type of object.
 pub(crate) struct ControllerState<K: KubernetesObject> {
     pub(crate) cache: Store<K>,
-    pub(crate) synced: SyncSignal,
+    pub(crate) synced: SetOnce<()>,
     pub(crate) writes: MutationCache<K>,
     pub(crate) backoff: Backoff<ObjectRef<K>, RetryKey>,
     pub(crate) conflicts: Backoff<ObjectRef<K>, ()>,
@@ -205,7 +204,7 @@ impl<K: KubernetesObject> ControllerState<K> {
         self.writes.retain(is_cached);
         self.backoff.retain(is_cached);
         self.conflicts.retain(is_cached);
-        self.synced.set();
+        self.synced.set(()).ok();
     }
 
     /// Returns the remaining wait after a conflict or a failure, or `None` if an attempt is allowed now.

@@ -67,7 +67,7 @@ impl NodeHealthEndpoints {
             ("volumes", &ctx.volumes.synced),
             ("storage classes", &ctx.classes_synced),
         ];
-        if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.is_set()) {
+        if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.initialized()) {
             return Err(format!("the {what} that the API server holds have not been read yet"));
         }
         match ctx.storage.driver() {
@@ -276,7 +276,7 @@ mod tests {
             synced.classes.clone(),
             synced.now,
         ));
-        endpoints.ctx.claims.synced.set();
+        endpoints.ctx.claims.synced.set(()).unwrap();
         assert!(endpoints.readiness().await.unwrap_err().contains("the volumes that the API server holds"));
     }
 }

@@ -188,7 +188,7 @@ impl TestContext {
         claims.iter().for_each(|claim| ctx.claim_names.insert(claim));
         ctx.storage.set(volumes.node_state().storage);
         for signal in [&ctx.claims.synced, &ctx.volumes.synced, &ctx.classes_synced] {
-            signal.set();
+            signal.set(()).unwrap();
         }
         TestContext { ctx, volumes, class_cache, event_requests, server }
     }
