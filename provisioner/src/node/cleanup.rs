@@ -169,72 +169,50 @@ mod tests {
         kept
     }
 
-    #[tokio::test]
-    async fn a_volume_without_persistent_volume_is_deleted_if_its_claim_was_deleted() {
-        let (test_context, record) = with_pending_volume(
-            vec![],
-            vec![
-                expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
-                unlabelled(&[]),
-                labelled(),
-                own_node("node"),
-            ],
-        );
-        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
+    fn absent() -> ExpectedRequest {
+        expect(Method::GET, VOLUME, None).refuse(404, "NotFound")
     }
 
-    /// Its PersistentVolume and its claim were deleted while the node was deleted, and a crash had left the volume pending.
-    #[tokio::test]
-    async fn a_volume_from_before_the_node_was_registered_is_kept() {
-        let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
-        let requests = vec![absent, unlabelled(&[]), labelled(), own_node("another")];
-        let (test_context, record) = with_pending_volume(vec![], requests);
-        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
+    fn reads(change: Value) -> ExpectedRequest {
+        expect(Method::GET, VOLUME, None).respond(fixtures::volume(change))
     }
 
-    #[tokio::test]
-    async fn a_newer_claim_of_the_same_name_does_not_keep_the_volume() {
-        let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
-        let requests = vec![
-            expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
-            unlabelled(&[]),
-            labelled(),
-            own_node("node"),
-        ];
-        let (test_context, record) = with_pending_volume(vec![successor], requests);
-        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
+    /// Returns the requests of a deletion, of which the first one is given.
+    fn deletes(first: ExpectedRequest) -> Vec<ExpectedRequest> {
+        vec![first, unlabelled(&[]), labelled(), own_node("node")]
     }
 
+    #[rstest]
+    #[case::its_claim_was_deleted(vec![], deletes(absent()), (false, false))]
+    // Its PersistentVolume and its claim were deleted while the node was deleted, and a crash had left the volume pending.
+    #[case::the_node_was_registered_later(vec![], vec![absent(), unlabelled(&[]), labelled(), own_node("another")], (true, false))]
+    #[case::a_newer_claim_has_the_name(vec![fixtures::claim(json!({"metadata": {"uid": "another"}}))], deletes(absent()), (false, false))]
+    #[case::it_has_a_persistent_volume(vec![], vec![reads(json!({"status": {"phase": "Released"}}))], (true, false))]
+    // The disk was at the other node, which created the PersistentVolume, and came back before the volume was confirmed.
+    #[case::its_persistent_volume_names_this_disk(
+        vec![fixtures::bound_claim(json!({}))],
+        vec![reads(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}))],
+        (true, false)
+    )]
+    #[case::its_claim_waits(vec![fixtures::claim(json!({}))], vec![], (true, true))]
+    #[case::its_claim_is_bound(vec![fixtures::bound_claim(json!({}))], vec![reads(json!({}))], (true, false))]
+    #[case::its_claim_has_a_volume_elsewhere(vec![], deletes(reads(fixtures::on_another_node())), (false, false))]
+    #[case::only_its_claim_exists(vec![fixtures::bound_claim(json!({}))], vec![absent()], (true, false))]
     #[tokio::test]
-    async fn a_volume_with_a_persistent_volume_is_kept() {
-        let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
-        let (test_context, record) =
-            with_pending_volume(vec![], vec![expect(Method::GET, VOLUME, None).respond(object)]);
-        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
-    }
-
-    /// The disk was at the other node, which created the PersistentVolume, and came back before the volume was confirmed.
-    #[tokio::test]
-    async fn a_volume_whose_persistent_volume_names_this_disk_is_kept() {
-        let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
-        let (test_context, record) = with_pending_volume(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
+    async fn a_pending_volume_is_kept_unless_orphaned(
+        #[case] claims: Vec<PersistentVolumeClaim>,
+        #[case] requests: Vec<ExpectedRequest>,
+        #[case] expected: (bool, bool),
+    ) {
+        let (test_context, record) = with_pending_volume(claims, requests);
+        assert_eq!(kept_after_processing(test_context, &record).await, expected);
     }
 
     #[tokio::test]
     async fn a_volume_is_deleted_once_its_marked_persistent_volume_no_longer_exists() {
-        let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        let (test_context, record) = with_pending_volume(
-            vec![],
-            vec![
-                expect(Method::GET, VOLUME, None).respond(deleted),
-                expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
-                unlabelled(&[]),
-                labelled(),
-                own_node("node"),
-            ],
-        );
+        let deleted = reads(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        let requests = [deleted].into_iter().chain(deletes(absent())).collect();
+        let (test_context, record) = with_pending_volume(vec![], requests);
         assert!(!check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.unwrap());
         assert_eq!(test_context.volumes.state().pending.len(), 1);
         assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
@@ -243,8 +221,7 @@ mod tests {
     /// A task that fails after its claim was deleted leaves a volume behind, and no event announces that.
     #[tokio::test(start_paused = true)]
     async fn a_locked_volume_is_checked_again() {
-        let absent = expect(Method::GET, VOLUME, None).refuse(404, "NotFound");
-        let requests = vec![own_node("node"), absent, unlabelled(&[]), labelled(), own_node("node")];
+        let requests = [own_node("node")].into_iter().chain(deletes(absent())).collect();
         let (test_context, _record) = with_pending_volume(vec![], requests);
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
@@ -263,23 +240,17 @@ mod tests {
         test_context.finish().await;
     }
 
-    #[tokio::test]
-    async fn the_volume_of_a_waiting_claim_stays_pending() {
-        let (test_context, record) = with_pending_volume(vec![fixtures::claim(json!({}))], vec![]);
-        assert_eq!(kept_after_processing(test_context, &record).await, (true, true));
-    }
-
     /// A claim that has lost its label is not in the cache of a node that watches by labels.
     #[rstest]
     #[case::waits(expect(Method::GET, CLAIM, None).respond(fixtures::claim(json!({}))), vec![], (true, true))]
     #[case::of_another_node(
         expect(Method::GET, CLAIM, None).respond(fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}))),
-        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled(), own_node("node")],
+        deletes(absent()),
         (false, false)
     )]
     #[case::does_not_exist(
         expect(Method::GET, CLAIM, None).refuse(404, "NotFound"),
-        vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[]), labelled(), own_node("node")],
+        deletes(absent()),
         (false, false)
     )]
     #[tokio::test]
@@ -297,34 +268,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_volume_of_a_bound_claim_is_confirmed() {
-        let object = fixtures::volume(json!({}));
-        let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
-        let (test_context, record) = with_pending_volume(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
-    }
-
-    #[tokio::test]
-    async fn a_volume_whose_claim_was_provisioned_on_another_node_is_deleted() {
-        let object = fixtures::volume(fixtures::on_another_node());
-        let requests = vec![
-            expect(Method::GET, VOLUME, None).respond(object),
-            unlabelled(&[]),
-            labelled(),
-            own_node("node"),
-        ];
-        let (test_context, record) = with_pending_volume(vec![], requests);
-        assert_eq!(kept_after_processing(test_context, &record).await, (false, false));
-    }
-
-    #[tokio::test]
-    async fn the_data_of_a_bound_claim_is_kept_without_its_persistent_volume() {
-        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
-        let (test_context, record) = with_pending_volume(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
-    }
-
-    #[tokio::test]
     async fn a_volume_that_another_task_has_locked_is_kept() {
         let (test_context, record) = with_pending_volume(vec![], vec![]);
         let ctx = Arc::clone(&test_context.ctx);
@@ -336,25 +279,14 @@ mod tests {
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     }
 
-    #[tokio::test]
-    async fn a_volume_that_a_persistent_volume_of_another_name_needs_is_kept() {
-        let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
-        let (test_context, record) = with_pending_volume(vec![], requests);
-        assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
-        assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-        test_context.finish().await;
-    }
-
     #[rstest]
-    #[case::text(expect(Method::GET, VOLUME, None).refuse_by_proxy(404))]
-    #[case::no_details(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null))]
-    #[case::another_object(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", json!({"kind": "persistentvolumes", "name": "pvc-2"})))]
+    #[case::another_name(vec![absent(), unlabelled(&[fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}))])])]
+    #[case::text(vec![expect(Method::GET, VOLUME, None).refuse_by_proxy(404)])]
+    #[case::no_details(vec![expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null)])]
+    #[case::another_object(vec![expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", json!({"kind": "persistentvolumes", "name": "pvc-2"}))])]
     #[tokio::test]
-    async fn a_404_that_does_not_name_the_persistent_volume_deletes_nothing(
-        #[case] response: ExpectedRequest,
-    ) {
-        let (test_context, record) = with_pending_volume(vec![], vec![response]);
+    async fn a_volume_without_proof_is_kept(#[case] requests: Vec<ExpectedRequest>) {
+        let (test_context, record) = with_pending_volume(vec![], requests);
         assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         assert_eq!(test_context.volumes.state().pending.len(), 1);
@@ -363,13 +295,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_volume_stays_pending_after_a_failure() {
-        let requests = vec![
-            expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
-            expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
-            unlabelled(&[]),
-            labelled(),
-            own_node("node"),
-        ];
+        let failed = expect(Method::GET, VOLUME, None).refuse(500, "InternalError");
+        let requests = [failed].into_iter().chain(deletes(absent())).collect();
         let (test_context, record) = with_pending_volume(vec![], requests);
         assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
         test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));

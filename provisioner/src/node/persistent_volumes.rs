@@ -205,12 +205,64 @@ mod tests {
         reconcile(Arc::new(volume), Arc::clone(&test_context.ctx)).await
     }
 
+    fn marked(change: Value) -> PersistentVolume {
+        let mut marked = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        fixtures::merge_keeping_nulls(&mut marked, change);
+        released(marked)
+    }
+
+    fn available() -> PersistentVolume {
+        marked(json!({"status": {"phase": "Available"}}))
+    }
+
+    fn on_a_missing_disk() -> PersistentVolume {
+        let uuid = json!({"csi.loopfs.dev/filesystem-uuid": "00000000-0000-4000-8000-000000000000"});
+        marked(json!({"spec": {"csi": {"volumeAttributes": uuid}}}))
+    }
+
+    /// Returns the requests of a deletion: the data is deleted between two writes.
+    fn deletes() -> Vec<ExpectedRequest> {
+        vec![unlabelled(&[]), marks(), removes_finalizer()]
+    }
+
+    /// Returns the requests of a deletion of a PersistentVolume that has changed in the meantime.
+    fn conflicts() -> Vec<ExpectedRequest> {
+        vec![unlabelled(&[]), marks().refuse(409, "Conflict")]
+    }
+
+    fn adds_finalizer() -> Vec<ExpectedRequest> {
+        let hold = json!({"metadata": {
+            "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        }});
+        vec![expect(Method::PATCH, VOLUME, hold).respond(fixtures::volume(json!({})))]
+    }
+
+    const CONFLICT: Next = Next::After(backoff::CONFLICT.first);
+
+    #[rstest]
+    #[case::released(released(json!({})), deletes(), Next::Change, 0, &["VolumeDeleted"])]
+    #[case::released_and_changed(released(json!({})), conflicts(), CONFLICT, 1, &[])]
+    // A crash followed the mark.
+    #[case::marked(marked(json!({})), deletes(), Next::Change, 0, &["VolumeDeleted"])]
+    #[case::marked_and_changed(marked(json!({})), conflicts(), CONFLICT, 1, &[])]
+    #[case::available(available(), deletes(), Next::Change, 0, &["VolumeDeleted"])]
+    #[case::available_and_just_bound(available(), conflicts(), CONFLICT, 1, &[])]
+    // A volume of the same name on this disk is another.
+    #[case::on_a_missing_disk(on_a_missing_disk(), vec![unlabelled(&[]), marks()], Next::After(backoff::FAILURE.first), 1, &["VolumeFailedDelete"])]
+    #[case::to_be_retained(released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}})), vec![removes_finalizer()], Next::Change, 1, &[])]
+    #[case::to_be_deleted_later(fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}})), adds_finalizer(), Next::Change, 1, &[])]
     #[tokio::test]
-    async fn a_released_volume_is_deleted_with_two_writes_and_its_data_between_them() {
-        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
-        assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::Change);
-        assert!(test_context.volumes.state().volumes.is_empty());
-        assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
+    async fn data_is_deleted_only_if_discarded(
+        #[case] volume: PersistentVolume,
+        #[case] requests: Vec<ExpectedRequest>,
+        #[case] next: Next,
+        #[case] left: usize,
+        #[case] events: &[&str],
+    ) {
+        let test_context = test_context(requests);
+        assert_eq!(reconciled(&test_context, volume).await, next);
+        assert_eq!(test_context.volumes.state().volumes.len(), left);
+        assert_eq!(test_context.finish().await, events);
     }
 
     /// Otherwise the claim's reconcile could create the volume again and use the PersistentVolume that is being deleted.
@@ -231,55 +283,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_persistent_volume_that_changed_in_the_meantime_keeps_its_data() {
-        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
-        assert_eq!(
-            reconciled(&test_context, released(json!({}))).await,
-            Next::After(backoff::CONFLICT.first)
-        );
-        assert_eq!(test_context.volumes.state().volumes.len(), 1);
-        assert_eq!(test_context.finish().await, [""; 0]);
-    }
-
-    #[tokio::test]
-    async fn deletion_continues_after_a_crash_that_followed_the_mark() {
-        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
-        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&test_context, marked).await, Next::Change);
-        assert!(test_context.volumes.state().volumes.is_empty());
-        test_context.finish().await;
-    }
-
-    #[tokio::test]
     async fn deletion_continues_after_a_crash_that_followed_the_data() {
         let test_context =
             test_context(vec![unlabelled(&[]), marks(), removes_finalizer().refuse(404, "NotFound")]);
         test_context.volumes.state().volumes.clear();
-        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        let marked = marked(json!({}));
         assert_eq!(reconciled(&test_context, marked).await, Next::Change);
         assert_eq!(test_context.finish().await, [""; 0]);
-    }
-
-    #[tokio::test]
-    async fn deleting_an_available_persistent_volume_deletes_its_data() {
-        let available = released(json!({
-            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
-        }));
-        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
-        assert_eq!(reconciled(&test_context, available).await, Next::Change);
-        assert!(test_context.volumes.state().volumes.is_empty());
-        test_context.finish().await;
-    }
-
-    #[tokio::test]
-    async fn a_deleted_persistent_volume_that_a_claim_just_bound_keeps_its_data() {
-        let available = released(json!({
-            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
-        }));
-        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
-        assert_eq!(reconciled(&test_context, available).await, Next::After(backoff::CONFLICT.first));
-        assert_eq!(test_context.volumes.state().volumes.len(), 1);
-        test_context.finish().await;
     }
 
     /// Returns another PersistentVolume with the handle of [`released`].
@@ -330,15 +340,6 @@ mod tests {
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete", "VolumeFailedDelete"]);
     }
 
-    #[tokio::test]
-    async fn a_marked_persistent_volume_that_changed_in_the_meantime_keeps_its_data() {
-        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
-        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&test_context, marked).await, Next::After(backoff::CONFLICT.first));
-        assert_eq!(test_context.volumes.state().volumes.len(), 1);
-        assert_eq!(test_context.finish().await, [""; 0]);
-    }
-
     #[rstest]
     #[case::released(json!({"status": {"phase": "Released"}}))]
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
@@ -365,7 +366,7 @@ mod tests {
             marks(),
             removes_finalizer(),
         ]);
-        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        let marked = marked(json!({}));
         assert_eq!(reconciled(&test_context, marked.clone()).await, Next::After(Duration::from_secs(1)));
         test_context.ctx.retry_generation.bump();
         assert_eq!(reconciled(&test_context, marked).await, Next::Change);
@@ -374,9 +375,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_removed_finalizer_is_not_added_again_while_the_watch_lags_behind() {
-        let marked = released(
-            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "201"}}),
-        );
+        let marked = marked(json!({"metadata": {"resourceVersion": "201"}}));
         let mut released = marked.clone();
         released.metadata.finalizers = None;
         let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
@@ -391,7 +390,7 @@ mod tests {
     #[tokio::test]
     async fn a_persistent_volume_that_left_the_watch_cache_is_not_stored() {
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
-        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        let marked = marked(json!({}));
         reconciled(&test_context, marked.clone()).await;
         assert_eq!(test_context.ctx.volumes.writes.get(&ObjectRef::from_obj(&marked)), None);
         test_context.finish().await;
@@ -412,43 +411,5 @@ mod tests {
         test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
-    }
-
-    #[tokio::test]
-    async fn data_on_a_missing_disk_does_not_count_as_deleted() {
-        let uuid = "00000000-0000-4000-8000-000000000000";
-        let elsewhere = released(json!({
-            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
-            "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": uuid}}},
-        }));
-        let test_context = test_context(vec![unlabelled(&[]), marks()]);
-        reconciled(&test_context, elsewhere).await;
-        assert_eq!(
-            test_context.volumes.state().volumes.len(),
-            1,
-            "one of the same name on this disk is another"
-        );
-        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
-    }
-
-    #[tokio::test]
-    async fn changing_the_policy_to_retain_removes_the_finalizer_and_keeps_the_data() {
-        let test_context = test_context(vec![removes_finalizer()]);
-        let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
-        assert_eq!(reconciled(&test_context, retained).await, Next::Change);
-        assert_eq!(test_context.volumes.state().volumes.len(), 1);
-        test_context.finish().await;
-    }
-
-    #[tokio::test]
-    async fn changing_the_policy_to_delete_adds_the_finalizer() {
-        let hold = json!({"metadata": {
-            "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
-        }});
-        let test_context =
-            test_context(vec![expect(Method::PATCH, VOLUME, hold).respond(fixtures::volume(json!({})))]);
-        let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
-        assert_eq!(reconciled(&test_context, bare).await, Next::Change);
-        test_context.finish().await;
     }
 }

@@ -285,33 +285,54 @@ mod tests {
         assert_eq!(collection.allows(orphans, volumes), expected);
     }
 
-    fn bench_of(requests: Vec<ExpectedRequest>) -> TestContext {
+    fn absent() -> ExpectedRequest {
+        expect(Method::GET, "/api/v1/persistentvolumes/pvc-1", None).refuse(404, "NotFound")
+    }
+
+    /// Returns the requests that prove that pvc-1 is orphaned.
+    fn proof() -> Vec<ExpectedRequest> {
+        vec![claims_of("pvc-2"), absent(), unlabelled(&[]), labelled()]
+    }
+
+    fn named() -> PersistentVolume {
+        fixtures::volume(
+            json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
+        )
+    }
+
+    #[rstest]
+    #[case::too_large_a_share(&["pvc-1", "pvc-2", "csi-1"], 49, vec![], false, 5, &["OrphanedVolumesKept"])]
+    // The watch of claims has only those with the label of this node.
+    #[case::with_a_claim_outside_of_the_cache(&["pvc-1"], 25, vec![claims_of("pvc-1")], false, 5, &[])]
+    // Its PersistentVolume may have been deleted while the node was deleted.
+    #[case::from_before_the_node_was_registered(&["pvc-4"], 100, vec![], false, 5, &["OrphanedVolumesKept"])]
+    // Of four volumes that a provisioner could have created, one is kept, and all of the others are orphaned.
+    #[case::all_that_are_not_kept(&["pvc-1", "pvc-2", "pvc-3", "pvc-4"], 75, vec![], false, 5, &["OrphanedVolumesKept"; 2])]
+    #[case::few(&["pvc-1", "csi-1"], 25, proof(), false, 4, &["VolumeDeleted"])]
+    #[case::in_use(&["pvc-1"], 25, proof(), true, 5, &[])]
+    #[case::named_in_the_meantime(&["pvc-1"], 25, vec![claims_of("pvc-2"), absent(), unlabelled(&[named()])], false, 5, &[])]
+    #[tokio::test]
+    async fn only_few_unused_orphans_are_removed(
+        #[case] orphans: &[&str],
+        #[case] at_most_percent: u8,
+        #[case] requests: Vec<ExpectedRequest>,
+        #[case] busy: bool,
+        #[case] left: usize,
+        #[case] events: &[&str],
+    ) {
         let test_context = TestContext::new(requests);
         for id in ["pvc-1", "pvc-2", "pvc-3", "pvc-4", "csi-1"] {
             test_context.volumes.add(id);
         }
-        test_context
-    }
-
-    async fn collected(test_context: &TestContext, orphans: &[&str], at_most_percent: u8) {
+        test_context.volumes.state().busy = busy;
         let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
         let collection = Collection { after: Duration::ZERO, at_most_percent };
         // These volumes were there when the node was registered.
         let found = ["pvc-4".to_owned()].into();
         let custody = Custody { filesystem_uuid: fixtures::FILESYSTEM.to_owned(), found };
         collect(&since, &custody, collection, Instant::now(), &test_context.ctx).await;
-    }
-
-    fn absent() -> ExpectedRequest {
-        expect(Method::GET, "/api/v1/persistentvolumes/pvc-1", None).refuse(404, "NotFound")
-    }
-
-    #[tokio::test]
-    async fn too_large_a_share_of_orphans_is_kept_and_reported() {
-        let test_context = bench_of(vec![]);
-        collected(&test_context, &["pvc-1", "pvc-2", "csi-1"], 49).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 5);
-        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept"]);
+        assert_eq!(test_context.volumes.state().volumes.len(), left);
+        assert_eq!(test_context.finish().await, events);
     }
 
     /// Returns the list of all claims, of which one has this volume.
@@ -319,61 +340,6 @@ mod tests {
         let uid = volume.strip_prefix("pvc-").unwrap();
         let claim = json!({"name": "data", "namespace": "shop", "uid": uid});
         expect(Method::GET, "/api/v1/persistentvolumeclaims", None).respond(fixtures::metadata_list([claim]))
-    }
-
-    /// The watch of claims has only those with the label of this node.
-    #[tokio::test]
-    async fn an_orphan_whose_claim_is_outside_of_the_cache_is_kept() {
-        let test_context = bench_of(vec![claims_of("pvc-1")]);
-        collected(&test_context, &["pvc-1"], 25).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 5);
-        assert_eq!(test_context.finish().await, [""; 0]);
-    }
-
-    /// Its PersistentVolume may have been deleted while the node was deleted.
-    #[tokio::test]
-    async fn an_orphan_from_before_the_node_was_registered_is_kept() {
-        let test_context = bench_of(vec![]);
-        collected(&test_context, &["pvc-4"], 100).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 5);
-        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept"]);
-    }
-
-    #[tokio::test]
-    async fn kept_volumes_do_not_dilute_the_orphans() {
-        let test_context = bench_of(vec![]);
-        // Of four volumes that a provisioner could have created, one is kept, and all of the others are orphaned.
-        collected(&test_context, &["pvc-1", "pvc-2", "pvc-3", "pvc-4"], 75).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 5);
-        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept", "OrphanedVolumesKept"]);
-    }
-
-    #[tokio::test]
-    async fn few_orphans_are_removed() {
-        let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[]), labelled()]);
-        collected(&test_context, &["pvc-1", "csi-1"], 25).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 4);
-        assert_eq!(test_context.finish().await, ["VolumeDeleted"]);
-    }
-
-    #[tokio::test]
-    async fn an_orphan_in_use_is_kept() {
-        let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[]), labelled()]);
-        test_context.volumes.state().busy = true;
-        collected(&test_context, &["pvc-1"], 25).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 5);
-        assert_eq!(test_context.finish().await, [""; 0]);
-    }
-
-    #[tokio::test]
-    async fn an_orphan_that_a_persistent_volume_names_in_the_meantime_is_kept() {
-        let named = fixtures::volume(
-            json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
-        );
-        let test_context = bench_of(vec![claims_of("pvc-2"), absent(), unlabelled(&[named])]);
-        collected(&test_context, &["pvc-1"], 25).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 5);
-        assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     /// Returns the responses about the PersistentVolumes of this node and without label, and those of other nodes.

@@ -77,13 +77,68 @@ async fn a_claim_gets_a_volume_with_one_write() {
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
+/// Returns the requests of a creation whose PersistentVolume exists.
+fn finds(change: Value) -> Vec<ExpectedRequest> {
+    let creation = expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists");
+    vec![creation, expect(Method::GET, VOLUME, None).respond(fixtures::volume(change))]
+}
+
+fn fails() -> Vec<ExpectedRequest> {
+    vec![expect(Method::POST, VOLUMES, created_volume()).refuse(500, "InternalError")]
+}
+
+/// What the store has of the volume before.
+#[derive(Clone, Copy)]
+enum Stored {
+    Nothing,
+    Empty,
+    Data,
+}
+
+const SUCCEEDED: [&str; 2] = ["Provisioning", "ProvisioningSucceeded"];
+const FAILED: [&str; 2] = ["Provisioning", "ProvisioningFailed"];
+
+/// Each case has the numbers of volumes and of pending volumes afterwards.
+#[rstest]
+// A crash followed the creation of the volume, or of the PersistentVolume.
+#[case::its_volume_exists(Stored::Empty, json!({}), vec![expect_creation()], Next::Change, (1, 0), &SUCCEEDED)]
+#[case::its_persistent_volume_exists(Stored::Nothing, json!({}), finds(json!({})), Next::Change, (1, 0), &SUCCEEDED)]
+#[case::its_persistent_volume_is_being_deleted(
+    Stored::Nothing, json!({}), finds(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})), first_retry(), (1, 1), &FAILED
+)]
+#[case::the_name_is_taken(Stored::Nothing, json!({}), finds(json!({"spec": {"claimRef": {"uid": "someone-else"}}})), first_retry(), (1, 1), &FAILED)]
+#[case::it_got_a_volume_elsewhere(Stored::Nothing, json!({}), finds(fixtures::on_another_node()), Next::Change, (0, 0), &["Provisioning", "VolumeDeleted"])]
+// The claim may be deleted before the next attempt.
+#[case::the_api_server_fails(Stored::Nothing, json!({}), fails(), first_retry(), (1, 1), &FAILED)]
+// The API server was restored from a backup in which the claim was pending.
+#[case::data_exists(Stored::Data, json!({}), vec![expect_creation()], Next::Change, (1, 0), &["Provisioning", "ExistingDataFound", "ProvisioningSucceeded"])]
+// The cache lags behind, and a pod has written to the volume.
+#[case::data_has_a_persistent_volume(Stored::Data, json!({}), finds(json!({})), Next::Change, (1, 0), &SUCCEEDED)]
+#[case::data_exists_here_and_elsewhere(Stored::Data, json!({}), finds(fixtures::on_another_node()), Next::Change, (1, 0), &["Provisioning"])]
+// The cleanup of deleted claims removes only pending volumes.
+#[case::data_exists_and_the_api_server_fails(Stored::Data, json!({}), fails(), first_retry(), (1, 0), &FAILED)]
+#[case::data_is_of_another_kind(Stored::Data, json!({"spec": {"volumeMode": "Block"}}), vec![], first_retry(), (1, 0), &FAILED)]
+#[case::data_is_smaller(Stored::Data, json!({"spec": {"resources": {"requests": {"storage": "2Mi"}}}}), vec![], first_retry(), (1, 0), &FAILED)]
 #[tokio::test]
-async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
-    let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
-    test_context.volumes.add(fixtures::VOLUME);
-    reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
-    assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    test_context.finish().await;
+async fn provisioning_respects_what_exists(
+    #[case] stored: Stored,
+    #[case] claim: Value,
+    #[case] requests: Vec<ExpectedRequest>,
+    #[case] next: Next,
+    #[case] left: (usize, usize),
+    #[case] events: &[&str],
+) {
+    let test_context = match stored {
+        Stored::Data => context_with_data(requests),
+        _ => TestContext::with(caches(vec![]), requests),
+    };
+    if matches!(stored, Stored::Empty) {
+        test_context.volumes.add(fixtures::VOLUME);
+    }
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(claim)).await, next);
+    let store = test_context.volumes.state().clone();
+    assert_eq!((store.volumes.len(), store.pending.len()), left);
+    assert_eq!(test_context.finish().await, events);
 }
 
 /// Returns a context whose store has the volume of the claim, with data.
@@ -92,33 +147,6 @@ fn context_with_data(requests: Vec<ExpectedRequest>) -> TestContext {
     let id = test_context.volumes.add(fixtures::VOLUME);
     test_context.volumes.state().with_data.insert(id);
     test_context
-}
-
-/// The API server was restored from a backup in which the claim was pending.
-#[tokio::test]
-async fn a_claim_gets_existing_data_with_an_event() {
-    let test_context = context_with_data(vec![expect_creation()]);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
-    assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    let expected = ["Provisioning", "ExistingDataFound", "ProvisioningSucceeded"];
-    assert_eq!(test_context.finish().await, expected);
-}
-
-/// The cleanup of deleted claims removes only pending volumes.
-#[rstest]
-#[case::the_api_server_fails(json!({}), vec![expect(Method::POST, VOLUMES, created_volume()).refuse(500, "InternalError")])]
-#[case::the_claim_requests_another_kind(json!({"spec": {"volumeMode": "Block"}}), vec![])]
-#[case::the_claim_requests_more(json!({"spec": {"resources": {"requests": {"storage": "2Mi"}}}}), vec![])]
-#[tokio::test]
-async fn existing_data_does_not_become_pending_if(
-    #[case] claim: Value,
-    #[case] requests: Vec<ExpectedRequest>,
-) {
-    let test_context = context_with_data(requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(claim)).await, first_retry());
-    assert!(test_context.volumes.state().pending.is_empty());
-    assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
 /// A copy holds data when a crash interrupts its provisioning, and is pending.
@@ -131,89 +159,6 @@ async fn an_interrupted_attempt_is_continued_without_an_event() {
     reconcile_claim(&test_context, claim).await;
     assert!(test_context.volumes.state().pending.is_empty());
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
-}
-
-/// The cache lags behind, and a pod has written to the volume.
-#[tokio::test]
-async fn a_volume_with_a_persistent_volume_gets_no_event() {
-    let test_context = context_with_data(vec![
-        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
-    ]);
-    reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
-}
-
-#[tokio::test]
-async fn a_duplicate_with_existing_data_is_kept() {
-    let elsewhere = fixtures::volume(fixtures::on_another_node());
-    let test_context = context_with_data(vec![
-        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).respond(elsewhere),
-    ]);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
-    assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    assert_eq!(test_context.finish().await, ["Provisioning"]);
-}
-
-#[tokio::test]
-async fn after_a_crash_the_existing_persistent_volume_is_found() {
-    let requests = vec![
-        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
-    ];
-    let test_context = TestContext::with(caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
-}
-
-#[tokio::test]
-async fn a_volume_stays_pending_during_deletion() {
-    let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-    let requests = vec![
-        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).respond(deleted),
-    ];
-    let test_context = TestContext::with(caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
-    assert_eq!(test_context.volumes.state().pending.len(), 1);
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
-}
-
-#[tokio::test]
-async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
-    let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
-    let requests = vec![
-        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).respond(foreign),
-    ];
-    let test_context = TestContext::with(caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
-}
-
-#[tokio::test]
-async fn a_claim_that_got_its_volume_on_another_node_leaves_no_volume_on_this_node() {
-    let elsewhere = fixtures::volume(fixtures::on_another_node());
-    let requests = vec![
-        expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).respond(elsewhere),
-    ];
-    let test_context = TestContext::with(caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
-    assert!(test_context.volumes.state().volumes.is_empty());
-    assert!(test_context.volumes.state().pending.is_empty());
-    assert_eq!(test_context.finish().await, ["Provisioning", "VolumeDeleted"]);
-}
-
-#[tokio::test]
-async fn after_an_api_server_failure_the_volume_stays_for_the_next_attempt() {
-    let requests = vec![expect(Method::POST, VOLUMES, created_volume()).refuse(500, "InternalError")];
-    let test_context = TestContext::with(caches(vec![]), requests);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
-    assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    assert_eq!(test_context.volumes.state().pending.len(), 1, "the claim may be deleted");
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
 #[tokio::test]
