@@ -24,13 +24,14 @@ use kube::{
     Api, Client, Resource,
     api::{Patch, PatchParams, PostParams},
 };
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{
-    api::{event_counter::EventCounter, hash::fnv1a},
-    objects::identity::Identity,
-};
+use crate::{api::hash::fnv1a, objects::identity::Identity};
 
 /// The reason of an event. Users search for these words; the sidecars of other drivers use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,6 +156,17 @@ impl EventRequest {
     }
 }
 
+/// Counter of all event requests since the process started, including repetitions and requests of which no event is written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EventCounter(Family<[(&'static str, &'static str); 2], Counter>);
+
+impl EventCounter {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let help = "Events that were recorded, first occurrences and repetitions, by the reason of the event";
+        registry.register("events", help, self.0.clone());
+    }
+}
+
 /// The event recorder: the sending end of the queue. Cheap to clone; never waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
@@ -209,7 +221,7 @@ impl Events {
 
     /// Queues an event about an object that the caller has a reference to.
     pub(crate) fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
-        self.counter.count(reason.type_(), reason.as_str());
+        self.counter.0.get_or_create(&[("type", reason.type_()), ("reason", reason.as_str())]).inc();
         let request = EventRequest::new(regarding, reason, note, Timestamp::now());
         if let Err(error) = self.queue.try_send(request) {
             tracing::warn!(%error, "an event is dropped, because the queue is full or closed");

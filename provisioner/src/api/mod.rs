@@ -5,7 +5,6 @@ pub(crate) mod backoff;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod connection;
-pub(crate) mod event_counter;
 pub(crate) mod events;
 pub(crate) mod fair_queue;
 pub(crate) mod hash;

@@ -308,8 +308,7 @@ impl<'a> Labeller<'a> {
     }
 
     async fn node_of(&self, volume: &str) -> Result<NodeOfVolume, Error> {
-        let read = absence::get_opt(&self.cluster.volume_api(), volume).await;
-        let Some(volume) = read.map_err(|error| Error::api("read PersistentVolume", volume, error))? else {
+        let Some(volume) = self.cluster.read_volume(volume).await? else {
             return Ok(NodeOfVolume::Other);
         };
         let label = self.cluster.identity.node_label();

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::{
     api::{
-        event_counter::EventCounter,
+        events::EventCounter,
         policies::{self, Enforced},
         traffic::ApiTraffic,
     },

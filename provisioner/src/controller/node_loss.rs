@@ -230,9 +230,8 @@ impl<'a> NodeLossController<'a> {
     }
 
     async fn volumes_of(&self, node: &str) -> Result<Vec<Arc<PersistentVolume>>, Error> {
-        let labelled = ListParams::default().labels(&self.cluster.identity.node_selector(node));
-        let volumes = list::selected(&self.cluster.volume_api(), labelled, |_volume| true).await;
-        let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
+        let selector = self.cluster.identity.node_selector(node);
+        let volumes = self.cluster.list_volumes(&selector, |_volume| true).await?;
         Ok(volumes.into_iter().map(Arc::new).collect())
     }
 }

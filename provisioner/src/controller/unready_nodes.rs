@@ -104,10 +104,8 @@ impl UnreadyNodes<'_> {
 
     async fn volumes_of(&self, node: &str) -> Result<Vec<PersistentVolume>, Error> {
         let identity = &self.cluster.identity;
-        let labelled = ListParams::default().labels(&identity.node_selector(node));
         let is_there = |volume: &PersistentVolume| ownership::is_only_on(volume, node, identity);
-        let volumes = list::selected(&self.cluster.volume_api(), labelled, is_there).await;
-        volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))
+        self.cluster.list_volumes(&identity.node_selector(node), is_there).await
     }
 
     /// Records an event on the claim, which the owner of the data sees.

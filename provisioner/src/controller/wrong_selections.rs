@@ -25,7 +25,7 @@ use super::{
     registered_nodes::{RESTART_TIME, RegisteredNodes},
 };
 use crate::{
-    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
+    api::{backoff::Backoff, cluster::Cluster, events::Reason},
     error::Error,
     loss::is_node_deleted,
     objects::ownership,
@@ -217,8 +217,7 @@ impl<'a> WrongSelections<'a> {
         selected: &str,
         volume: &str,
     ) -> Result<(), Error> {
-        let read = absence::get_opt(&self.cluster.volume_api(), volume).await;
-        let read = read.map_err(|error| Error::api("read PersistentVolume", volume, error))?;
+        let read = self.cluster.read_volume(volume).await?;
         let identity = &self.cluster.identity;
         let Some(object) = read.filter(|object| ownership::is_volume_of(object, claim)) else {
             return Ok(());
@@ -281,28 +280,37 @@ mod tests {
         expect(Method::PATCH, CLAIM, patch)
     }
 
-    /// Checks at each of these times after the start, with the driver on node-a. Returns the reasons of the events.
-    async fn checked_at(
-        seconds: &[u64],
+    /// Checks these claims at these times after the start, with the driver on node-a. Returns the last wait and the reasons of the events.
+    async fn checked<const CHECKS: usize>(
+        checks: [(u64, Vec<PersistentVolumeClaim>); CHECKS],
+        requests: Vec<ExpectedRequest>,
+    ) -> (Option<Duration>, Vec<&'static str>) {
+        let test_context = TestContext::new(requests);
+        let (nodes, none) = (RegisteredNodes::of(&["node-a"]), PendingClaims::of(vec![]));
+        let checks = checks.map(|(time, claims)| (time, PendingClaims::of(claims)));
+        let mut check = WrongSelections::new(&test_context.ctx.cluster, &nodes, &none);
+        let (start, mut wait) = (Instant::now(), None);
+        for (time, claims) in &checks {
+            check.claims = claims;
+            wait = check.check(start + Duration::from_secs(*time)).await;
+        }
+        (wait, test_context.finish().await)
+    }
+
+    /// Checks the same claims at each of these times.
+    async fn checked_at<const CHECKS: usize>(
+        seconds: [u64; CHECKS],
         claims: Vec<PersistentVolumeClaim>,
         requests: Vec<ExpectedRequest>,
     ) -> Vec<&'static str> {
-        let test_context = TestContext::new(requests);
-        let ctx = &*test_context.ctx;
-        let (nodes, claims) = (RegisteredNodes::of(&["node-a"]), PendingClaims::of(claims));
-        let check = WrongSelections::new(&ctx.cluster, &nodes, &claims);
-        let start = Instant::now();
-        for time in seconds {
-            check.check(start + Duration::from_secs(*time)).await;
-        }
-        test_context.finish().await
+        checked(seconds.map(|time| (time, claims.clone())), requests).await.1
     }
 
     #[tokio::test]
     async fn a_waiting_claim_loses_a_deleted_node() {
         let claim = || vec![on_node_b(json!({}))];
         let requests = vec![node_deleted(), removes_selection()];
-        assert_eq!(checked_at(&[0], claim(), requests).await, ["SelectedNodeRemoved"]);
+        assert_eq!(checked_at([0], claim(), requests).await, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]
@@ -313,7 +321,7 @@ mod tests {
     async fn a_claim_keeps_its_node_if(#[case] respond: fn(ExpectedRequest) -> ExpectedRequest) {
         let requests = vec![respond(expect(Method::GET, NODE, None))];
         // The second check is in back-off.
-        assert_eq!(checked_at(&[0, 0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
+        assert_eq!(checked_at([0, 0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
     }
 
     fn node_exists() -> ExpectedRequest {
@@ -327,7 +335,7 @@ mod tests {
     async fn claims_of_a_node_without_driver_get_an_event() {
         let claims = ["data", "other"].map(|name| on_node_b(json!({"metadata": {"name": name}})));
         let requests = vec![node_exists(), node_exists(), node_exists()];
-        let reasons = checked_at(&[0, 0, RESTART - 1, RESTART + 1, RESTART + 1], claims.to_vec(), requests);
+        let reasons = checked_at([0, 0, RESTART - 1, RESTART + 1, RESTART + 1], claims.to_vec(), requests);
         assert_eq!(reasons.await, ["DriverNotRegistered"; 2]);
     }
 
@@ -335,7 +343,7 @@ mod tests {
     async fn an_error_is_no_second_look() {
         let claims = vec![on_node_b(json!({}))];
         let requests = vec![expect(Method::GET, NODE, None).refuse(500, "InternalError"), node_exists()];
-        assert_eq!(checked_at(&[0, RESTART + 1], claims, requests).await, [""; 0]);
+        assert_eq!(checked_at([0, RESTART + 1], claims, requests).await, [""; 0]);
     }
 
     #[tokio::test]
@@ -343,42 +351,26 @@ mod tests {
         let of = |number| on_node_b(json!({"metadata": {"name": format!("data-{number}")}}));
         let claims = (0..=REPORTS).map(of).collect();
         let requests = vec![node_exists(), node_exists(), node_exists()];
-        let reasons = checked_at(&[0, RESTART, RESTART + REPORT_INTERVAL.as_secs()], claims, requests).await;
+        let reasons = checked_at([0, RESTART, RESTART + REPORT_INTERVAL.as_secs()], claims, requests).await;
         assert_eq!(reasons.len(), 2 * REPORTS as usize, "the last one and those whose back-off is over");
     }
 
     /// Its owner creates one claim after the other for a node that exists.
     #[tokio::test]
     async fn new_claims_do_not_read_a_node_again() {
-        let test_context = TestContext::new(vec![node_exists()]);
-        let ctx = &*test_context.ctx;
-        let nodes = RegisteredNodes::of(&["node-a"]);
-        let [first, second] = ["first", "second"]
-            .map(|name| PendingClaims::of(vec![on_node_b(json!({"metadata": {"name": name, "uid": name}}))]));
-        let check = WrongSelections::new(&ctx.cluster, &nodes, &first);
-        let now = Instant::now();
-        check.check(now).await;
-        let check = WrongSelections { claims: &second, ..check };
-        assert_eq!(check.check(now).await, Some(Duration::from_secs(1)));
-        assert_eq!(test_context.finish().await, [""; 0]);
+        let [first, second] =
+            ["first", "second"].map(|name| vec![on_node_b(json!({"metadata": {"name": name, "uid": name}}))]);
+        let (wait, reasons) = checked([(0, first), (0, second)], vec![node_exists()]).await;
+        assert_eq!((wait, reasons), (Some(Duration::from_secs(1)), vec![]));
     }
 
     /// Its owner lets it wait again as soon as it was provisioned or expanded.
     #[tokio::test]
     async fn a_claim_that_waits_again_stays_in_back_off() {
+        let waiting = || vec![on_node_b(json!({}))];
         let requests = vec![node_deleted(), removes_selection()];
-        let test_context = TestContext::new(requests);
-        let ctx = &*test_context.ctx;
-        let nodes = RegisteredNodes::of(&["node-a"]);
-        let (waits, none) = (PendingClaims::of(vec![on_node_b(json!({}))]), PendingClaims::of(vec![]));
-        let check = WrongSelections::new(&ctx.cluster, &nodes, &waits);
-        let now = Instant::now();
-        check.check(now).await;
-        let check = WrongSelections { claims: &none, ..check };
-        check.check(now).await;
-        let check = WrongSelections { claims: &waits, ..check };
-        check.check(now).await;
-        assert_eq!(test_context.finish().await, ["SelectedNodeRemoved"]);
+        let (_, reasons) = checked([(0, waiting()), (0, vec![]), (0, waiting())], requests).await;
+        assert_eq!(reasons, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]
@@ -387,34 +379,34 @@ mod tests {
     #[case::an_empty_name(on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: ""}}})))]
     #[tokio::test]
     async fn nothing_is_read_for_a_claim(#[case] claim: PersistentVolumeClaim) {
-        assert_eq!(checked_at(&[0], vec![claim], vec![]).await, [""; 0]);
+        assert_eq!(checked_at([0], vec![claim], vec![]).await, [""; 0]);
     }
 
     /// Its owner selects a node that does not exist, again and again.
     #[tokio::test]
     async fn changes_do_not_shorten_the_back_off() {
         let requests = vec![node_deleted(), removes_selection(), node_deleted(), removes_selection()];
-        assert_eq!(checked_at(&[0, 0, 2, 2], vec![on_node_b(json!({}))], requests).await.len(), 2);
+        assert_eq!(checked_at([0, 0, 2, 2], vec![on_node_b(json!({}))], requests).await.len(), 2);
     }
 
     /// A tenant can write any text. It must not become part of the path of a request.
     #[tokio::test]
     async fn a_node_that_cannot_exist_is_not_read() {
         let claim = on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "?"}}}));
-        assert_eq!(checked_at(&[0], vec![claim], vec![removes_selection()]).await, ["SelectedNodeRemoved"]);
+        assert_eq!(checked_at([0], vec![claim], vec![removes_selection()]).await, ["SelectedNodeRemoved"]);
     }
 
     #[tokio::test]
     async fn a_claim_that_changed_is_no_failure() {
         let requests = vec![node_deleted(), removes_selection().refuse(409, "Conflict")];
-        assert_eq!(checked_at(&[0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
+        assert_eq!(checked_at([0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
     }
 
     /// The disk was moved to node-a, and an administrator created the PersistentVolume again.
     #[tokio::test]
     async fn an_expanding_claim_loses_another_node() {
         let requests = vec![reads(fixtures::volume(json!({}))), removes_selection()];
-        assert_eq!(checked_at(&[0], vec![expanding()], requests).await, ["SelectedNodeRemoved"]);
+        assert_eq!(checked_at([0], vec![expanding()], requests).await, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]
@@ -424,6 +416,6 @@ mod tests {
     #[case::the_volume_is_of_another_claim(fixtures::volume(json!({"spec": {"claimRef": {"uid": "another"}}})))]
     #[tokio::test]
     async fn an_expanding_claim_keeps_its_node_if(#[case] volume: PersistentVolume) {
-        assert_eq!(checked_at(&[0], vec![expanding()], vec![reads(volume)]).await, [""; 0]);
+        assert_eq!(checked_at([0], vec![expanding()], vec![reads(volume)]).await, [""; 0]);
     }
 }

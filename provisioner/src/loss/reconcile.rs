@@ -16,7 +16,7 @@ use std::{
 
 use clap::ValueEnum;
 use k8s_openapi::{
-    api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim},
+    api::core::v1::{PersistentVolume, PersistentVolumeClaim},
     jiff::{SignedDuration, Timestamp},
 };
 use kube::{
@@ -233,11 +233,8 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
             _ => {}
         }
         for _ in 0..MAX_WRITES {
-            let volume = absence::get_opt(&self.cluster.volume_api(), &listed.name_any()).await;
-            let volume =
-                volume.map_err(|error| Error::api("read PersistentVolume", listed.name_any(), error))?;
-            let Some(volume) = volume.map(Pruned::into_inner).filter(|volume| volume.uid() == listed.uid())
-            else {
+            let volume = self.cluster.read_volume(&listed.name_any()).await?;
+            let Some(volume) = volume.filter(|volume| volume.uid() == listed.uid()) else {
                 return Ok(NextCheck::OnChange);
             };
             let claim = self.claim_of(&volume).await?;
@@ -321,10 +318,7 @@ pub(crate) async fn is_node_deleted(cluster: &Cluster, name: &str) -> Result<boo
     if name.is_empty() {
         return Ok(false);
     }
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let node = absence::get_metadata_opt(&nodes, name).await;
-    let node = node.map_err(|error| Error::api("read Node", name, error))?;
-    Ok(node.is_none())
+    Ok(cluster.read_node(name).await?.is_none())
 }
 
 /// Deletes an object, unless it changed since the decision. A newer object of the same name has another UID.

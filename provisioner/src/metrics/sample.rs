@@ -6,7 +6,7 @@ use prometheus_client::{metrics::info::Info, registry::Registry};
 use service::Gauges;
 
 use super::{findings::AuditFindings, operations::Operations};
-use crate::api::{event_counter::EventCounter, queue_metrics::QueueMetrics, traffic::ApiTraffic};
+use crate::api::{events::EventCounter, queue_metrics::QueueMetrics, traffic::ApiTraffic};
 
 const PREFIX: &str = "loopfs_provisioner";
 

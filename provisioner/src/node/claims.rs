@@ -25,7 +25,7 @@ use crate::{
     },
     objects::{
         claim_status::{self, ResizeStatus},
-        data_source::{DataSourceRef, parse_reference},
+        data_source::{CopiedRef, DataSourceRef, parse_reference},
         ownership,
     },
 };
@@ -227,7 +227,12 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
     };
     let data_source = match reference {
         None => None,
-        Some(DataSourceRef::Copied(source)) => Some(data_source::find(source, claim, ctx).await?),
+        Some(DataSourceRef::Copied(CopiedRef::Snapshot(name))) => {
+            Some(data_source::find_snapshot(name, claim, ctx).await?)
+        }
+        Some(DataSourceRef::Copied(CopiedRef::Claim(name))) => {
+            Some(data_source::find_volume(name, claim, ctx).await?)
+        }
         Some(DataSourceRef::Populated { kind, name }) => {
             let note = format!(
                 "the volume is left to the volume populator of the claim's data source, {kind} {name:?}; the claim gets the volume that \

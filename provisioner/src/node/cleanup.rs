@@ -84,7 +84,7 @@ async fn check_volume(
     }
     let object = match ctx.volume(id.as_str()) {
         Some(ours) => Some(ours),
-        None => ctx.read_volume(id.as_str()).await?.map(Arc::new),
+        None => ctx.cluster.read_volume(id.as_str()).await?.map(Arc::new),
     };
     let identity = &ctx.cluster.identity;
     let rule = match object {

@@ -136,16 +136,6 @@ impl Context {
         let is_of_interest = |claim: &_| ownership::is_claim_of_interest(claim, &self.cluster.identity);
         Ok(claim.filter(is_of_interest).map(Arc::new))
     }
-
-    /// Reads a PersistentVolume from the API server. Returns `None` only if that proves that it does not exist.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub(crate) async fn read_volume(&self, name: &str) -> Result<Option<PersistentVolume>, Error> {
-        let read = absence::get_opt(&self.cluster.volume_api(), name).await;
-        let volume = read.map_err(|error| Error::api("read PersistentVolume", name, error))?;
-        Ok(volume.map(Pruned::into_inner))
-    }
 }
 
 /// The names of claims by namespace. A search of the whole cache for each claim that does not fit would take time that grows with the

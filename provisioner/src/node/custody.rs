@@ -1,9 +1,6 @@
 //! Takes custody of the volumes on this node's disk: see [`Custody`].
 
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-
-use crate::{api::absence, error::Error, node::context::Context, store::custody::Custody};
+use crate::{error::Error, node::context::Context, store::custody::Custody};
 
 /// Returns the record of the node and the file system to which the volumes belong, after it was made durable. Asked for before each
 /// deletion that follows from the absence of objects: they may have been deleted while the node or its disk was away.
@@ -12,10 +9,8 @@ use crate::{api::absence, error::Error, node::context::Context, store::custody::
 /// When the Node object does not exist, or when it or the record cannot be read or written.
 pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
     let name = ctx.cluster.identity.node();
-    let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
-    let node = absence::get_metadata_opt(&nodes, name).await;
-    let node = node.map_err(|error| Error::api("read Node", name, error))?;
-    let uid = node.and_then(|node| node.metadata.uid).ok_or_else(|| Error::NodeDeleted(name.to_owned()))?;
+    let node = ctx.cluster.read_node(name).await?;
+    let uid = node.and_then(|node| node.uid).ok_or_else(|| Error::NodeDeleted(name.to_owned()))?;
     Ok(ctx.storage.driver()?.take_custody(&uid).await?)
 }
 

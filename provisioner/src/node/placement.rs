@@ -3,14 +3,10 @@
 //! The scheduler has written the node into the claim. For a class with the volumeBindingMode Immediate, the controller has
 //! (`controller/immediate.rs`).
 
-use k8s_openapi::api::{
-    core::v1::{Node, PersistentVolumeClaim},
-    storage::v1::StorageClass,
-};
-use kube::{Api, ResourceExt};
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
+use kube::ResourceExt;
 
 use crate::{
-    api::absence,
     error::Error,
     node::context::Context,
     objects::{
@@ -67,10 +63,7 @@ fn place(class: &StorageClass, node: &CandidateNode) -> Placement {
 /// When the node cannot be read from the API server.
 pub(crate) async fn this_node(ctx: &Context) -> Result<CandidateNode, Error> {
     let name = ctx.cluster.identity.node();
-    let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
-    let node = absence::get_metadata_opt(&nodes, name).await;
-    let node = node.map_err(|error| Error::api("read Node", name, error))?;
-    let labels = node.and_then(|node| node.metadata.labels).unwrap_or_default();
+    let labels = ctx.cluster.read_node(name).await?.and_then(|node| node.labels).unwrap_or_default();
     Ok(candidate(name, labels, &ctx.cluster.identity))
 }
 

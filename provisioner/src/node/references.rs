@@ -4,11 +4,10 @@
 //! The data of a volume is therefore deleted only if no other PersistentVolume needs it.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::{ResourceExt, api::ListParams};
+use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 
 use crate::{
-    api::list,
     error::Error,
     node::context::Context,
     objects::{ownership, pv},
@@ -51,10 +50,7 @@ pub(crate) async fn require_none(
     let unlabelled = format!("!{label}");
     let of_node = (labelled == Labelled::Listed).then(|| format!("{label}={}", ctx.cluster.identity.node()));
     for selector in [unlabelled].into_iter().chain(of_node) {
-        let listed = ListParams::default().labels(&selector);
-        let needing = list::selected(&ctx.cluster.volume_api(), listed, needs).await;
-        let needing = needing.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        if let Some(volume) = needing.first() {
+        if let Some(volume) = ctx.cluster.list_volumes(&selector, needs).await?.first() {
             return Err(refused(volume));
         }
     }

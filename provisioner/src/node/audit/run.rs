@@ -225,7 +225,7 @@ async fn collect_one(
 ) -> Result<bool, Error> {
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
-    let object = ctx.read_volume(id.as_str()).await?;
+    let object = ctx.cluster.read_volume(id.as_str()).await?;
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
         return Ok(false);
     }

@@ -58,7 +58,7 @@ fn describe(claim: &str) -> String {
 ///
 /// # Errors
 /// If the volume cannot be copied on this node, or if a request to the API server fails.
-pub(super) async fn find_volume(
+pub(crate) async fn find_volume(
     name: &str,
     requester: &PersistentVolumeClaim,
     ctx: &Context,
@@ -70,7 +70,7 @@ pub(super) async fn find_volume(
         return Err(Refusal::Source { source_object: describe(name), why: "does not exist" }.into());
     };
     let volume = match ownership::bound_volume(&source) {
-        Some(volume) => ctx.read_volume(volume).await?,
+        Some(volume) => ctx.cluster.read_volume(volume).await?,
         None => None,
     };
     resolve(&source, volume.as_ref(), &ctx.cluster.identity)

@@ -1,8 +1,7 @@
 //! The data source of a claim: none, another claim of its namespace, or a VolumeSnapshot of its namespace.
 
 mod claim;
-mod find;
 pub(crate) mod snapshot;
 mod source;
 
-pub(crate) use self::{find::find, source::DataSource};
+pub(crate) use self::{claim::find_volume, snapshot::find_snapshot, source::DataSource};

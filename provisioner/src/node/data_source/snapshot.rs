@@ -72,7 +72,7 @@ struct ContentStatus {
 ///
 /// # Errors
 /// If the snapshot cannot be copied on this node, or if a request to the API server fails.
-pub(super) async fn find_snapshot(
+pub(crate) async fn find_snapshot(
     name: &str,
     requester: &PersistentVolumeClaim,
     ctx: &Context,
