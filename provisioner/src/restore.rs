@@ -181,7 +181,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_volume_gets_a_retained_persistent_volume_and_its_claim() {
+    fn volume_gets_its_objects_back() {
         let (list, notes) = restored(&[listed("pvc-1", "shop", "data", "fast")]);
         assert_eq!(notes, Vec::<String>::new());
         assert_eq!(kinds(&list), ["PersistentVolume", "PersistentVolumeClaim"]);
@@ -204,7 +204,7 @@ pub(crate) mod tests {
     #[case::unknown_kind(json!({"kind": "Tape"}), "is unknown")]
     #[case::invalid_id(json!({"id": "../a"}), "starts with a dot")]
     #[case::invalid_annotation(json!({"annotations": {"claim": "a b"}}), "space")]
-    fn a_volume_is_left_out_with_the_reason(#[case] change: Value, #[case] reason: &str) {
+    fn volume_is_skipped_with_reason(#[case] change: Value, #[case] reason: &str) {
         let mut volume = listed("pvc-1", "shop", "data", "fast");
         fixtures::merge(&mut volume, change);
         let (list, notes) = restored(&[volume]);
@@ -213,7 +213,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_claim_of_several_volumes_is_left_to_the_administrator() {
+    fn ambiguous_claim_is_left_to_administrator() {
         let (list, notes) =
             restored(&[listed("pvc-1", "shop", "data", "fast"), listed("pvc-2", "shop", "data", "fast")]);
         assert_eq!(kinds(&list), ["PersistentVolume", "PersistentVolume"]);
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn other_input_is_an_error_that_names_the_command() {
+    fn invalid_input_error_names_command() {
         let error = restore(&b"ID  CLAIM"[..], &fixtures::identity()).unwrap_err();
         assert!(format!("{error:#}").contains("loopfs --json store list"), "{error:#}");
     }

@@ -108,7 +108,7 @@ mod tests {
     #[case::without_reason(not_found(json!({"reason": null})), false)]
     #[case::of_another_reason(not_found(json!({"reason": "Forbidden"})), false)]
     #[case::text_of_a_proxy(json!({"code": 404, "reason": "Failed to parse error data", "message": "no such page"}), false)]
-    fn only_the_api_server_proves_that_an_object_is_absent(#[case] status: Value, #[case] proof: bool) {
+    fn only_the_api_server_proves_absence(#[case] status: Value, #[case] proof: bool) {
         let status: Status = serde_json::from_value(status).unwrap();
         assert_eq!(is_proof::<PersistentVolume>(&status, &(), "pvc-1"), proof);
     }

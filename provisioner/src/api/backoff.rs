@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_until_the_back_off_has_passed() {
+    fn waits_until_back_off_has_passed() {
         let backoff = Backoff::default();
         let start = Instant::now();
         assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(1));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_failed_at_once_are_retried_at_different_times() {
+    fn simultaneous_failures_are_retried_separately() {
         let backoff = Backoff::default();
         let start = Instant::now();
         let waits: BTreeSet<_> = (0..100)
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn another_retry_key_starts_a_new_series() {
+    fn another_retry_key_starts_anew() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("claim", "10Gi", start);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_are_not_retried_are_removed() {
+    fn unretried_objects_are_removed() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("rescheduled", 0, start);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_does_not_examine_the_others() {
+    fn a_failure_examines_no_others() {
         let backoff = Backoff::default();
         let start = Instant::now();
         for claim in 0..1000 {

@@ -269,7 +269,7 @@ mod tests {
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{\"metadata\""
     )]
     #[tokio::test]
-    async fn a_request_to_a_server_that_falls_silent_fails_at_its_deadline(#[case] text: &'static str) {
+    async fn unanswered_request_fails_at_its_deadline(#[case] text: &'static str) {
         let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER, ping: NEVER };
         let config_maps = config_maps(client_of_silent_server(text, timeouts).await);
         let error = timeout(GUARD, config_maps.get("x")).await.expect("the request ends").unwrap_err();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_of_a_server_that_does_not_begin_to_respond_fails_at_the_deadline() {
+    async fn unanswered_watch_fails_at_the_deadline() {
         let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER, ping: NEVER };
         let config_maps = config_maps(client_of_silent_server("", timeouts).await);
         let started = timeout(GUARD, config_maps.watch(&WatchParams::default(), "0")).await;
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_of_a_server_that_falls_silent_fails() {
+    async fn a_watch_that_falls_silent_fails() {
         let bookmark = concat!(
             r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"8"}}}"#,
             "\n"
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_that_delivers_nothing_from_its_start_is_expired() {
+    async fn watch_silent_from_its_start_expires() {
         let [first, second] = events_before_silence("").await;
         let Some(Ok(WatchEvent::Error(status))) = first else { panic!("{first:?}") };
         assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_lasts_longer_than_the_deadline_of_a_request() {
+    async fn a_watch_outlasts_the_request_deadline() {
         let (service, mut server) = mock::pair::<Request<Body>, Response<_>>();
         let client = Client::new(
             layer(|service, request| send_within(Timeouts::default(), service, request)).layer(service),

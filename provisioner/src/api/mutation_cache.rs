@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_removed_once_the_watch_cache_caught_up() {
+    fn entry_is_removed_after_catching_up() {
         let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.newest(Arc::new(claim("u", "10")));
@@ -135,7 +135,7 @@ mod tests {
     #[rstest]
     #[case::same_object("u", true)]
     #[case::recreated_under_the_same_name("other", false)]
-    fn an_object_that_a_write_removed_stays_removed(#[case] cached: &str, #[case] expected: bool) {
+    fn removed_object_stays_removed(#[case] cached: &str, #[case] expected: bool) {
         let writes = MutationCache::default();
         let mut last = claim("u", "10");
         last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_removed_after_a_failed_write() {
+    fn entry_is_removed_after_failed_write() {
         let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.forget(&ObjectRef::new("data").within("ns"));

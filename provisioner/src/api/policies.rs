@@ -205,7 +205,7 @@ mod tests {
         &[]
     )]
     #[tokio::test(start_paused = true)]
-    async fn only_a_policy_of_the_driver_counts(
+    async fn only_policies_of_the_driver_count(
         #[case] responses: Vec<ExpectedRequest>,
         #[case] expected: Enforced,
         #[case] events: &[&str],

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_that_name_at_another_path_is_kept() {
+    fn managed_fields_elsewhere_are_kept() {
         let labels = json!({"managedFields": "mine", "metadata": "too"});
         let volume = fixtures::volume(json!({"metadata": {"labels": labels, "annotations": labels}}));
         let text = serde_json::to_string(&volume).unwrap();
@@ -324,7 +324,7 @@ mod tests {
 
     /// If a claim could hide its label, the nodes would watch all claims of the cluster.
     #[test]
-    fn other_labels_do_not_hide_the_node() {
+    fn other_labels_hide_no_node() {
         let mut labels = numbered(100, |number| (format!("a{number}/node"), json!("b")));
         labels["csi.loopfs.dev/node"] = json!("node-a");
         let claim = fixtures::claim(json!({"metadata": {"labels": labels}}));
@@ -348,7 +348,7 @@ mod tests {
     #[case::no_object("[]")]
     #[case::nothing("null")]
     #[case::cut_off(r#"{"metadata": {"managedFields": [{"#)]
-    fn invalid_objects_are_rejected_as_without_pruning(#[case] text: &str) {
+    fn pruning_rejects_the_same_invalid_objects(#[case] text: &str) {
         let lean = serde_json::from_str::<Pruned<PersistentVolume>>(text).ok().map(Pruned::into_inner);
         assert_eq!(lean, serde_json::from_str::<PersistentVolume>(text).ok());
     }

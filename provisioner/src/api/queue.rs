@@ -395,7 +395,7 @@ mod tests {
     use crate::{api::queue_metrics::QueueMetrics, objects::ownership, testing::fixtures};
 
     #[tokio::test]
-    async fn slow_objects_do_not_delay_the_others() {
+    async fn slow_objects_delay_no_others() {
         let (cache, mut writer) = reflector::store();
         let claims = [
             ("shop", "slow-1"),
@@ -448,7 +448,7 @@ mod tests {
 
     /// The API server cannot resume a watch after its restart, so the watch lists all objects again.
     #[tokio::test]
-    async fn each_change_is_in_the_cache_when_it_is_passed_on() {
+    async fn changes_are_cached_before_passed_on() {
         let claim = |name: &str, size: &str| {
             let change = json!({
                 "metadata": {"name": name}, "spec": {"resources": {"requests": {"storage": size}}},
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_other_nodes_are_not_cached() {
+    fn other_nodes_claims_are_not_cached() {
         let ours = || Pruned::from(fixtures::claim(json!({})));
         let foreign = || {
             Pruned::from(fixtures::claim(

@@ -101,7 +101,7 @@ mod tests {
     use crate::testing::fixtures;
 
     #[test]
-    fn each_object_counts_once_until_its_reconciliation_starts() {
+    fn waiting_object_counts_once() {
         let metrics = QueueMetrics::default();
         let queue = metrics.queue("claims");
         let claim = |name: &str| fixtures::claim(json!({"metadata": {"name": name}}));

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reads_and_writes_are_counted_by_status() {
+    async fn requests_are_counted_by_status() {
         let traffic = ApiTraffic::default();
         for (method, status) in [(Method::GET, 200), (Method::PATCH, 409), (Method::DELETE, 200)] {
             let response = responded(&traffic, (method, VOLUME), empty(status)).await.unwrap();
@@ -219,7 +219,7 @@ mod tests {
     #[case::bookmark(200, Ok(()))]
     #[case::text_of_an_error(503, Err("lost"))]
     #[tokio::test]
-    async fn what_a_watch_delivers_is_an_outcome(#[case] status: u16, #[case] expected: Result<(), &str>) {
+    async fn watch_delivery_is_an_outcome(#[case] status: u16, #[case] expected: Result<(), &str>) {
         let traffic = ApiTraffic::default();
         let frame = Frame::data(Bytes::from_static(b"{}"));
         let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
@@ -235,7 +235,7 @@ mod tests {
     #[case::watch("https://api.test/api/v1/persistentvolumes?watch=true", true)]
     #[case::read(VOLUME, false)]
     #[tokio::test]
-    async fn the_time_of_the_latest_event_of_a_watch_is_recorded(#[case] uri: &str, #[case] recorded: bool) {
+    async fn time_of_latest_delivery_is_recorded(#[case] uri: &str, #[case] recorded: bool) {
         let traffic = ApiTraffic::default();
         let frame = Frame::data(Bytes::from_static(b"{}"));
         let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
@@ -253,7 +253,7 @@ mod tests {
 
     /// Watches that began with a valid token continue.
     #[tokio::test]
-    async fn a_refused_token_is_the_outcome_until_a_request_is_accepted() {
+    async fn refused_token_lasts_until_accepted_request() {
         let traffic = ApiTraffic::default();
         let frame = Frame::data(Bytes::from_static(b"{}"));
         let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));

@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_record_is_written_when_the_policy_applies_and_no_claim_is_left() {
+    async fn record_is_written_once_all_labelled() {
         let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
         let half = PROPAGATION_TIME / 2;
         let mut requests = Vec::from(policy_exists());
@@ -512,7 +512,7 @@ mod tests {
 
     /// The watch lags behind the list.
     #[tokio::test]
-    async fn the_record_is_not_written_while_a_claim_is_left() {
+    async fn unlabelled_claim_delays_the_record() {
         let late = fixtures::claim(json!({"metadata": {"name": "late"}}));
         let labelled = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
         let mut requests = Vec::from(policy_exists());
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claim_is_labelled_with_its_selected_node() {
+    async fn claim_is_labelled_with_selected_node() {
         let mut requests = Vec::from(policy_exists());
         requests.extend([labels("node-a"), recorded(Some("binding-uid"))]);
         reconciled_at(&[Duration::ZERO], &fixtures::claim(json!({})), requests).await;
@@ -538,7 +538,7 @@ mod tests {
     #[case::to_a_volume_of_another_driver(json!({}), of_another_driver(), None)]
     #[case::to_a_volume_with_an_invalid_label(json!({}), json!({"metadata": {"labels": {LABEL: ""}}}), None)]
     #[tokio::test]
-    async fn a_bound_claim_is_labelled_with_the_node_of_its_volume(
+    async fn bound_claim_gets_its_volumes_label(
         #[case] change: Value,
         #[case] volume: Value,
         #[case] expected: Option<&str>,
@@ -555,7 +555,7 @@ mod tests {
     #[case::to_a_volume_of_another_driver(reads_volume(of_another_driver()))]
     #[case::to_a_volume_that_does_not_exist(expect(Method::GET, PV, None).refuse(404, "NotFound"))]
     #[tokio::test]
-    async fn changes_of_a_claim_that_is_bound_lead_to_no_request(#[case] reads_volume: ExpectedRequest) {
+    async fn bound_claim_changes_cause_no_request(#[case] reads_volume: ExpectedRequest) {
         let mut requests = Vec::from(policy_exists());
         requests.extend([reads_volume, recorded(None)]);
         requests.extend(policy_exists());
@@ -578,7 +578,7 @@ mod tests {
 
     /// A person has named the PersistentVolume in the claim before it existed.
     #[tokio::test]
-    async fn a_claim_is_labelled_when_its_volume_appears() {
+    async fn claim_is_labelled_once_volume_appears() {
         let mut requests = Vec::from(policy_exists());
         requests.extend([expect(Method::GET, PV, None).refuse(404, "NotFound"), recorded(None)]);
         requests.extend([
@@ -606,7 +606,7 @@ mod tests {
     #[case::the_policy(vec![expect(Method::GET, POLICY, None).refuse(404, "NotFound"), expect(Method::GET, BINDING, None).respond(fixtures::metadata_only(json!({"uid": "u"})))])]
     #[case::the_binding(vec![expect(Method::GET, POLICY, None).respond(fixtures::metadata_only(json!({"uid": "u"}))), expect(Method::GET, BINDING, None).refuse(404, "NotFound")])]
     #[tokio::test]
-    async fn the_record_is_removed_if_an_administrator_deleted(#[case] mut requests: Vec<ExpectedRequest>) {
+    async fn record_is_removed_after_deletion_of(#[case] mut requests: Vec<ExpectedRequest>) {
         requests.extend([recorded(Some("binding-uid")), records(None)]);
         // Without the policy, no claim is labelled either.
         let waits = reconciled_at(&[Duration::ZERO], &fixtures::claim(json!({})), requests).await;
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_record_of_an_earlier_binding_is_removed() {
+    async fn record_of_earlier_binding_is_removed() {
         let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
         let mut requests = Vec::from(policy_exists());
         requests.extend([recorded(Some("earlier")), recorded(Some("earlier")), records(None)]);
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_without_its_owner_is_written_again() {
+    async fn record_without_owner_is_written_again() {
         let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
         let without_owner = || {
             let config_map = json!({

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replica_is_ready_while_the_api_server_answers() {
+    async fn replica_is_ready_while_api_answers() {
         let endpoints = endpoints(false, false);
         assert!(endpoints.readiness().await.unwrap_err().contains("has not answered yet"));
         endpoints.traffic.record(Ok(()));
@@ -141,7 +141,7 @@ mod tests {
     }
     /// Its role may lack a right, while the right to hold the Lease is there.
     #[tokio::test]
-    async fn a_leader_is_ready_once_it_has_read_what_it_needs() {
+    async fn leader_is_ready_after_first_reads() {
         for performs in [false, true] {
             let endpoints = endpoints(true, performs);
             endpoints.traffic.record(Ok(()));

@@ -339,7 +339,7 @@ mod tests {
     #[case::a_key_that_no_label_has(immediate(json!([term("zone notin (west),a", &["b"])])), &["node-a"], vec![])]
     #[case::none_with_the_labels(immediate(json!([term("zone", &["west"])])), &["node-a"], labelled(&[]))]
     #[tokio::test]
-    async fn a_claim_without_exactly_one_allowed_node_is_refused_and_tried_again_with_back_off(
+    async fn claim_without_one_node_is_refused(
         #[case] class: Value,
         #[case] nodes: &[&str],
         #[case] requests: Vec<ExpectedRequest>,
@@ -353,7 +353,7 @@ mod tests {
     #[rstest]
     #[case::one_candidate(&["node-a"], Some("metadata.name=node-a"))]
     #[case::several_candidates(&["node-a", "node-b"], None)]
-    fn of_one_candidate_no_other_node_is_listed(#[case] candidates: &[&str], #[case] expected: Option<&str>) {
+    fn one_candidate_lists_no_other_node(#[case] candidates: &[&str], #[case] expected: Option<&str>) {
         let candidates = candidates.iter().map(|&node| node.to_owned()).collect();
         let parameters = parameters("zone in (west)", &candidates);
         assert_eq!(parameters.field_selector.as_deref(), expected);
@@ -367,7 +367,7 @@ mod tests {
         "spec": {"dataSourceRef": {"apiGroup": "x.dev", "kind": "Backup", "name": "b"}},
     }))]
     #[tokio::test]
-    async fn no_node_is_selected_for_a_claim_that(#[case] claim: Value) {
+    async fn no_node_is_selected_for(#[case] claim: Value) {
         let (claim, class) = (fixtures::claim(claim), immediate(Value::Null));
         let ended = reconciled(claim, &[Duration::ZERO], class, &["node-a"], vec![]).await;
         assert_eq!(ended, (vec![None], vec![]));
@@ -375,7 +375,7 @@ mod tests {
 
     /// Another replica or the scheduler was faster.
     #[tokio::test]
-    async fn a_claim_that_changed_in_the_meantime_is_no_failure() {
+    async fn changed_claim_is_no_failure() {
         let requests = vec![selects("node-a").refuse(409, "Conflict")];
         let class = immediate(Value::Null);
         let (waits, reasons) = reconciled_at(&[Duration::ZERO], class, &["node-a"], requests).await;

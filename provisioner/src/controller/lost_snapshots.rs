@@ -223,7 +223,7 @@ mod tests {
     #[case::changed_in_the_meantime(409, &[])]
     #[case::refused(403, &[])]
     #[tokio::test]
-    async fn a_content_is_released_after_the_grace_time(#[case] status: u16, #[case] events: &[&str]) {
+    async fn content_is_released_after_grace_time(#[case] status: u16, #[case] events: &[&str]) {
         let patch = json!({"metadata": {
             "uid": "content-uid", "resourceVersion": "7", "finalizers": ["example.com/other"],
         }});
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_exists_keeps_its_contents() {
+    async fn existing_node_keeps_its_contents() {
         let exists =
             || expect(Method::GET, NODE, None).respond(fixtures::metadata_only(json!({"name": "node-b"})));
         let requests = vec![listed(content(json!({}))), exists(), listed(content(json!({}))), exists()];
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cluster_without_snapshots_is_no_failure() {
+    async fn cluster_without_snapshots_is_no_failure() {
         let absent = expect(Method::GET, CONTENTS, None).refuse_by_proxy(404);
         assert_eq!(checked_at([Duration::ZERO], vec![absent]).await, (vec![None], vec![]));
     }

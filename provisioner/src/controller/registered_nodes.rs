@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deletion_of_a_csinode_is_a_sighting() {
+    fn deletion_of_csinode_is_a_sighting() {
         let nodes = RegisteredNodes::of(&[]);
         let start = Instant::now();
         assert_eq!(nodes.last_seen("node-b"), None);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_counts_while_its_driver_restarts_and_not_after_it_was_deleted() {
+    fn only_undeleted_node_counts_during_restart() {
         let nodes = RegisteredNodes::of(&["node-a"]);
         let other = node_named("node-b");
         let start = Instant::now();

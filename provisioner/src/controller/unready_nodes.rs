@@ -183,7 +183,7 @@ mod tests {
     #[case::its_kubelet_says_so("False")]
     #[case::its_kubelet_is_silent("Unknown")]
     #[tokio::test]
-    async fn volumes_of_a_node_that_is_not_ready_are_counted_and_reported_once(#[case] ready: &str) {
+    async fn volumes_of_unready_node_are_reported(#[case] ready: &str) {
         let unready = || nodes(&[node("node-a", "True"), node("node-b", ready)]);
         let on_it = [fixtures::volume_on("node-b", json!({}))];
         let requests = vec![unready(), unready(), volumes(&on_it), unready(), volumes(&on_it)];
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_came_back_has_its_grace_time_again() {
+    async fn returned_node_has_its_grace_time() {
         let (unready, ready) = (|| nodes(&[node("node-b", "Unknown")]), || nodes(&[node("node-b", "True")]));
         let on_it = [fixtures::volume_on("node-b", json!({}))];
         let requests =
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_claims_are_reported_node_by_node() {
+    async fn claims_are_reported_node_by_node() {
         let unready = || nodes(&[node("node-a", "Unknown"), node("node-b", "Unknown")]);
         let many = vec![fixtures::volume_on("node-a", json!({})); MAX_EVENTS];
         let (on_a, on_b) = (|| volumes(&many), || volumes(&[fixtures::volume_on("node-b", json!({}))]));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_without_the_driver_is_not_read_further() {
+    async fn node_without_the_driver_is_skipped() {
         let other = || nodes(&[node("node-c", "Unknown")]);
         assert_eq!(counted_at(&[0, 300], vec![other(), other()]).await, (vec![0, 0], vec![]));
     }
@@ -223,14 +223,14 @@ mod tests {
     #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), 0)]
     #[case::reachable_from_other_nodes(json!({"spec": {"nodeAffinity": null}}), 0)]
     #[tokio::test]
-    async fn no_claim_is_told_about_such_a_volume(#[case] change: Value, #[case] count: usize) {
+    async fn no_claim_is_told_about_volume(#[case] change: Value, #[case] count: usize) {
         let unready = || nodes(&[node("node-b", "Unknown")]);
         let requests = vec![unready(), unready(), volumes(&[fixtures::volume_on("node-b", change)])];
         assert_eq!(counted_at(&[0, 300], requests).await, (vec![0, count], vec![]));
     }
 
     #[tokio::test]
-    async fn volumes_are_reported_after_an_error_of_the_api_server() {
+    async fn volumes_are_reported_after_an_error() {
         let unready = || nodes(&[node("node-b", "Unknown")]);
         let refused = expect(Method::GET, "/api/v1/persistentvolumes", None).refuse(500, "InternalError");
         let on_it = [fixtures::volume_on("node-b", json!({}))];

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiting_claim_loses_a_deleted_node() {
+    async fn waiting_claim_loses_a_deleted_node() {
         let claim = || vec![on_node_b(json!({}))];
         let requests = vec![node_deleted(), removes_selection()];
         assert_eq!(checked_at([0], claim(), requests).await, ["SelectedNodeRemoved"]);
@@ -332,7 +332,7 @@ mod tests {
 
     /// Its driver has not registered yet at the first check.
     #[tokio::test]
-    async fn claims_of_a_node_without_driver_get_an_event() {
+    async fn node_without_driver_causes_events() {
         let claims = ["data", "other"].map(|name| on_node_b(json!({"metadata": {"name": name}})));
         let requests = vec![node_exists(), node_exists(), node_exists()];
         let reasons = checked_at([0, 0, RESTART - 1, RESTART + 1, RESTART + 1], claims.to_vec(), requests);
@@ -357,7 +357,7 @@ mod tests {
 
     /// Its owner creates one claim after the other for a node that exists.
     #[tokio::test]
-    async fn new_claims_do_not_read_a_node_again() {
+    async fn new_claims_read_no_node_again() {
         let [first, second] =
             ["first", "second"].map(|name| vec![on_node_b(json!({"metadata": {"name": name, "uid": name}}))]);
         let (wait, reasons) = checked([(0, first), (0, second)], vec![node_exists()]).await;
@@ -366,7 +366,7 @@ mod tests {
 
     /// Its owner lets it wait again as soon as it was provisioned or expanded.
     #[tokio::test]
-    async fn a_claim_that_waits_again_stays_in_back_off() {
+    async fn claim_waiting_again_keeps_back_off() {
         let waiting = || vec![on_node_b(json!({}))];
         let requests = vec![node_deleted(), removes_selection()];
         let (_, reasons) = checked([(0, waiting()), (0, vec![]), (0, waiting())], requests).await;
@@ -384,20 +384,20 @@ mod tests {
 
     /// Its owner selects a node that does not exist, again and again.
     #[tokio::test]
-    async fn changes_do_not_shorten_the_back_off() {
+    async fn changes_shorten_no_back_off() {
         let requests = vec![node_deleted(), removes_selection(), node_deleted(), removes_selection()];
         assert_eq!(checked_at([0, 0, 2, 2], vec![on_node_b(json!({}))], requests).await.len(), 2);
     }
 
     /// A tenant can write any text. It must not become part of the path of a request.
     #[tokio::test]
-    async fn a_node_that_cannot_exist_is_not_read() {
+    async fn impossible_node_is_not_read() {
         let claim = on_node_b(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "?"}}}));
         assert_eq!(checked_at([0], vec![claim], vec![removes_selection()]).await, ["SelectedNodeRemoved"]);
     }
 
     #[tokio::test]
-    async fn a_claim_that_changed_is_no_failure() {
+    async fn changed_claim_is_no_failure() {
         let requests = vec![node_deleted(), removes_selection().refuse(409, "Conflict")];
         assert_eq!(checked_at([0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
     }
@@ -415,7 +415,7 @@ mod tests {
     #[case::the_volume_is_of_another_driver(fixtures::volume(json!({"spec": {"csi": {"driver": "csi.other.dev"}}})))]
     #[case::the_volume_is_of_another_claim(fixtures::volume(json!({"spec": {"claimRef": {"uid": "another"}}})))]
     #[tokio::test]
-    async fn an_expanding_claim_keeps_its_node_if(#[case] volume: PersistentVolume) {
+    async fn expanding_claim_keeps_its_node_if(#[case] volume: PersistentVolume) {
         assert_eq!(checked_at([0], vec![expanding()], vec![reads(volume)]).await, [""; 0]);
     }
 }

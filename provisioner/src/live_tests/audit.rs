@@ -54,7 +54,7 @@ impl TestCluster {
 }
 
 #[tokio::test]
-async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
+async fn audit_reports_and_deletes_nothing() {
     let cluster = TestCluster::connect().await;
     let orphan = cluster.create_orphan("orphan");
     // Its disk was on another node before.
@@ -90,7 +90,7 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
 
 /// The cluster is new: it has the claims' namespace, and none of the objects.
 #[tokio::test]
-async fn restored_objects_bind_and_keep_their_data() {
+async fn restored_objects_bind_their_data() {
     let cluster = TestCluster::connect().await;
     let ids = [cluster.create_orphan("a"), cluster.create_orphan("b")];
     let listed = [("a", &ids[0]), ("b", &ids[1])]
@@ -122,7 +122,7 @@ async fn restored_objects_bind_and_keep_their_data() {
 
 /// Their PersistentVolumes may have been deleted while the node was deleted, or while the disk was elsewhere.
 #[tokio::test]
-async fn orphaned_volumes_of_a_node_that_is_registered_again_are_kept() {
+async fn registered_again_node_keeps_its_volumes() {
     let cluster = TestCluster::connect().await;
     let node = Api::<Node>::all(cluster.admin.clone()).get_metadata(HERE).await.unwrap();
     cluster.volumes.state().custody = Some(CustodyRecord::of_empty_disk("earlier"));

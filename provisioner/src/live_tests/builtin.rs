@@ -84,7 +84,7 @@ fn options_of(class: &StorageClass) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn built_in_objects_are_kept_as_declared() {
+async fn builtin_objects_are_kept_as_declared() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (name, priority) = (format!("{}-kept", cluster.class), format!("loopfs-{}", cluster.class));
@@ -173,7 +173,7 @@ async fn built_in_objects_are_kept_as_declared() {
 
 /// A controller can restore only the role rules that it has itself.
 #[tokio::test]
-async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_rights() {
+async fn controller_restores_roles_without_gaining_rights() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
@@ -263,7 +263,7 @@ async fn a_controller_restores_the_roles_of_the_provisioner_without_gaining_righ
 
 /// An upgrade changes a role before the ConfigMap that declares it. The controller could not restore the new rule.
 #[tokio::test]
-async fn an_upgrade_in_progress_is_not_undone() {
+async fn upgrade_in_progress_is_not_undone() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let roles: Api<ClusterRole> = cluster.all();
@@ -303,7 +303,7 @@ async fn an_upgrade_in_progress_is_not_undone() {
 
 /// One write repairs each difference, and a replica that has not received a new declaration does not undo it.
 #[tokio::test]
-async fn two_replicas_repair_each_difference_with_one_write() {
+async fn two_replicas_repair_with_one_write() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let name = format!("{}-kept", cluster.class);

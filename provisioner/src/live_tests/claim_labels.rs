@@ -72,7 +72,7 @@ impl Provisioner {
 
 /// The orders in which a policy, a record, a controller and claims may appear and disappear.
 #[tokio::test]
-async fn no_claim_is_missed_while_labels_are_introduced_and_removed() {
+async fn changes_of_labelling_miss_no_claim() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&RIGHTS).await;
     let provisioner = cluster.provisioner_with_labels(HERE, &cluster.volumes).await;
@@ -165,7 +165,7 @@ async fn no_claim_is_missed_while_labels_are_introduced_and_removed() {
 
 /// The policy was removed in a way that left the ConfigMap, and nothing owns it that the garbage collector could notice.
 #[tokio::test]
-async fn a_record_of_a_policy_that_is_gone_is_removed() {
+async fn record_of_deleted_policy_is_removed() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&RIGHTS).await;
     cluster.opt_in(&[CONFIG_MAP]).await;

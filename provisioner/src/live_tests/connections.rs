@@ -98,7 +98,7 @@ async fn forward(mut stream: TcpStream, shared: Arc<Connections>) {
 }
 
 #[tokio::test]
-async fn all_requests_and_watches_share_one_connection() {
+async fn all_requests_share_one_connection() {
     let cluster = TestCluster::connect().await;
     let forwarder = Forwarder::start(Timeouts::default()).await;
     let provisioner = forwarder.provisioner(&cluster).await;
@@ -122,7 +122,7 @@ async fn all_requests_and_watches_share_one_connection() {
 }
 
 #[tokio::test]
-async fn a_list_takes_less_than_a_quarter_of_its_size_on_the_connection() {
+async fn lists_are_compressed_on_the_connection() {
     const CLAIMS: usize = 200;
     let cluster = TestCluster::connect().await;
     let forwarder = Forwarder::start(Timeouts::default()).await;
@@ -140,7 +140,7 @@ async fn a_list_takes_less_than_a_quarter_of_its_size_on_the_connection() {
 
 /// Neither the deadline of requests nor that of watches ends in this test.
 #[tokio::test]
-async fn a_connection_that_falls_silent_is_replaced_after_an_unanswered_ping() {
+async fn silent_connection_is_replaced_after_ping() {
     let cluster = TestCluster::connect().await;
     let timeouts = Timeouts { ping: TIMEOUTS.ping, ..Timeouts::default() };
     let forwarder = Forwarder::start(timeouts).await;

@@ -134,7 +134,7 @@ fn selected(claim: &PersistentVolumeClaim) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn without_a_controller_only_claims_of_immediate_classes_wait() {
+async fn without_controller_only_immediate_claims_wait() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
@@ -156,7 +156,7 @@ async fn without_a_controller_only_claims_of_immediate_classes_wait() {
 }
 
 #[tokio::test]
-async fn one_replica_leads_and_the_next_one_takes_over() {
+async fn next_replica_takes_over() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
@@ -189,7 +189,7 @@ async fn one_replica_leads_and_the_next_one_takes_over() {
 
 /// A Lease can name a dead holder for years, for example after the clock of a node was wrong.
 #[tokio::test]
-async fn a_replica_leads_after_an_administrator_deleted_the_lease() {
+async fn replica_leads_after_lease_was_deleted() {
     let cluster = TestCluster::connect().await;
     let dead = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE},
@@ -233,7 +233,7 @@ pub(super) fn stalls(call: &Call, verb: &str, resource: &str) -> Option<Fault> {
 /// The leader loses the API server between its decision and its write. The next leader writes, and the first one's write does no
 /// harm when it arrives.
 #[tokio::test]
-async fn the_leader_changes_in_the_middle_of_a_placement() {
+async fn leader_changes_during_a_placement() {
     const CLAIMS: &str = "persistentvolumeclaims";
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;

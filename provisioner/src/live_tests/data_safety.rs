@@ -91,7 +91,7 @@ impl Hidden {
 }
 
 #[tokio::test]
-async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
+async fn no_fault_makes_cleanup_delete_data() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let hidden = Hidden::create(&cluster, &api_server).await;
@@ -116,7 +116,7 @@ async fn no_fault_proves_the_cleanup_that_a_persistent_volume_is_absent() {
 }
 
 #[tokio::test]
-async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
+async fn no_fault_makes_audit_delete_data() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let hidden = Hidden::create(&cluster, &api_server).await;
@@ -137,7 +137,7 @@ async fn no_fault_and_no_old_list_makes_the_audit_remove_a_volume() {
 
 /// An administrator binds the data of an orphaned volume again, and keeps the labels of its former PersistentVolume.
 #[tokio::test]
-async fn the_audit_keeps_a_volume_that_is_named_again_while_the_watch_is_silent() {
+async fn audit_keeps_volume_named_during_silence() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let orphan = cluster.create_orphan("orphan");
@@ -197,7 +197,7 @@ impl TestCluster {
 
 /// An administrator keeps the data of volumes whose deletion has failed so far. The provisioner does not receive that.
 #[tokio::test]
-async fn a_retried_deletion_respects_changes_that_a_silent_watch_hides() {
+async fn retried_deletion_respects_hidden_changes() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let node = (HERE, &cluster.volumes);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted() {
+async fn retained_volume_keeps_its_data() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("kept", json!({})).await;
@@ -25,7 +25,7 @@ async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted(
 }
 
 #[tokio::test]
-async fn an_available_volume_is_deleted_with_its_persistent_volume() {
+async fn available_volume_is_deleted() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
@@ -53,7 +53,7 @@ async fn an_available_volume_is_deleted_with_its_persistent_volume() {
 }
 
 #[tokio::test]
-async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
+async fn second_persistent_volume_keeps_the_data() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
@@ -80,7 +80,7 @@ async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
 }
 
 #[tokio::test]
-async fn a_volume_in_use_is_reported_and_not_deleted() {
+async fn volume_in_use_is_not_deleted() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("busy", json!({})).await;

@@ -175,7 +175,7 @@ impl<'a> Lives<'a> {
 }
 
 #[tokio::test]
-async fn a_fault_of_each_write_leaves_one_volume_for_each_claim() {
+async fn faulty_writes_leave_one_volume_each() {
     let cluster = TestCluster::connect().await;
     let names = Fault::OF_WRITES.map(claim_of).to_vec();
     let lives = Lives::begin(&cluster, HERE, names, |subjects| Box::new(of_each_write(subjects))).await;

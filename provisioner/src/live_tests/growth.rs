@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
+async fn refreshed_block_claim_is_resized() {
     let cluster = TestCluster::connect().await;
     cluster.volumes.state().refreshed = true;
     let provisioner = cluster.provisioner().await;
@@ -18,7 +18,7 @@ async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
 }
 
 #[tokio::test]
-async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
+async fn kubelet_finishes_unrefreshed_block_claim() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
@@ -51,7 +51,7 @@ async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
 }
 
 #[tokio::test]
-async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
+async fn free_space_retries_waiting_claim() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;

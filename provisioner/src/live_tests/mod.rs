@@ -436,7 +436,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_claim_is_provisioned_expanded_and_deleted() {
+async fn claim_is_provisioned_expanded_and_deleted() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
@@ -468,7 +468,7 @@ async fn a_claim_is_provisioned_expanded_and_deleted() {
 }
 
 #[tokio::test]
-async fn metrics_count_the_writes_of_a_claim() {
+async fn metrics_count_writes_of_claims() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     provisioner.until_ready().await;
@@ -497,7 +497,7 @@ async fn metrics_count_the_writes_of_a_claim() {
 }
 
 #[tokio::test]
-async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
+async fn deleted_claim_leaves_nothing() {
     let cluster = TestCluster::connect().await;
     // A provisioner was killed after it created the volume and before it created the PersistentVolume.
     let claim = cluster.claim("deleted", json!({})).await;
@@ -514,7 +514,7 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
 
 /// The provisioner is killed many times at random moments. Every claim ends with one volume and one PersistentVolume, or none.
 #[tokio::test]
-async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
+async fn random_kills_leave_one_volume_each() {
     let cluster = TestCluster::connect().await;
     let mut provisioner = cluster.provisioner().await;
     for number in 0..24 {
@@ -542,7 +542,7 @@ async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
 }
 
 #[tokio::test]
-async fn a_store_that_opens_late_serves_the_waiting_claims() {
+async fn late_store_serves_waiting_claims() {
     let cluster = TestCluster::connect().await;
     cluster.volumes.break_with(crate::testing::fake_store::error(
         loopfs::ErrorKind::NotMounted,

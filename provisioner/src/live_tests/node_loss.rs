@@ -115,7 +115,7 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 #[tokio::test]
-async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
+async fn deleted_nodes_claim_is_recreated_elsewhere() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
@@ -151,7 +151,7 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
 }
 
 #[tokio::test]
-async fn claims_of_a_node_that_is_not_ready_are_reported_while_it_is_not() {
+async fn claims_of_unready_node_are_reported() {
     let cluster = TestCluster::connect().await;
     // No kubelet runs there that would report that the node is ready.
     cluster.create_node().await;
@@ -181,7 +181,7 @@ async fn claims_of_a_node_that_is_not_ready_are_reported_while_it_is_not() {
 
 /// The controller loses the API server after each of its writes, and then the node is back.
 #[tokio::test]
-async fn a_node_that_comes_back_keeps_its_data() {
+async fn node_that_returns_keeps_its_data() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let is_ours = |call: &Call| {
@@ -228,7 +228,7 @@ async fn a_node_that_comes_back_keeps_its_data() {
 
 /// The snapshotter of the node would remove the finalizer.
 #[tokio::test]
-async fn a_deleted_snapshot_of_a_deleted_node_is_released() {
+async fn deleted_nodes_deleted_snapshot_is_released() {
     let cluster = TestCluster::connect().await;
     cluster.define_snapshots().await;
     // Both policies apply to the controller, if both components are there.
@@ -263,7 +263,7 @@ async fn a_deleted_snapshot_of_a_deleted_node_is_released() {
 
 /// A controller of the cloud deletes Node objects in an outage. Their machines run.
 #[tokio::test]
-async fn nothing_is_deleted_while_several_nodes_are_missing() {
+async fn several_missing_nodes_prevent_deletion() {
     const ALSO_LOST: &str = "node-d";
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
@@ -300,7 +300,7 @@ async fn nothing_is_deleted_while_several_nodes_are_missing() {
 
 /// The administrator mounts the right disk while the provisioner deletes the objects of its volumes.
 #[tokio::test]
-async fn a_disk_that_comes_back_keeps_its_data() {
+async fn disk_that_returns_keeps_its_data() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (claim, volume) = cluster.claim_on(HERE, "data", "deleteClaim", json!({})).await;
@@ -334,7 +334,7 @@ async fn a_disk_that_comes_back_keeps_its_data() {
 /// The leader loses the API server between its decision and the deletion of a claim. The next leader deletes the claim. When the first
 /// one's request arrives, the claim exists again, and stays.
 #[tokio::test]
-async fn the_leader_changes_in_the_middle_of_the_loss_of_a_node() {
+async fn leader_changes_during_a_node_loss() {
     const CLAIMS: &str = "persistentvolumeclaims";
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
@@ -378,7 +378,7 @@ async fn the_leader_changes_in_the_middle_of_the_loss_of_a_node() {
 }
 
 #[tokio::test]
-async fn no_fault_proves_that_a_node_is_deleted() {
+async fn no_fault_proves_a_node_deletion() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
@@ -427,7 +427,7 @@ async fn no_fault_proves_that_a_node_is_deleted() {
 }
 
 #[tokio::test]
-async fn retained_volumes_of_a_deleted_node_are_kept() {
+async fn deleted_nodes_retained_volumes_are_kept() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.create_node().await;
@@ -469,7 +469,7 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
 }
 
 #[tokio::test]
-async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
+async fn another_disk_loses_the_earlier_volumes() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
@@ -491,7 +491,7 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
 /// Without the component, the manifests let the controller change no PersistentVolume. With it, they let it delete those of deleted
 /// nodes.
 #[tokio::test]
-async fn a_controller_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
+async fn controller_deletes_volumes_only_if_permitted() {
     let cluster = TestCluster::connect().await;
     let (taken_over, its_node) = cluster.controller_client(&ApiTraffic::default()).await;
     // The scheduler chooses the nodes of the replicas.

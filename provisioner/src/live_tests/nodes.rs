@@ -97,7 +97,7 @@ impl TestCluster {
 }
 
 #[tokio::test]
-async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
+async fn only_allowed_node_serves_immediate_claim() {
     let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
@@ -120,7 +120,7 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
 }
 
 #[tokio::test]
-async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class() {
+async fn ambiguous_immediate_claim_awaits_corrected_class() {
     let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
@@ -141,7 +141,7 @@ async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class
 }
 
 #[tokio::test]
-async fn a_node_that_the_class_does_not_allow_does_not_provision() {
+async fn disallowed_node_does_not_provision() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.another_class("there", json!({"allowedTopologies": allowing(THERE)})).await;
@@ -152,7 +152,7 @@ async fn a_node_that_the_class_does_not_allow_does_not_provision() {
 }
 
 #[tokio::test]
-async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
+async fn too_large_claim_is_rescheduled() {
     let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
@@ -173,7 +173,7 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
 }
 
 #[tokio::test]
-async fn the_scheduler_selects_a_node_with_enough_capacity() {
+async fn scheduler_selects_node_with_enough_capacity() {
     let cluster = TestCluster::connect().await;
     cluster.volumes.state().size = Bytes(0);
     let there = store_of_mebibytes(64);
@@ -198,7 +198,7 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
 }
 
 #[tokio::test]
-async fn the_published_capacity_follows_the_free_capacity() {
+async fn published_capacity_follows_free_capacity() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.publishes("node-a", Some("64Mi")).await;
@@ -228,7 +228,7 @@ async fn the_published_capacity_follows_the_free_capacity() {
 }
 
 #[tokio::test]
-async fn a_claim_is_copied_on_the_node_of_its_data_source() {
+async fn claim_is_copied_beside_its_source() {
     let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
     let provisioners = cluster.provisioners(&there).await;
@@ -271,7 +271,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
 
 /// The manifests deny these writes to the provisioner of each node, even if it is compromised.
 #[tokio::test]
-async fn a_provisioner_cannot_write_objects_of_other_nodes() {
+async fn provisioner_writes_no_foreign_objects() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.publishes("node-a", Some("64Mi")).await;

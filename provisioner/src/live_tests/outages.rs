@@ -45,7 +45,7 @@ impl TestCluster {
 }
 
 #[tokio::test]
-async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_between_them() {
+async fn outage_after_volume_creation_duplicates_nothing() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let provisioner = api_server.usual_provisioner(&cluster).await;
@@ -63,7 +63,7 @@ async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_betwe
 }
 
 #[tokio::test]
-async fn claims_are_served_on_new_connections_after_a_silent_outage() {
+async fn new_connections_end_a_silent_outage() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3), ..TIMEOUTS };
@@ -98,7 +98,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
 }
 
 #[tokio::test]
-async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orphan() {
+async fn crash_after_volume_leaves_no_orphan() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     for deletes_claim in [false, true] {
@@ -134,7 +134,7 @@ impl TestCluster {
 
 /// Each fault of the watch, once, before a claim is created.
 #[tokio::test]
-async fn a_claim_is_served_after_each_fault_of_the_watch() {
+async fn claim_is_served_after_watch_fault() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let node = (HERE, &cluster.volumes);
@@ -161,7 +161,7 @@ async fn a_claim_is_served_after_each_fault_of_the_watch() {
 /// Without its own writes, the provisioner would not know the PersistentVolume. Kubernetes changes it when it binds the claim, so the
 /// provisioner can expand it only once the watch delivers again.
 #[tokio::test]
-async fn own_writes_count_while_the_watch_of_persistent_volumes_is_silent() {
+async fn own_writes_count_without_the_watch() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     api_server.set(|call| call.is("watch", "persistentvolumes").then_some(Fault::Silence));
@@ -181,7 +181,7 @@ async fn own_writes_count_while_the_watch_of_persistent_volumes_is_silent() {
 }
 
 #[tokio::test]
-async fn an_expired_token_is_reported_and_claims_wait() {
+async fn expired_token_is_reported() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let provisioner = api_server.usual_provisioner(&cluster).await;

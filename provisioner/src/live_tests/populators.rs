@@ -3,7 +3,7 @@
 use super::{audit::auditing, *};
 
 #[tokio::test]
-async fn a_volume_is_handed_over_by_its_populator() {
+async fn populator_hands_its_volume_over() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
     let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});

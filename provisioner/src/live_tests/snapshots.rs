@@ -55,7 +55,7 @@ async fn create_with_status(api: &Api<DynamicObject>, name: &str, object: Value)
 }
 
 #[tokio::test]
-async fn a_claim_is_copied_from_a_snapshot() {
+async fn claim_is_copied_from_a_snapshot() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let from = |snapshot: &str| json!({"spec": {"dataSource": {"apiGroup": GROUP, "kind": "VolumeSnapshot", "name": snapshot}}});
@@ -116,7 +116,7 @@ async fn a_claim_is_copied_from_a_snapshot() {
 }
 
 #[tokio::test]
-async fn the_size_of_a_snapshot_is_a_quantity() {
+async fn snapshot_size_is_a_quantity() {
     let cluster = TestCluster::connect().await;
     cluster.define_snapshots().await;
     let snapshots: Api<DynamicObject> =

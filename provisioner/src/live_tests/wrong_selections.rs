@@ -10,7 +10,7 @@ fn selecting(node: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_claim_of_a_deleted_node_is_provisioned_elsewhere() {
+async fn deleted_nodes_claim_is_provisioned_elsewhere() {
     let cluster = TestCluster::connect().await;
     let running = [cluster.provisioner().await, cluster.controller(ONLY_PLACEMENT).await];
     cluster.claim("data", selecting("node-that-was-deleted")).await;
@@ -26,7 +26,7 @@ async fn a_claim_of_a_deleted_node_is_provisioned_elsewhere() {
 
 /// The disk was moved here from another node, and an administrator created the PersistentVolume again.
 #[tokio::test]
-async fn a_claim_with_a_moved_volume_is_expanded() {
+async fn claim_with_moved_volume_is_expanded() {
     let cluster = TestCluster::connect().await;
     let running = [cluster.provisioner().await, cluster.controller(ONLY_PLACEMENT).await];
     cluster.claim("data", json!({})).await;

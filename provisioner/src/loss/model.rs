@@ -522,7 +522,7 @@ fn violation(rules: Rules, seeds: std::ops::Range<u64>) -> Option<String> {
 }
 
 #[test]
-fn no_data_is_deleted_for_a_lost_node() {
+fn lost_node_deletes_no_data() {
     assert_eq!(violation(RULES, 0..20), None);
 }
 

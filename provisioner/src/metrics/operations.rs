@@ -79,7 +79,7 @@ mod tests {
     use crate::{store::driver::StorageError, testing::fake_store};
 
     #[test]
-    fn attempts_are_counted_by_result_and_reason() {
+    fn attempts_are_counted_by_reason() {
         let operations = Operations::default();
         let full = Error::Storage(StorageError::Volume(fake_store::error(ErrorKind::NoSpace, "full")));
         let taken = Error::InFlight(VolumeId::parse("v").unwrap());

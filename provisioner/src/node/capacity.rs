@@ -357,7 +357,7 @@ mod tests {
 
     /// A class with invalid parameters counts as one without settings.
     #[tokio::test]
-    async fn each_class_has_the_capacity_for_its_settings() {
+    async fn class_has_capacity_for_its_settings() {
         let class = |name: &str, provisioning: &str| json!({"metadata": {"name": name}, "parameters": {"provisioning": provisioning}});
         let classes = classes(&[class("a", "thin"), class("b", "thin"), class("c", "sparse"), json!({})]);
         let test_context = TestContext::of_size(Bytes(64 * MIB), Caches::default(), vec![]);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn no_capacity_is_published_for_a_class_that_does_not_allow_the_node() {
+    fn disallowing_class_has_no_capacity() {
         let class = |name: &str, zone: &str| {
             json!({"metadata": {"name": name}, "allowedTopologies": [
                 {"matchLabelExpressions": [{"key": "zone", "values": [zone]}]},
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_node_is_read_less_often_while_its_labels_stay_the_same() {
+    async fn unchanged_labels_are_read_less_often() {
         let read = |zone: &str| {
             let node = fixtures::metadata_only(json!({"name": "node-a", "labels": {"zone": zone}}));
             expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)

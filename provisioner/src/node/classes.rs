@@ -79,7 +79,7 @@ mod tests {
     #[case::without_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": null}}), false)]
     #[case::with_a_volume(CacheChange::Applied(class()), json!({"spec": {"volumeName": "pvc-1"}}), false)]
     #[tokio::test]
-    async fn a_change_of_a_class_concerns_its_claims_without_volume(
+    async fn changed_class_concerns_its_unprovisioned_claims(
         #[case] of_class: CacheChange<StorageClass>,
         #[case] of_claim: Value,
         #[case] expected: bool,

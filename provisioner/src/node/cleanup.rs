@@ -199,7 +199,7 @@ mod tests {
     #[case::its_claim_has_a_volume_elsewhere(vec![], deletes(reads(fixtures::on_another_node())), (false, false))]
     #[case::only_its_claim_exists(vec![fixtures::bound_claim(json!({}))], vec![absent()], (true, false))]
     #[tokio::test]
-    async fn a_pending_volume_is_kept_unless_orphaned(
+    async fn pending_volume_is_kept_unless_orphaned(
         #[case] claims: Vec<PersistentVolumeClaim>,
         #[case] requests: Vec<ExpectedRequest>,
         #[case] expected: (bool, bool),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_is_deleted_once_its_marked_persistent_volume_no_longer_exists() {
+    async fn volume_outlives_its_marked_persistent_volume() {
         let deleted = reads(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         let requests = [deleted].into_iter().chain(deletes(absent())).collect();
         let (test_context, record) = with_pending_volume(vec![], requests);
@@ -254,7 +254,7 @@ mod tests {
         (false, false)
     )]
     #[tokio::test]
-    async fn a_node_that_watches_by_labels_reads_a_claim_before_it_deletes_the_volume(
+    async fn labelled_watch_reads_claim_before_deletion(
         #[case] reads_claim: ExpectedRequest,
         #[case] others: Vec<ExpectedRequest>,
         #[case] expected: (bool, bool),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_that_another_task_has_locked_is_kept() {
+    async fn locked_volume_is_kept() {
         let (test_context, record) = with_pending_volume(vec![], vec![]);
         let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_stays_pending_after_a_failure() {
+    async fn volume_stays_pending_after_failure() {
         let failed = expect(Method::GET, VOLUME, None).refuse(500, "InternalError");
         let requests = [failed].into_iter().chain(deletes(absent())).collect();
         let (test_context, record) = with_pending_volume(vec![], requests);

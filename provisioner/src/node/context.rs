@@ -249,7 +249,7 @@ mod tests {
     use crate::testing::fixtures;
 
     #[test]
-    fn names_of_claims_are_those_in_the_cache() {
+    fn claim_names_are_those_cached() {
         let names = ClaimNames::default();
         let claims = [("shop", "a"), ("shop", "b"), ("bank", "c")].map(|(namespace, name)| {
             fixtures::claim(json!({"metadata": {"namespace": namespace, "name": name}}))

@@ -32,7 +32,7 @@ mod tests {
     use crate::testing::mock_api_server::{TestContext, own_node};
 
     #[tokio::test]
-    async fn a_node_with_another_uid_takes_custody_again() {
+    async fn another_node_uid_takes_custody_again() {
         let test_context = TestContext::new(vec![own_node("first"), own_node("first"), own_node("second")]);
         let ctx = &test_context.ctx;
         let mut known = None;
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_without_its_object_has_no_custody() {
+    async fn node_without_object_has_no_custody() {
         let test_context = TestContext::new(vec![own_node("").refuse(404, "NotFound")]);
         let error = take(&test_context.ctx).await.unwrap_err().to_string();
         assert!(error.contains("restart the kubelet"), "{error}");

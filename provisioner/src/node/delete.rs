@@ -195,7 +195,7 @@ mod tests {
     #[case::path("../../etc")]
     #[case::empty("")]
     #[case::slash("pvc/1")]
-    fn a_handle_that_is_no_volume_id_is_an_error(#[case] handle: &str) {
+    fn invalid_handle_is_an_error(#[case] handle: &str) {
         let volume = fixtures::volume(
             json!({"status": {"phase": "Released"}, "spec": {"csi": {"volumeHandle": handle}}}),
         );

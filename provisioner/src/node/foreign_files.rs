@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_any_length_fits_into_an_event() {
+    fn long_path_fits_into_an_event() {
         let text = shortened(&"é".repeat(4000));
         assert!(text.len() < 400 && text.ends_with("..."), "{text}");
         assert_eq!(shortened("short"), "short");

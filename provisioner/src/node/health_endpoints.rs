@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_show_the_storage_and_the_caches() {
+    async fn metrics_show_storage_and_caches() {
         let other =
             json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}, "name": "other"}});
         let claims = vec![fixtures::claim(json!({})), fixtures::claim(other)];
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_count_the_claims_that_request_a_larger_size() {
+    async fn metrics_count_claims_in_expansion() {
         for (size, waiting) in [("1Mi", 0), ("4Mi", 1)] {
             let request = json!({"spec": {"resources": {"requests": {"storage": size}}}});
             let claims = vec![fixtures::bound_claim(request)];
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_needs_no_answer_of_the_api_server() {
+    async fn readiness_needs_no_api_server() {
         let (test_context, endpoints) = test_context(Caches::default());
         let reachable =
             async || scraped(&endpoints).await.contains("\nloopfs_provisioner_api_server_reachable 1\n");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_without_policies_is_ready_and_reports_it() {
+    async fn node_without_policies_reports_it() {
         let (test_context, endpoints) = test_context(Caches::default());
         assert_eq!(endpoints.notice(), None);
         endpoints.ctx.policies.send_replace(Some(false));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_never_had_storage_is_ready_unless_a_volume_names_it() {
+    async fn unused_node_is_ready_without_storage() {
         let volume = fixtures::volume(json!({}));
         for (volumes, ready) in [(vec![], true), (vec![volume], false)] {
             let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() });
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_fails_until_all_caches_are_synced() {
+    async fn readiness_awaits_all_caches() {
         let (test_context, mut endpoints) = test_context(Caches::default());
         let synced = &test_context.ctx;
         endpoints.ctx = Arc::new(Context::new(

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_of_this_node_on_a_missing_disk_is_lost() {
+    async fn volume_on_missing_disk_is_lost() {
         let policy = deleting_claim();
         let mut elsewhere = on_another_disk();
         let mut here = policy;
@@ -147,7 +147,7 @@ mod tests {
 
     /// The pass goes on with what it has listed, while the administrator mounts the right disk.
     #[tokio::test]
-    async fn a_disk_that_is_back_before_a_write_keeps_its_volumes() {
+    async fn disk_back_before_write_keeps_volumes() {
         let volume = fixtures::volume(on_another_disk());
         let requests = vec![
             expect(Method::GET, VOLUME, None).respond(&volume),

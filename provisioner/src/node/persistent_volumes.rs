@@ -267,7 +267,7 @@ mod tests {
 
     /// Otherwise the claim's reconcile could create the volume again and use the PersistentVolume that is being deleted.
     #[tokio::test]
-    async fn the_volume_is_locked_from_the_deletion_of_its_data_until_its_finalizer_is_removed() {
+    async fn volume_is_locked_until_finalizer_removal() {
         let (removes_finalizer, paused) = removes_finalizer().pause();
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer]);
         let reconciling =
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deletion_continues_after_a_crash_that_followed_the_data() {
+    async fn deletion_continues_after_a_crash() {
         let test_context =
             test_context(vec![unlabelled(&[]), marks(), removes_finalizer().refuse(404, "NotFound")]);
         test_context.volumes.state().volumes.clear();
@@ -305,10 +305,7 @@ mod tests {
     #[case::bound_and_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
     #[tokio::test]
-    async fn data_that_another_persistent_volume_needs_is_kept(
-        #[case] change: Value,
-        #[values(true, false)] is_labelled: bool,
-    ) {
+    async fn data_needed_by_another_is_kept(#[case] change: Value, #[values(true, false)] is_labelled: bool) {
         let mut labels = change;
         if !is_labelled {
             fixtures::merge_keeping_nulls(&mut labels, json!({"metadata": {"labels": null}}));
@@ -328,7 +325,7 @@ mod tests {
 
     /// The watch may be silent, so the cache may lack what happened since the first attempt.
     #[tokio::test]
-    async fn a_retry_keeps_data_that_a_persistent_volume_outside_of_the_cache_needs() {
+    async fn retry_keeps_data_needed_outside_cache() {
         let listed = unlabelled(&[second(json!({}))]);
         let test_context = test_context(vec![unlabelled(&[]), marks(), unlabelled(&[]), listed]);
         test_context.volumes.state().busy = true;
@@ -345,7 +342,7 @@ mod tests {
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
     #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
     #[tokio::test]
-    async fn a_second_persistent_volume_that_is_also_discarded_does_not_keep_the_data(#[case] change: Value) {
+    async fn discarded_second_persistent_volume_keeps_nothing(#[case] change: Value) {
         let caches =
             Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
         let test_context =
@@ -356,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_404_of_a_proxy_does_not_prove_that_the_finalizer_is_removed() {
+    async fn proxy_404_proves_no_finalizer_removal() {
         let test_context = test_context(vec![
             unlabelled(&[]),
             marks(),
@@ -374,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_removed_finalizer_is_not_added_again_while_the_watch_lags_behind() {
+    async fn removed_finalizer_is_not_added_again() {
         let marked = marked(json!({"metadata": {"resourceVersion": "201"}}));
         let mut released = marked.clone();
         released.metadata.finalizers = None;
@@ -388,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_persistent_volume_that_left_the_watch_cache_is_not_stored() {
+    async fn uncached_persistent_volume_is_not_stored() {
         let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         let marked = marked(json!({}));
         reconciled(&test_context, marked.clone()).await;
@@ -397,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_in_use_is_kept_and_reported() {
+    async fn volume_in_use_is_reported() {
         let test_context = test_context(vec![unlabelled(&[]), marks()]);
         test_context.volumes.state().busy = true;
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
@@ -406,7 +403,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_persistent_volume_is_marked_while_the_store_is_unavailable() {
+    async fn unavailable_store_marks_no_persistent_volume() {
         let test_context = test_context(vec![]);
         test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));

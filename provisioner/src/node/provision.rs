@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_without_options_gets_the_defaults_of_its_class() {
+    fn plain_claim_gets_class_defaults() {
         let expected = Creation {
             id: VolumeId::parse(fixtures::VOLUME).unwrap(),
             kind: VolumeKind::Filesystem,
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_sets_the_node_loss_policy() {
+    fn class_sets_the_node_loss_policy() {
         let class = json!({"parameters": {"onNodeLoss": "deleteClaim", "nodeLossGraceSeconds": "60"}});
         let expected = Policy { on_node_loss: OnNodeLoss::DeleteClaim, grace: Duration::from_secs(60) };
         assert_eq!(creation(json!({}), class).node_loss, expected);
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_sets_bytes_per_inode_and_the_reclaim_policy() {
+    fn class_sets_inodes_and_reclaim_policy() {
         let made =
             creation(json!({}), json!({"parameters": {"bytesPerInode": "8192"}, "reclaimPolicy": "Retain"}));
         assert_eq!(made.settings, [("bytesPerInode".to_owned(), "8192".to_owned())].into());
@@ -443,13 +443,13 @@ mod tests {
     }
 
     #[test]
-    fn mount_options_of_block_volumes_are_not_checked() {
+    fn block_mount_options_are_not_checked() {
         let block = creation(json!({"spec": {"volumeMode": "Block"}}), json!({"mountOptions": ["discard"]}));
         assert_eq!(block.kind, VolumeKind::Block);
     }
 
     #[test]
-    fn the_error_of_a_missing_class_names_it() {
+    fn missing_class_error_names_it() {
         let error =
             plan(&fixtures::claim(json!({})), None, None, Placement::Here, None, &fixtures::identity())
                 .unwrap_err();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_other_drivers_classes_are_ignored() {
+    fn other_drivers_claims_are_ignored() {
         assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(ProvisionPlan::Ignore));
     }
 
@@ -487,7 +487,7 @@ mod tests {
     #[rstest]
     #[case::elsewhere(Placement::Elsewhere, Ok(ProvisionPlan::Ignore))]
     #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("requests no size"))]
-    fn placement_is_decided_before_the_claim_is_checked(
+    fn placement_precedes_check_of_claim(
         #[case] placement: Placement,
         #[case] expected: Result<ProvisionPlan, &str>,
     ) {
@@ -505,7 +505,7 @@ mod tests {
     #[case::ours(json!({}), Some(ProvisionPlan::UpToDate))]
     #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
     #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
-    fn an_existing_persistent_volume_of_that_name_must_belong_to_the_claim(
+    fn existing_persistent_volume_must_match_claim(
         #[case] volume: Value,
         #[case] expected: Option<ProvisionPlan>,
     ) {

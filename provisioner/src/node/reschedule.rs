@@ -122,7 +122,7 @@ mod tests {
     #[case::no_node_selected(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
     #[case::rescheduled(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
     #[case::bound(json!({"spec": {"volumeName": "v"}}), refused(ErrorKind::NoSpace), false)]
-    fn only_claims_that_another_node_could_provision_are_rescheduled(
+    fn only_claims_provisionable_elsewhere_are_rescheduled(
         #[case] change: Value,
         #[case] failure: Error,
         #[case] expected: bool,
@@ -142,7 +142,7 @@ mod tests {
     #[case::not_allowed_any_more(not_allowed(), true)]
     #[case::full(refused(ErrorKind::NoSpace), false)]
     #[case::not_mounted(StorageError::Unavailable("mount it".to_owned()).into(), false)]
-    fn claims_of_immediate_classes_lose_only_forbidden_nodes(#[case] failure: Error, #[case] expected: bool) {
+    fn immediate_claims_lose_only_forbidden_nodes(#[case] failure: Error, #[case] expected: bool) {
         let class = fixtures::class(json!({"volumeBindingMode": "Immediate"}));
         let patch = plan(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity());
         assert_eq!(patch.is_some(), expected);

@@ -135,7 +135,7 @@ mod tests {
     #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), false)]
     #[case::of_no_owner(json!({"metadata": {"ownerReferences": null}}), false)]
     #[case::of_another_owner(json!({"data": {BINDING_UID: "earlier"}}), false)]
-    fn the_record_is_trusted_while_the_policy_owns_it(#[case] change: Value, #[case] expected: bool) {
+    fn record_is_trusted_while_policy_owned(#[case] change: Value, #[case] expected: bool) {
         let owner = json!({"apiVersion": "v1", "kind": "MutatingAdmissionPolicyBinding", "name": "labels", "uid": "u"});
         let mut config_map = json!({"metadata": {"ownerReferences": [owner]}, "data": {BINDING_UID: "u"}});
         fixtures::merge(&mut config_map, change);

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchanged_condition_keeps_its_transition_time() {
+    fn unchanged_condition_keeps_transition_time() {
         let existing = [condition("ControllerResizeError", "no space")];
         let new = |message: &str| Some((ResizeCondition::ControllerResizeError, message.to_owned()));
         assert_eq!(merge_conditions(&existing, new("no space"), Earlier::Keep, NOW), existing);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_has_only_differences_and_preconditions() {
+    fn patch_has_differences_and_preconditions() {
         let claim: PersistentVolumeClaim = serde_json::from_value(json!({
             "metadata": { "uid": "u", "resourceVersion": "7", "annotations": { NODE_EXPANSION_NOT_REQUIRED: "true" } },
             "status": { "capacity": { "storage": "1Mi" }, "allocatedResources": { "storage": "1048576" } },

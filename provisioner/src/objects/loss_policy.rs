@@ -168,7 +168,7 @@ mod tests {
     #[case::no_time_at_all(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "0"}), Policy::default())]
     #[case::endless(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "18446744073709551615"}), Policy::default())]
     #[case::of_another_driver(json!({"csi.other.dev/on-node-loss": "deleteClaim"}), Policy::default())]
-    fn the_policy_is_read_from_the_annotations(#[case] annotations: Value, #[case] expected: Policy) {
+    fn policy_is_read_from_annotations(#[case] annotations: Value, #[case] expected: Policy) {
         let volume = fixtures::volume(json!({"metadata": {"annotations": annotations}}));
         assert_eq!(Policy::of(&volume, &fixtures::identity()), expected);
     }

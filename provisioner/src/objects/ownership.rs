@@ -320,7 +320,7 @@ mod tests {
     #[case::in_nothing("topology.csi.loopfs.dev/node", "In", &[], false)]
     #[case::some_other_key("zone", "In", &["b"], true)]
     #[case::nonsense_operator("topology.csi.loopfs.dev/node", "?", &["node-b"], true)]
-    fn a_node_affinity_that_excludes_this_node_overrides_the_label(
+    fn excluding_node_affinity_overrides_label(
         #[case] key: &str,
         #[case] operator: &str,
         #[case] values: &[&str],

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_lists_all_problems_and_the_allowed_parameters() {
+    fn error_lists_problems_and_allowed_parameters() {
         let class = [
             ("bytesPerInode", "x"),
             ("nodeLossGraceSeconds", "1h"),

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_built_persistent_volume_belongs_to_its_node_and_claim() {
+    fn built_volume_belongs_to_its_claim() {
         let claim = fixtures::claim(json!({}));
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
         let built = build(described(&claim, &id), &fixtures::identity());
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_directory_has_a_file_system_type() {
+    fn only_directory_has_file_system_type() {
         let claim = fixtures::claim(json!({}));
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
         for (kind, expected) in [(VolumeKind::Filesystem, Some("xfs")), (VolumeKind::Block, None)] {

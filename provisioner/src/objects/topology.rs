@@ -57,7 +57,7 @@ mod tests {
     #[case::an_empty_term(json!([{}]), false)]
     #[case::one_of_two_terms(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}, {"matchLabelExpressions": [{"key": "zone", "values": ["west"]}]}]), true)]
     #[case::half_a_term(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["west"]}, {"key": "rack", "values": ["1"]}]}]), false)]
-    fn topologies_are_evaluated_as_by_the_scheduler(#[case] terms: Value, #[case] expected: bool) {
+    fn topologies_match_as_in_scheduler(#[case] terms: Value, #[case] expected: bool) {
         let labels = BTreeMap::from([("zone".to_owned(), "west".to_owned())]);
         let node = candidate("node-a", labels, &fixtures::identity());
         assert_eq!(allows(&fixtures::class(json!({"allowedTopologies": terms})), &node), expected);

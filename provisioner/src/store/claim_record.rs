@@ -84,12 +84,12 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_fit_are_an_error() {
+    fn too_long_names_are_an_error() {
         assert_eq!(record(1000).annotations().unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
-    fn a_copy_of_another_id_has_no_record() {
+    fn copy_of_another_id_has_none() {
         let annotations = record(1).annotations().unwrap();
         let id = |text: &str| VolumeId::parse(text).unwrap();
         let own = format!("pvc-{}", record(1).uid);

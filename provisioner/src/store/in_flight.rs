@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exclusive_lock_excludes_all_other_locks_on_the_volume() {
+    fn exclusive_lock_excludes_all_others() {
         let (all, id) = (InFlight::default(), VolumeId::parse("pvc-1").unwrap());
         let first = all.enter(&id);
         assert!(first.is_some());
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_one_volume_run_concurrently_and_exclude_its_deletion() {
+    fn copies_share_and_exclude_deletion() {
         let (all, id) = (InFlight::default(), VolumeId::parse("pvc-1").unwrap());
         let copies = [all.copy(&id), all.copy(&id)];
         assert!(copies.iter().all(Option::is_some));

@@ -18,7 +18,7 @@ fn request(note: &str) -> EventRequest {
 }
 
 #[test]
-fn repetitions_become_a_count_and_are_spaced() {
+fn repetitions_are_counted_and_spaced() {
     let mut aggregator = Aggregator::default();
     let key = EventKey::of(&request("no space"));
     let start = Instant::now();
@@ -82,7 +82,7 @@ impl RunningRecorder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_requests_are_written_in_order_at_a_limited_rate() {
+async fn writes_are_ordered_and_rate_limited() {
     let publishing = RunningRecorder::start();
     let start = Instant::now();
     let about = |number: u32| {
@@ -104,7 +104,7 @@ async fn many_requests_are_written_in_order_at_a_limited_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn queued_events_are_written_without_rate_limit_on_shutdown() {
+async fn shutdown_writes_queued_events_without_limit() {
     let (publishing, start) = (RunningRecorder::start(), Instant::now());
     for number in 0..2 * BURST {
         let mut request = request("no space");
@@ -116,7 +116,7 @@ async fn queued_events_are_written_without_rate_limit_on_shutdown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_tokens_accumulate_up_to_a_burst() {
+async fn unused_tokens_accumulate_to_a_burst() {
     let mut bucket = TokenBucket { next: Instant::now() };
     for idle in [Duration::ZERO, EVENT_INTERVAL * BURST * 2] {
         tokio::time::sleep(idle).await;
@@ -132,7 +132,7 @@ async fn unused_tokens_accumulate_up_to_a_burst() {
 
 /// The API server receives one event, and then its count.
 #[tokio::test(start_paused = true)]
-async fn repetitions_of_one_request_are_two_writes() {
+async fn repeated_request_is_two_writes() {
     let publishing = RunningRecorder::start();
     for _ in 0..4 {
         publishing.queue.send(request("no space")).await.unwrap();
@@ -159,7 +159,7 @@ async fn repetitions_of_one_request_are_two_writes() {
 }
 
 #[test]
-fn a_repetition_after_the_end_of_its_series_is_a_new_event() {
+fn repetition_after_its_series_is_new() {
     let mut aggregator = Aggregator::default();
     let key = EventKey::of(&request("no space"));
     let start = Instant::now();
@@ -168,7 +168,7 @@ fn a_repetition_after_the_end_of_its_series_is_a_new_event() {
 }
 
 #[test]
-fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
+fn few_different_texts_are_separate_events() {
     let mut aggregator = Aggregator::default();
     let start = Instant::now();
     for text in 0..TEXTS_PER_SUBJECT {
@@ -185,7 +185,7 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
 
 /// A tenant creates claims without end.
 #[test]
-fn the_oldest_of_many_subjects_is_forgotten() {
+fn oldest_of_many_subjects_is_forgotten() {
     let mut aggregator = Aggregator::default();
     let start = Instant::now();
     let about = |number: usize| {
@@ -207,7 +207,7 @@ fn the_oldest_of_many_subjects_is_forgotten() {
 }
 
 #[test]
-fn the_first_occurrence_after_a_failed_write_is_a_new_event() {
+fn occurrence_after_failed_write_is_new() {
     let mut aggregator = Aggregator::default();
     let key = EventKey::of(&request("no space"));
     aggregator.observe(&key, Instant::now());
@@ -216,7 +216,7 @@ fn the_first_occurrence_after_a_failed_write_is_a_new_event() {
 }
 
 #[test]
-fn an_event_keeps_within_the_limits_of_the_api() {
+fn event_texts_fit_the_api_limits() {
     let mut request = request(&"ä".repeat(1000));
     request.regarding.name = Some("n".repeat(253));
     request.at = Timestamp::MAX;

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifests_of_csi_deploy_are_a_valid_declaration() {
+    fn deployed_manifests_are_a_valid_declaration() {
         let declaration = parsed(&[
             ("csidriver.yaml", include_str!("../../../../csi/deploy/csidriver.yaml")),
             ("rbac.yaml", include_str!("../../../../csi/deploy/rbac.yaml")),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_text_is_rejected() {
+    fn binary_file_is_rejected() {
         let class = include_str!("../../../../csi/deploy/storageclass.yaml");
         let data = BTreeMap::from([("class.yaml".to_owned(), class.to_owned())]);
         let binary = BTreeMap::from([("driver.yaml".to_owned(), ByteString(vec![0xff]))]);

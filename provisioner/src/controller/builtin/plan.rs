@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_objects_are_created_and_undeclared_ones_removed_if_labelled() {
+    fn only_labelled_undeclared_objects_are_removed() {
         let kind = ManagedKind::named("StorageClass").unwrap();
         let ours = object(declared(kind.name), json!({}));
         let theirs = object(declared(kind.name), json!({"metadata": {"labels": null}}));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_labels_and_annotations_are_restored_and_others_stay() {
+    fn only_declared_metadata_is_restored() {
         let kind = ManagedKind::named("StorageClass").unwrap();
         let annotated = json!({"metadata": {"annotations": {"a": "1"}, "labels": {"l": "1"}}});
         let wanted = object(declared(kind.name), annotated);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declared_field_that_is_unknown_is_compared() {
+    fn unknown_declared_field_is_compared() {
         let kind = ManagedKind::named("CSIDriver").unwrap();
         let wanted = object(json!({"spec": {"fieldOfTheFuture": 5}}), json!({}));
         let found = object(json!({"spec": {"fieldOfTheFuture": 6}}), json!({}));

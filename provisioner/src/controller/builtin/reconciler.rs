@@ -631,7 +631,7 @@ mod tests {
 
     /// An upgrade changes a role, and then the ConfigMap that declares it.
     #[test]
-    fn a_change_that_is_declared_in_time_stays() {
+    fn change_declared_in_time_stays() {
         let mut state = observed(declared("1", &[role("get")]), stored(role("get"), "1"));
         let start = Instant::now();
         observe(&mut state, stored(role("list"), "2"));
@@ -699,7 +699,7 @@ mod tests {
     #[case::unchanged("1")]
     #[case::changed_by_each_write("2")]
     #[tokio::test]
-    async fn a_field_that_is_stored_otherwise_is_a_failure(#[case] version: &str) {
+    async fn field_stored_otherwise_is_a_failure(#[case] version: &str) {
         let state = observed(declared("1", &[role("get")]), stored(role("list"), "1"));
         let mut object = stored(role("get"), "1");
         object.metadata.annotations = Some(BTreeMap::new());
@@ -726,7 +726,7 @@ mod tests {
 
     /// Nothing is deleted for a replacement that would differ again.
     #[tokio::test]
-    async fn a_replacement_that_would_differ_is_not_made() {
+    async fn differing_replacement_is_not_made() {
         let group = "rbac.authorization.k8s.io";
         let wanted = binding(json!({"apiGroup": group, "kind": "ClusterRole", "name": "r", "extra": "x"}));
         let present = binding(json!({"apiGroup": group, "kind": "ClusterRole", "name": "r"}));
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_immutable_field_of_the_csi_driver_is_reported() {
+    async fn immutable_field_of_csidriver_is_reported() {
         let driver = |attach: bool| {
             json!({
                 "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.loopfs.dev"},

@@ -145,14 +145,14 @@ async fn reconciled_twice<const CHECKS: usize>(
 }
 
 #[tokio::test]
-async fn a_node_without_csinode_is_not_deleted_while_its_node_exists() {
+async fn node_without_csinode_is_not_deleted() {
     let volume = volume(json!({}));
     let requests = [present(&volume), present(&volume)];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 #[tokio::test]
-async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
+async fn proxy_404_proves_no_node_deletion() {
     let volume = volume(json!({}));
     let hidden = vec![suspected(&volume), expect(Method::GET, NODE, None).refuse_by_proxy(404)];
     let requests = [hidden, present(&volume)];
@@ -162,7 +162,7 @@ async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
 }
 
 #[tokio::test]
-async fn a_404_of_a_proxy_does_not_prove_that_a_claim_is_deleted() {
+async fn proxy_404_proves_no_claim_deletion() {
     let volume = volume(json!({}));
     let read = expect(Method::GET, VOLUME, None).respond(&volume);
     let hidden = vec![read, expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
@@ -172,7 +172,7 @@ async fn a_404_of_a_proxy_does_not_prove_that_a_claim_is_deleted() {
 
 /// Once the finalizer is removed, no provisioner deletes the data when the claim is deleted.
 #[tokio::test]
-async fn the_claim_is_deleted_after_its_volume_and_the_finalizer() {
+async fn claim_is_deleted_after_the_finalizer() {
     let bound = volume(json!({}));
     let marked = volume(json!({"metadata": {"deletionTimestamp": MARKED, "resourceVersion": "201"}}));
     let rest = released_from_driver(json!({}));
@@ -191,7 +191,7 @@ async fn the_claim_is_deleted_after_its_volume_and_the_finalizer() {
 }
 
 #[tokio::test]
-async fn a_dry_run_reports_and_deletes_nothing() {
+async fn dry_run_reports_and_deletes_nothing() {
     let volume = volume(json!({}));
     let reads = read_again(&volume).into_iter().take(2).collect();
     let requests = [lost(&volume), lost(&volume), reads];
@@ -203,10 +203,7 @@ async fn a_dry_run_reports_and_deletes_nothing() {
 #[case::nothing_written(volume(json!({})), &WARNED)]
 #[case::only_the_claim_is_left(released_from_driver(json!({})), &[])]
 #[tokio::test]
-async fn a_node_that_is_back_before_a_write_keeps_the_rest(
-    #[case] volume: PersistentVolume,
-    #[case] events: &[&str],
-) {
+async fn node_back_before_write_keeps_rest(#[case] volume: PersistentVolume, #[case] events: &[&str]) {
     let read = expect(Method::GET, VOLUME, None).respond(&volume);
     let back = vec![read, claim_read(json!({})), node_exists()];
     let requests = [lost(&volume), lost(&volume), back];
@@ -215,7 +212,7 @@ async fn a_node_that_is_back_before_a_write_keeps_the_rest(
 
 /// The pass has listed the volume long before.
 #[tokio::test]
-async fn a_policy_that_was_set_during_the_pass_counts() {
+async fn policy_set_during_the_pass_counts() {
     let listed = volume(json!({}));
     let retained = volume(json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}}));
     let reads = vec![expect(Method::GET, VOLUME, None).respond(&retained), claim_read(json!({}))];
@@ -228,7 +225,7 @@ async fn a_policy_that_was_set_during_the_pass_counts() {
 #[case::changed(409, "Conflict")]
 #[case::not_found(404, "NotFound")]
 #[tokio::test]
-async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case] reason: &str) {
+async fn conflict_or_missing_claim_is_ignored(#[case] status: u16, #[case] reason: &str) {
     let volume = released_from_driver(json!({}));
     let refused = vec![claim_deleted().refuse(status, reason)];
     let requests = [lost(&volume), lost(&volume), read_again(&volume), refused];
@@ -236,7 +233,7 @@ async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case
 }
 
 #[tokio::test]
-async fn a_failed_write_is_reported_and_retried_with_back_off() {
+async fn failed_write_is_reported_and_retried() {
     let volume = released_from_driver(json!({}));
     let refused = vec![claim_deleted().refuse(403, "Forbidden")];
     let requests = [lost(&volume), lost(&volume), read_again(&volume), refused, lost(&volume)];
@@ -248,7 +245,7 @@ async fn a_failed_write_is_reported_and_retried_with_back_off() {
 }
 
 #[tokio::test]
-async fn a_newer_claim_stays_and_the_persistent_volume_of_the_old_one_is_deleted() {
+async fn newer_claim_of_the_name_stays() {
     let released = volume(json!({"status": {"phase": "Released"}}));
     let marked = volume(json!({
         "metadata": {"deletionTimestamp": MARKED, "resourceVersion": "201"}, "status": {"phase": "Released"},
@@ -270,7 +267,7 @@ async fn a_newer_claim_stays_and_the_persistent_volume_of_the_old_one_is_deleted
 }
 
 #[tokio::test]
-async fn a_node_that_came_back_gets_the_full_grace_time_again() {
+async fn returned_node_restarts_the_grace_time() {
     let volume = volume(json!({}));
     let requests = [lost(&volume), present(&volume), lost(&volume)];
     let times = [Duration::ZERO, GRACE / 2, GRACE];
@@ -280,7 +277,7 @@ async fn a_node_that_came_back_gets_the_full_grace_time_again() {
 }
 
 #[tokio::test]
-async fn an_announcement_names_the_end_of_the_grace_time() {
+async fn announcement_names_the_deadline() {
     let test_context = TestContext::new(lost(&volume(json!({}))));
     let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
@@ -298,7 +295,7 @@ async fn an_announcement_names_the_end_of_the_grace_time() {
 
 /// Another replica has not seen since when the node is missing.
 #[tokio::test]
-async fn another_leader_waits_for_the_full_grace_time() {
+async fn another_leader_restarts_the_grace_time() {
     let volume = volume(json!({}));
     let test_context = TestContext::new([lost(&volume), lost(&volume)].into_iter().flatten().collect());
     let ctx = &*test_context.ctx;
@@ -328,7 +325,7 @@ async fn a_sighting_restarts_the_grace_time() {
 
 /// The name of a node that was deleted long ago gets a new volume, from a backup for example.
 #[tokio::test]
-async fn each_volume_of_a_deleted_node_has_a_grace_time_of_its_own() {
+async fn each_volume_has_its_grace_time() {
     let kept = volume(json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}}));
     let restored = volume(json!({"metadata": {"uid": "restored"}}));
     let both = vec![
@@ -344,7 +341,7 @@ async fn each_volume_of_a_deleted_node_has_a_grace_time_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_failed_check_starts_the_grace_time_again() {
+async fn failed_check_restarts_the_grace_time() {
     let volume = volume(json!({}));
     let failed = vec![expect(Method::GET, VOLUMES, None).refuse(500, "InternalError")];
     let requests = [lost(&volume), failed, lost(&volume)];
@@ -359,7 +356,7 @@ async fn a_failed_check_starts_the_grace_time_again() {
 
 /// Two of three nodes with volumes are missing: their Node objects were probably deleted by mistake.
 #[tokio::test]
-async fn nothing_is_deleted_while_many_nodes_are_missing() {
+async fn many_missing_nodes_prevent_deletion() {
     let volumes = ["node-a", "node-b", "node-c"].map(|node| fixtures::volume_on(node, deleting_claim()));
     let deleted = |path| expect(Method::GET, path, None).refuse(404, "NotFound");
     let lists = |volume: &PersistentVolume| {
@@ -384,7 +381,7 @@ async fn nothing_is_deleted_while_many_nodes_are_missing() {
 
 /// The volumes of the first node are kept, so its loss is settled.
 #[tokio::test]
-async fn a_node_that_was_lost_long_before_is_not_missing_at_once() {
+async fn long_lost_node_does_not_count() {
     let kept = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}});
     let volumes = [fixtures::volume_on("node-b", kept), fixtures::volume_on("node-c", deleting_claim())];
     let nodes = |volume: &PersistentVolume| {
@@ -406,7 +403,7 @@ async fn a_node_that_was_lost_long_before_is_not_missing_at_once() {
 
 /// Each change of a CSINode leads to a check.
 #[tokio::test]
-async fn volumes_are_listed_once_in_an_interval() {
+async fn volumes_are_listed_once_per_interval() {
     let volume = volume(json!({}));
     let requests = [present(&volume), vec![node_exists()], vec![node_exists()], present(&volume)];
     let test_context = TestContext::new(requests.into_iter().flatten().collect());
@@ -462,7 +459,7 @@ async fn volumes_are_listed_in_pages() {
 
 /// The volumes were deleted between the two lists.
 #[tokio::test]
-async fn deleted_nodes_without_volumes_are_not_missing() {
+async fn deleted_nodes_without_volumes_are_ignored() {
     let volumes = ["node-b", "node-c"].map(|node| fixtures::volume_on(node, deleting_claim()));
     let none = || expect(Method::GET, VOLUMES, None).respond(list(&[]));
     let requests = vec![

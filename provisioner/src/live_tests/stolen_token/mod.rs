@@ -245,34 +245,33 @@ async fn suite(component: OptionalComponent) {
 }
 
 #[tokio::test]
-async fn a_stolen_token_writes_only_objects_of_its_own_node() {
+async fn stolen_token_writes_only_own_objects() {
     suite(OptionalComponent::None).await;
 }
 
 #[tokio::test]
-async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
+async fn node_loss_token_deletes_lost_volumes() {
     suite(OptionalComponent::NodeLoss).await;
 }
 
 #[tokio::test]
-async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_gives_no_rights_to_others()
- {
+async fn builtin_objects_token_gains_no_rights() {
     suite(OptionalComponent::BuiltinObjects).await;
 }
 
 #[tokio::test]
-async fn a_stolen_token_of_the_snapshots_component_writes_only_snapshots_of_its_own_node() {
+async fn snapshots_token_writes_only_own_snapshots() {
     suite(OptionalComponent::Snapshots).await;
 }
 
 #[tokio::test]
-async fn a_stolen_token_of_the_claim_labels_component_sets_only_labels_of_nodes_and_the_record() {
+async fn claim_labels_token_sets_only_labels() {
     suite(OptionalComponent::ClaimLabels).await;
 }
 
 /// The API server lets a kubelet read the secrets that the volumes of its pods name.
 #[tokio::test]
-async fn a_stolen_token_gives_the_kubelet_access_to_no_secret() {
+async fn stolen_token_reveals_no_secret() {
     let cluster = TestCluster::connect().await;
     let scene = Scene::set(&cluster, HERE).await;
     let pod = json!({

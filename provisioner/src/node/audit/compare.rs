@@ -117,7 +117,7 @@ mod tests {
     #[case::labelled_wrongly(json!({"metadata": {"labels": {NODE: "node-b"}}}))]
     #[case::names_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
     #[case::of_another_disk_here(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
-    fn a_volume_that_a_persistent_volume_names_is_not_orphaned(#[case] change: Value) {
+    fn named_volume_is_not_orphaned(#[case] change: Value) {
         assert_eq!(orphans(&held(&[fixtures::VOLUME], &[]), &[fixtures::volume(change)]), ids(&[]));
     }
 
@@ -125,13 +125,13 @@ mod tests {
     #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-another"}}}))]
     #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
-    fn a_volume_that_no_persistent_volume_names_is_orphaned(#[case] change: Value) {
+    fn unnamed_volume_is_orphaned(#[case] change: Value) {
         let node = held(&[fixtures::VOLUME], &[]);
         assert_eq!(orphans(&node, &[fixtures::volume(change)]), node.volumes);
     }
 
     #[test]
-    fn a_volume_that_is_being_created_is_not_orphaned() {
+    fn pending_volume_is_not_orphaned() {
         assert_eq!(orphans(&held(&["pvc-1", "pvc-2"], &["pvc-1", "pvc-3"]), &[]), ids(&["pvc-2"]));
     }
 
@@ -145,7 +145,7 @@ mod tests {
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), &[], Some("there is no volume"))]
     #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), &[], None)]
     #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}}), &[], None)]
-    fn persistent_volumes_without_a_volume_are_found(
+    fn persistent_volumes_without_volume_are_found(
         #[case] change: Value,
         #[case] there: &[&str],
         #[case] why: Option<&str>,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_findings_of_both_comparisons_are_reported() {
+    fn only_findings_of_both_are_reported() {
         let missing = |names: &[&str]| {
             names.iter().map(|name| ((*name).to_owned(), "later".to_owned())).collect::<BTreeMap<_, _>>()
         };

@@ -275,7 +275,7 @@ mod tests {
     #[case::the_only_one(20, 1, 1, false)]
     #[case::all_and_all_may_go(100, 7, 7, true)]
     #[case::none_may_go(0, 1, 1000, false)]
-    fn collection_stops_above_a_share_of_the_volumes(
+    fn collection_stops_above_the_share(
         #[case] at_most_percent: u8,
         #[case] orphans: usize,
         #[case] volumes: usize,
@@ -364,16 +364,14 @@ mod tests {
     #[case::only_reported(false)]
     #[case::could_be_removed(true)]
     #[tokio::test]
-    async fn the_volumes_of_other_nodes_are_listed_once_for_an_orphan_unless_it_could_be_removed(
-        #[case] fresh: bool,
-    ) {
+    async fn removable_orphan_lists_other_nodes_again(#[case] fresh: bool) {
         let requests = [lists(Some(&[])), lists(fresh.then_some(&[]))];
         let orphan = ids(&[fixtures::VOLUME]);
         assert_eq!(found_twice(requests, fresh).await, [orphan.clone(), orphan]);
     }
 
     #[tokio::test]
-    async fn a_volume_whose_disk_was_moved_here_is_not_orphaned() {
+    async fn volume_of_moved_disk_is_kept() {
         let moved = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
         let requests = [lists(Some(&[moved])), lists(None)];
         assert_eq!(found_twice(requests, false).await, [ids(&[]), ids(&[])]);
@@ -384,7 +382,7 @@ mod tests {
     #[case::a_recent_one(60, &[59], false)]
     #[case::an_older_one(60, &[1, 60], true)]
     #[case::without_grace_time(0, &[], true)]
-    fn an_orphan_could_be_removed_after_its_grace_time(
+    fn orphan_is_removable_after_grace_time(
         #[case] after: u64,
         #[case] ages: &[u64],
         #[case] expected: bool,
@@ -399,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grace_time_starts_again_after_a_volume_had_a_persistent_volume() {
+    fn named_volume_restarts_its_grace_time() {
         let of = |orphans| AuditFindings { orphans, ..AuditFindings::default() };
         let long_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let since: HashMap<_, _> = ids(&["a", "b"]).into_iter().map(|id| (id, long_ago)).collect();

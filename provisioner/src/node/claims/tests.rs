@@ -67,7 +67,7 @@ fn first_retry() -> Next {
 }
 
 #[tokio::test]
-async fn a_claim_gets_a_volume_with_one_write() {
+async fn claim_gets_volume_with_one_write() {
     let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
     assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
@@ -151,7 +151,7 @@ fn context_with_data(requests: Vec<ExpectedRequest>) -> TestContext {
 
 /// A copy holds data when a crash interrupts its provisioning, and is pending.
 #[tokio::test]
-async fn an_interrupted_attempt_is_continued_without_an_event() {
+async fn interrupted_attempt_continues_without_event() {
     let test_context = context_with_data(vec![expect_creation()]);
     let claim = fixtures::claim(json!({}));
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
@@ -162,7 +162,7 @@ async fn an_interrupted_attempt_is_continued_without_an_event() {
 }
 
 #[tokio::test]
-async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_free() {
+async fn too_large_claim_awaits_free_space() {
     let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     let creation = expect(Method::POST, VOLUMES, {
         let mut larger = created_volume();
@@ -189,7 +189,7 @@ fn of_a_populator() -> PersistentVolumeClaim {
 }
 
 #[tokio::test]
-async fn a_claim_is_left_to_its_populator() {
+async fn claim_is_left_to_its_populator() {
     let test_context = TestContext::with(caches(vec![]), vec![]);
     assert_eq!(reconcile_claim(&test_context, of_a_populator()).await, Next::Change);
     assert!(test_context.volumes.state().volumes.is_empty());
@@ -202,7 +202,7 @@ async fn a_claim_is_left_to_its_populator() {
 #[case::of_this_namespace("shop", true)]
 #[case::of_another_namespace("bank", false)]
 #[tokio::test]
-async fn the_event_names_the_claims_that_pin_the_pod(#[case] namespace: &str, #[case] expected: bool) {
+async fn event_names_claims_pinning_the_pod(#[case] namespace: &str, #[case] expected: bool) {
     let first =
         fixtures::bound_claim(json!({"metadata": {"name": "logs", "uid": "first", "namespace": namespace}}));
     let caches = Caches { claims: vec![first], ..caches(vec![]) };
@@ -227,7 +227,7 @@ async fn a_refused_claim_leaves_no_volume() {
 }
 
 #[tokio::test]
-async fn no_volume_is_created_on_a_store_that_became_unavailable() {
+async fn unavailable_store_gets_no_volume() {
     let requests = vec![expect_rescheduling(), expect_rescheduling(), expect_creation()];
     let test_context = TestContext::with(caches(vec![]), requests);
     test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
@@ -246,7 +246,7 @@ async fn no_volume_is_created_on_a_store_that_became_unavailable() {
 }
 
 #[tokio::test]
-async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
+async fn only_own_class_ends_back_off() {
     let invalid = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![invalid], ..Caches::default() };
     let mut test_context = TestContext::with(caches, vec![expect_creation()]);
@@ -280,7 +280,7 @@ fn context_with_source(claims: Vec<PersistentVolumeClaim>, requests: Vec<Expecte
 #[case::created_again(vec![clone_named("copy", "another")], Next::After(backoff::CONFLICT.first))]
 #[case::rescheduled(vec![rescheduled()], Next::After(backoff::CONFLICT.first))]
 #[tokio::test]
-async fn a_copy_ends_if_its_claim_is(#[case] claims: Vec<PersistentVolumeClaim>, #[case] next: Next) {
+async fn copy_ends_if_claim_is(#[case] claims: Vec<PersistentVolumeClaim>, #[case] next: Next) {
     let requests = vec![
         expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
         expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
@@ -302,7 +302,7 @@ fn rescheduled() -> PersistentVolumeClaim {
 }
 
 #[tokio::test]
-async fn clones_of_one_source_are_copied_concurrently() {
+async fn clones_are_copied_concurrently() {
     // The mock API server expects the requests in this order. Neither claim gets a PersistentVolume: each copy waits until
     // both have begun, and then fails because the source is busy.
     let source = || expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({})));
@@ -323,10 +323,7 @@ async fn clones_of_one_source_are_copied_concurrently() {
 #[case::of_a_claim(clone_named("copy", "uid"), true)]
 #[case::without_source(fixtures::claim(json!({})), false)]
 #[case::with_its_volume(fixtures::bound_claim(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}})), false)]
-fn only_claims_that_wait_for_a_copy_use_the_copy_queue(
-    #[case] claim: PersistentVolumeClaim,
-    #[case] expected: bool,
-) {
+fn only_copies_use_the_copy_queue(#[case] claim: PersistentVolumeClaim, #[case] expected: bool) {
     assert_eq!(is_to_be_copied(&claim), expected);
 }
 
@@ -336,7 +333,7 @@ fn requesting(size: &str) -> PersistentVolumeClaim {
 
 /// The populator's claim, after which the volume is named, was deleted.
 #[tokio::test]
-async fn a_volume_from_a_populator_is_expanded() {
+async fn volume_from_populator_is_expanded() {
     let named = |claim: Value| {
         let mut whole = json!({"spec": {
             "volumeName": "pvc-populator", "dataSourceRef": {"apiGroup": "x.dev", "kind": "Backup", "name": "b"},
@@ -395,7 +392,7 @@ fn expect_begin(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, V
 }
 
 #[tokio::test]
-async fn expanding_a_filesystem_claim_writes_the_persistent_volume_before_it_completes_the_claim() {
+async fn expansion_writes_persistent_volume_before_claim() {
     let (begin, begun) = expect_begin(requesting("4Mi"), "4Mi");
     let capacity = json!({
         "metadata": {"uid": "volume-uid", "resourceVersion": "200"}, "spec": {"capacity": {"storage": "4Mi"}},
@@ -427,7 +424,7 @@ async fn expanding_a_filesystem_claim_writes_the_persistent_volume_before_it_com
 }
 
 #[tokio::test]
-async fn a_conflict_is_retried_after_back_off_without_an_event() {
+async fn conflict_is_retried_without_event() {
     let (begin, _) = expect_begin(requesting("4Mi"), "4Mi");
     let test_context = context_with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
     assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::After(backoff::CONFLICT.first));
@@ -461,7 +458,7 @@ async fn expansion_awaits_another_call_without_event() {
 }
 
 #[tokio::test]
-async fn a_request_beyond_the_free_capacity_is_infeasible() {
+async fn request_beyond_capacity_is_infeasible() {
     let (begin, begun) = expect_begin(requesting("2Gi"), "2Gi");
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let why =

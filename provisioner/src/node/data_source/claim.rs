@@ -95,7 +95,7 @@ mod tests {
     #[case::elsewhere(json!({}), json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Err("on node \"node-b\""))]
     #[case::other_driver(json!({}), json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), Err("another driver"))]
     #[case::path(json!({}), json!({"spec": {"csi": {"volumeHandle": "../x"}}}), Err("not a volume id"))]
-    fn a_source_claim_must_be_bound_to_a_volume_of_this_node(
+    fn source_claim_needs_a_local_volume(
         #[case] source: Value,
         #[case] volume: Value,
         #[case] expected: Result<(), &str>,

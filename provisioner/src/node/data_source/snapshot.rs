@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_snapshot_resolves_to_the_snapshot_that_its_content_names() {
+    fn snapshot_resolves_by_its_content() {
         let found = resolve(&snapshot(json!({})), &content(json!({})), &fixtures::identity()).unwrap();
         let id = SnapshotId::parse("snapshot-1").unwrap();
         let (id, mode) = (OwnedContentSource::Snapshot(id), Some("Filesystem".to_owned()));
@@ -248,7 +248,7 @@ mod tests {
     #[case::path(json!({"status": {"snapshotHandle": "../../etc"}}), "handle")]
     #[case::no_handle(json!({"status": {"snapshotHandle": null}}), "handle")]
     #[case::nonsense(json!({"spec": {"driver": 7}}), "not of the form")]
-    fn snapshots_that_cannot_be_copied_are_refused(#[case] change: Value, #[case] why: &str) {
+    fn uncopyable_snapshots_are_refused(#[case] change: Value, #[case] why: &str) {
         let error = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
@@ -256,7 +256,7 @@ mod tests {
     #[rstest]
     #[case::managed(json!({MANAGED_BY: "node-a"}), "is not ready")]
     #[case::managed_by_no_node(json!({}), "lacks the label")]
-    fn a_snapshot_that_is_not_ready_is_refused(#[case] labels: Value, #[case] why: &str) {
+    fn unready_snapshot_is_refused(#[case] labels: Value, #[case] why: &str) {
         let snapshot = snapshot(json!({"status": {"readyToUse": false}}));
         let content = content(json!({"metadata": {"labels": labels}}));
         let error = resolve(&snapshot, &content, &fixtures::identity()).unwrap_err();

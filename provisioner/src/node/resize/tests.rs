@@ -87,7 +87,7 @@ fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_chang
 #[case::resumed_with_a_smaller_size(Some("ControllerResizeInProgress"), Some("9Mi"), false)]
 #[case::node_infeasible(Some("NodeResizeInfeasible"), Some("4Mi"), true)]
 #[case::allocated_and_no_state(None, Some("4Mi"), true)]
-fn begin_writes_unless_the_attempt_is_a_retry(
+fn begin_writes_unless_retried(
     #[case] status: Option<&str>,
     #[case] allocated: Option<&str>,
     #[case] writes: bool,
@@ -109,7 +109,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<&str> {
 }
 
 #[test]
-fn a_filesystem_volume_is_resized_without_the_kubelet() {
+fn filesystem_volume_resizes_without_kubelet() {
     let in_progress = fixtures::bound_claim(json!({
         "status": {
             "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress", "example.com/iops": "NodeResizePending" },
@@ -146,7 +146,7 @@ fn a_filesystem_volume_is_resized_without_the_kubelet() {
 }
 
 #[test]
-fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
+fn kubelet_finishes_unrefreshed_block_volume() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let record = record(&begun, &volume("Block", "1Mi"), &ExpansionOutcome::AwaitsNode(Bytes(4 * MIB)), NOW);
     assert!(record.volume.is_some());
@@ -157,7 +157,7 @@ fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
 }
 
 #[test]
-fn a_volume_larger_than_requested_is_recorded_with_its_size() {
+fn larger_volume_is_recorded_as_such() {
     // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
     let begun = claim(Some("ControllerResizeInProgress"), Some("9Mi"));
     assert_eq!(begin(&begun, Bytes(4 * MIB), NOW), None, "the quota stays charged for 9Mi");
@@ -173,7 +173,7 @@ fn a_volume_larger_than_requested_is_recorded_with_its_size() {
 #[rstest]
 #[case::whole_blocks("4Mi", 4 * MIB)]
 #[case::part_of_a_block("4194305", 4 * MIB + 4096)]
-fn no_more_is_allocated_than_was_requested(#[case] requested: &str, #[case] expected: u64) {
+fn allocation_never_exceeds_the_request(#[case] requested: &str, #[case] expected: u64) {
     let mut begun = serde_json::to_value(claim(Some("ControllerResizeInProgress"), Some("4Mi"))).unwrap();
     begun["spec"]["resources"]["requests"]["storage"] = json!(requested);
     for outcome in [ExpansionOutcome::Expanded(Bytes(9 * MIB)), ExpansionOutcome::AwaitsNode(Bytes(9 * MIB))]
@@ -218,7 +218,7 @@ fn a_repeated_failure_changes_nothing(#[case] outcome: ExpansionOutcome, #[case]
 
 /// This is the case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
 #[test]
-fn a_smaller_request_succeeds_after_an_infeasible_one() {
+fn smaller_request_succeeds_after_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
     let mut claim = serde_json::to_value(claim(None, None)).unwrap();
     let read = |claim: &Value| serde_json::from_value::<PersistentVolumeClaim>(claim.clone()).unwrap();
@@ -266,7 +266,7 @@ const STATES: [Option<&str>; 7] = [
 /// Checks every state with every request and every outcome: the writes lead to a state that describes the outcome, and
 /// repeating them changes nothing.
 #[test]
-fn every_state_and_outcome_is_recorded_consistently() {
+fn every_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
         let sizes = [Bytes(target), Bytes(target + MIB)];
         let failed = [

@@ -93,7 +93,7 @@ async fn failing_and_usable_storage_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_never_had_storage_is_known() {
+async fn node_without_any_storage_is_known() {
     let never = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
     let following = Following::begin(|volumes| volumes.break_with(never)).await;
     assert!(following.test_context.ctx.storage.is_absent());
@@ -101,7 +101,7 @@ async fn a_node_that_never_had_storage_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_of_the_driver_causes_no_event() {
+async fn driver_restart_causes_no_event() {
     let following = Following::begin(|_| {}).await;
     let before = following.generation();
     following.volumes().stop();
@@ -118,7 +118,7 @@ async fn a_restart_of_the_driver_causes_no_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_longer_outage_of_the_driver_is_reported() {
+async fn longer_driver_outage_is_reported() {
     let following = Following::begin(|_| {}).await;
     following.volumes().stop();
     sleep(GRACE * 3).await;
@@ -135,7 +135,7 @@ async fn a_longer_outage_of_the_driver_is_reported() {
 
 /// The disk may hang.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_does_not_open_the_storage_is_reported() {
+async fn driver_without_open_storage_is_reported() {
     let following = Following::begin(|volumes| volumes.start(StorageState::Untried)).await;
     sleep(GRACE - Duration::from_secs(1)).await;
     assert_eq!(following.filesystem(), Err(StorageError::Untried));

@@ -210,7 +210,7 @@ async fn each_reason_is_an_error(#[case] reason: Reason, #[case] expected: Stora
 }
 
 #[tokio::test]
-async fn another_file_system_is_an_error_with_both() {
+async fn other_filesystem_error_names_both() {
     let present: FilesystemUuid = fixtures::FILESYSTEM.parse().unwrap();
     let driver = serve(Behaviour::Fail(Some(Reason::OtherFilesystem(present))));
     let expected = StorageError::OtherFilesystem {
@@ -229,12 +229,12 @@ fn check_unanswered(error: &StorageError, cause: &str) {
 }
 
 #[tokio::test]
-async fn an_error_without_reason_is_one_of_the_transport() {
+async fn error_without_reason_is_unanswered() {
     check_unanswered(&delete_error(&serve(Behaviour::Fail(None)).client).await, ": why;");
 }
 
 #[tokio::test]
-async fn a_socket_that_does_not_exist_is_an_error() {
+async fn missing_socket_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let client = DriverClient::new(&directory.path().join("control.sock")).unwrap();
     check_unanswered(&delete_error(&client).await, "No such file or directory");
@@ -242,7 +242,7 @@ async fn a_socket_that_does_not_exist_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_client_connects_again_after_the_driver_restarted() {
+async fn client_reconnects_after_driver_restart() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control.sock");
     let client = DriverClient::new(&socket).unwrap();
@@ -260,7 +260,7 @@ async fn a_client_connects_again_after_the_driver_restarted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_without_response_ends_at_its_deadline() {
+async fn unanswered_call_ends_at_deadline() {
     let driver = serve(Behaviour::Hang);
     check_unanswered(&delete_error(&driver.client).await, "no response within 120s");
     check_unanswered(
@@ -271,7 +271,7 @@ async fn a_call_without_response_ends_at_its_deadline() {
 
 /// The kernel accepts the connection, and the driver never reads from it.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_hangs_is_found_without_a_deadline() {
+async fn hung_driver_is_found_by_ping() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control.sock");
     let _listener = UnixListener::bind(&socket).unwrap();
@@ -302,7 +302,7 @@ async fn the_states_end_with_the_connection() {
     Some(wire::create_request::Source::Volume("a".to_owned()))
 )]
 #[tokio::test]
-async fn a_request_for_a_volume_is_complete(
+async fn creation_request_is_complete(
     #[case] source: Option<OwnedContentSource>,
     #[case] expected: Option<wire::create_request::Source>,
 ) {
@@ -331,7 +331,7 @@ async fn a_request_for_a_volume_is_complete(
 }
 
 #[tokio::test]
-async fn pending_volumes_of_other_programs_are_skipped() {
+async fn other_programs_pending_volumes_are_skipped() {
     let driver = serve(Behaviour::Answer);
     let list = driver.client.list(false).await.unwrap();
     assert_eq!(list.filesystem_uuid, fixtures::FILESYSTEM);
