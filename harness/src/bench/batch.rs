@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use tokio::sync::Notify;
 
@@ -172,8 +173,7 @@ impl Batch {
         let claim = workload::claim(&name, &self.class, CLAIM_SIZE, mode, "ReadWriteOnce")?;
         let mut claim = claims::with_selected_node(claim, &self.node);
         claim.labels_mut().insert(BATCH_LABEL.to_owned(), self.name.clone());
-        let created = self.api().create(&PostParams::default(), &claim).await;
-        created.map_err(api_error).with_context(|| format!("create claim {name}"))
+        objects::create(&self.api(), &claim).await
     }
 
     fn selector(&self) -> String {

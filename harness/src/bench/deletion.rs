@@ -5,13 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::PostParams;
 use kube::{Api, Client};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::{Cluster, Node};
 
 use super::args::Args;
@@ -166,13 +165,10 @@ fn add_deletion(
 
 async fn create_class(client: &Client) -> Result<()> {
     let classes: Api<StorageClass> = Api::all(client.clone());
-    let model =
-        classes.get(CLASS).await.map_err(api_error).with_context(|| format!("read storage class {CLASS}"))?;
-    let mut class = StorageClass { metadata: Default::default(), ..model };
+    let mut class = StorageClass { metadata: Default::default(), ..objects::read(&classes, CLASS).await? };
     class.metadata.name = Some(CLASS_OF_FILES.to_owned());
     class.parameters.get_or_insert_default().insert("bytesPerInode".to_owned(), BYTES_PER_INODE.to_owned());
-    let created = classes.create(&PostParams::default(), &class).await;
-    created.map_err(api_error).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
+    objects::create(&classes, &class).await.map(drop)
 }
 
 /// Creates files in every volume of the node.

@@ -7,14 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use testvm::go_build::{self, GoModule, required_version};
 use testvm::process::Program;
 use testvm::rust_build;
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::{Cluster, ControlPlane, Node, Subject};
 
 use super::counting_proxy::CountingProxy;
@@ -141,12 +140,8 @@ impl<'a> NodePeer<'a> {
     /// Stops its CSI controller and deletes its objects.
     pub(super) async fn remove(self) -> Result<()> {
         self.driver.kill().await?;
-        let classes: Api<StorageClass> = Api::all(self.client.clone());
-        let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
-        deleted.map_err(api_error).with_context(|| format!("delete storage class {CLASS}"))?;
-        let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
-        let deleted = bindings.delete(BINDING, &DeleteParams::default()).await;
-        deleted.map_err(api_error).with_context(|| format!("delete ClusterRoleBinding {BINDING}")).map(drop)
+        objects::delete(&Api::<StorageClass>::all(self.client.clone()), CLASS).await?;
+        objects::delete(&Api::<ClusterRoleBinding>::all(self.client.clone()), BINDING).await
     }
 }
 
@@ -228,15 +223,13 @@ pub(super) async fn create_objects(client: &Client) -> Result<()> {
     let class: StorageClass = serde_json::from_value(json!({
         "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
     }))?;
-    let created = Api::all(client.clone()).create(&PostParams::default(), &class).await;
-    created.map_err(api_error).with_context(|| format!("create storage class {CLASS}"))?;
+    objects::create(&Api::all(client.clone()), &class).await?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
         "metadata": {"name": BINDING},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}],
     }))?;
-    let created = Api::all(client.clone()).create(&PostParams::default(), &binding).await;
-    created.map_err(api_error).with_context(|| format!("create ClusterRoleBinding {BINDING}")).map(drop)
+    objects::create(&Api::all(client.clone()), &binding).await.map(drop)
 }
 
 /// Returns the arguments of a sidecar. Its kubeconfig and the socket of its CSI controller are in `directory`.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use testvm_cluster::exec::exec_ok;
+use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_logged};
 use testvm_cluster::workload;
@@ -35,6 +35,8 @@ pub(crate) async fn check_written(env: &TestEnv<'_>, pod: &str) -> Result<()> {
     exec_ok(&env.pods(), pod, &["/volume-check", "verify-pattern", WRITTEN_DEVICE]).await.map(drop)
 }
 
+/// A project id of no volume: those of the store's volumes are far larger.
+const OTHER_PROJECT: &str = "1";
 const WRITTEN_DEVICE: &str = "block:/vol";
 
 /// Starts a pod like [`start`], whose claim is read-only.
@@ -75,6 +77,24 @@ pub(crate) async fn check_text(env: &TestEnv<'_>, pod: &str, file: &str, text: &
     let length = text.len().to_string();
     let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;
     anyhow::ensure!(read == text, "pod {pod} reads {read:?} instead of {text:?}");
+    Ok(())
+}
+
+/// Runs a program in a pod that changes the project id of its volume at `path`, as any owner of a directory can try.
+pub(crate) async fn change_project(env: &TestEnv<'_>, pod: &str, path: &str) -> Result<ExecOutput> {
+    exec(&env.pods(), pod, &["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, path]).await
+}
+
+/// Checks that [`change_project`] fails with this errno.
+pub(crate) async fn cannot_change_project(
+    env: &TestEnv<'_>,
+    pod: &str,
+    path: &str,
+    errno: &str,
+) -> Result<()> {
+    let ExecOutput { succeeded, stdout, stderr } = change_project(env, pod, path).await?;
+    anyhow::ensure!(!succeeded, "pod {pod} changed the project id of {path}: {stdout}");
+    anyhow::ensure!(stderr.contains(&format!("({errno})")), "{path}: expected {errno}: {stderr}");
     Ok(())
 }
 

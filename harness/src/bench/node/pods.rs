@@ -6,10 +6,9 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::PostParams;
 use testvm::session::Session;
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::started_programs::started_programs;
 use testvm_cluster::waiting::{State, until_none_complains, until_one};
 
@@ -162,8 +161,7 @@ fn pod(name: &str, claim: Option<&str>) -> Result<Pod> {
 async fn start(env: &TestEnv<'_>, pod: &Pod) -> Result<f64> {
     let name = pod.name_any();
     let begun = Instant::now();
-    let created = env.pods().create(&PostParams::default(), pod).await;
-    created.map_err(api_error).with_context(|| format!("create pod {name}"))?;
+    objects::create(&env.pods(), pod).await?;
     until_one(env.pods(), &name, START_TIMEOUT, |pod| {
         State::ready_if(pod.is_some_and(is_ready), "it is not ready")
     })

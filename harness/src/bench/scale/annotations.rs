@@ -5,13 +5,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 
 use super::super::args::Args;
@@ -95,8 +94,7 @@ async fn create(claims: &Api<PersistentVolumeClaim>, number: u64) -> Result<()> 
 async fn annotate(claims: &Api<PersistentVolumeClaim>, number: u64, kib: u64) -> Result<()> {
     let notes = "n".repeat(usize::try_from(kib << 10)?);
     let patch = json!({"metadata": {"annotations": {"example.com/notes": notes}}});
-    let patched = claims.patch(&name(number), &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched.map_err(api_error).context("annotate a claim").map(drop)
+    objects::patch(claims, &name(number), &patch).await.map(drop)
 }
 
 fn name(number: u64) -> String {

@@ -8,12 +8,13 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use testvm::progress::Step;
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::process::DRIVER;
@@ -47,12 +48,11 @@ pub(super) const CREATE_CONCURRENCY: usize = 32;
 pub(super) async fn install_labels(session: &Session, client: &Client) -> Result<()> {
     manifests::of_claim_labels(session)?.apply(client).await?;
     let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let binding = bindings.get(NAME).await.map_err(api_error).context("read the binding of the policy")?;
-    let uid = binding.metadata.uid.context("the binding of the policy has no UID")?;
+    let uid =
+        objects::read(&bindings, NAME).await?.metadata.uid.context("the binding of the policy has no UID")?;
     let records: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
     let record = json!({"data": {BINDING_UID: uid}});
-    let written = records.patch(NAME, &PatchParams::default(), &Patch::Merge(record)).await;
-    written.map_err(api_error).context("write the record of labelled claims").map(drop)
+    objects::patch(&records, NAME, &record).await.map(drop)
 }
 
 /// Calls `create` with each number, concurrently. `kind` is the plural in the progress.
@@ -180,8 +180,7 @@ pub(super) async fn annotate_with_driver(api: &Api<PersistentVolumeClaim>, name:
 /// Deletes a claim as a user, and removes its finalizer as kube-controller-manager does. The finalizer protects claims in use. Until
 /// it is removed, the claim is only marked as deleted.
 pub(super) async fn delete(api: &Api<PersistentVolumeClaim>, name: &str) -> Result<()> {
-    let deleted = api.delete(name, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete claim {name}"))?;
+    objects::delete(api, name).await?;
     patch(api, name, CONTROLLER_MANAGER, &json!({"metadata": {"finalizers": null}})).await
 }
 

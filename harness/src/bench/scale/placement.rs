@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
-use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use testvm::session::Session;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 
@@ -90,8 +89,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         create_namespace(client, NAMESPACE).await?;
         let classes: Api<StorageClass> = Api::all(client.clone());
         for topology in &TOPOLOGIES {
-            let created = classes.create(&PostParams::default(), &class(topology)?).await;
-            created.map_err(api_error).with_context(|| format!("create StorageClass {}", topology.class))?;
+            objects::create(&classes, &class(topology)?).await?;
         }
         let (node, kubeconfig) = fake_nodes::kubeconfig_of_controller(kubeconfigs)?;
         let pod = fake_nodes::pod_of_controller(client, node).await?;
@@ -200,8 +198,7 @@ async fn declare(client: &Client, number: u64) -> Result<()> {
     let node = format!("declared-{number:05}");
     fake_nodes::register(client, &node, DRIVER).await.with_context(|| format!("declare node {node}"))?;
     let capacities: Api<CSIStorageCapacity> = Api::namespaced(client.clone(), SYSTEM);
-    let created = capacities.create(&PostParams::default(), &capacity(&node, number)?).await;
-    created.map_err(api_error).with_context(|| format!("create the CSIStorageCapacity of {node}")).map(drop)
+    objects::create(&capacities, &capacity(&node, number)?).await.map(drop)
 }
 
 /// Returns the free capacity of a node for the class of the manifests. No pod owns the object, because there is none on the node.

@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::Api;
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::objects;
@@ -87,12 +87,7 @@ async fn goes_to(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 }
 
 async fn clear(env: &TestEnv<'_>) -> Result<()> {
-    let filled = claims::volume_of(env, FILLER).await?.name_any();
-    let moved = claims::volume_of(env, MOVED).await?.name_any();
     end(env, MOVED).await?;
-    for (claim, volume) in [(FILLER, &filled), (MOVED, &moved)] {
-        claims::delete(env, claim).await?;
-        claims::gone(env, volume).await?;
-    }
-    Ok(())
+    claims::delete_with_volume(env, FILLER).await?;
+    claims::delete_with_volume(env, MOVED).await
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
+use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
 use crate::e2e::parts::node_without_storage::{data_disk, mount_disk};
@@ -74,7 +74,7 @@ async fn stopped<'a>(env: &TestEnv<'a>) -> Result<&'a Node> {
 async fn reported(env: &TestEnv<'_>, node: &Node, words: &[&str]) -> Result<()> {
     env.manifests.apply(&env.client).await?;
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = nodes.get(node.name()).await.map_err(api_error)?;
+    let object = objects::read(&nodes, node.name()).await?;
     let has_words = |message: &str| words.iter().all(|word| message.contains(word));
     until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.end, has_words).await?;
     env.timeouts.shorten();

@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod, PodSpec};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::DeleteParams;
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -25,14 +25,14 @@ use crate::test_env::{claims, pods};
 /// Has the pod of the flow mount its read-only volume writable.
 pub(super) async fn mount_flow_writable(env: &TestEnv<'_>) -> Result<()> {
     let sets = env.stateful_sets();
-    let mut set = sets.get(FLOW).await.map_err(api_error).context("read the StatefulSet")?;
+    let mut set = objects::read(&sets, FLOW).await?;
     sets.delete(FLOW, &DeleteParams::background()).await.map_err(api_error).context("delete it")?;
     // The controller may delete the pod first.
     drop(pods::end(env, FLOW_POD).await);
     let pod = set.spec.get_or_insert_default().template.spec.get_or_insert_default();
     mount_writable(pod);
     set = StatefulSet { metadata: named(FLOW), spec: set.spec, status: None };
-    sets.create(&PostParams::default(), &set).await.map_err(api_error).context("create it again").map(drop)
+    objects::create(&sets, &set).await.map(drop)
 }
 
 /// Replaces the pod with the read-only claim by one that has it writable.
@@ -65,8 +65,7 @@ pub(super) async fn publish_capacity(env: &TestEnv<'_>) -> Result<()> {
         "maximumVolumeSize": "1Gi",
     }))?;
     let capacities = Api::namespaced(env.client.clone(), &env.namespace);
-    let created = capacities.create(&PostParams::default(), &capacity).await;
-    created.map_err(api_error).context("create the CSIStorageCapacity").map(drop)
+    objects::create(&capacities, &capacity).await.map(drop)
 }
 
 /// Removes the nodes that the story has stopped.
@@ -88,8 +87,7 @@ pub(super) async fn retain_on_node_loss(env: &TestEnv<'_>) -> Result<()> {
 pub(super) async fn remove_lost_volume(env: &TestEnv<'_>) -> Result<()> {
     let volumes = claims::volumes(env);
     let volume = claims::volume_of(env, node_loss::CLAIM).await?.name_any();
-    let deleted = volumes.delete(&volume, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete PersistentVolume {volume}"))?;
+    objects::delete(&volumes, &volume).await?;
     claims::patch_volume(env, &volume, &json!({"metadata": {"finalizers": null}})).await
 }
 
@@ -98,12 +96,11 @@ pub(super) async fn remove_labels(env: &TestEnv<'_>) -> Result<()> {
     claim_labels::scale_controller(env, 0).await?;
     let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(env.client.clone());
     let policy = "loopfs-claim-labels";
-    let deleted = bindings.delete(policy, &DeleteParams::default()).await;
-    deleted.map_err(api_error).with_context(|| format!("delete MutatingAdmissionPolicyBinding {policy}"))?;
+    objects::delete(&bindings, policy).await?;
     let label = format!("{}/node", env.driver.name);
     let patch = json!({"metadata": {"labels": {&label: null}}});
     let deadline = Instant::now() + env.timeouts.end;
-    for claim in env.claims().list(&ListParams::default()).await.map_err(api_error)? {
+    for claim in objects::list(&env.claims(), "").await? {
         // The API server applies the policy until it has noticed the deletion, which no event announces.
         while objects::patch(&env.claims(), &claim.name_any(), &patch).await?.labels().contains_key(&label) {
             anyhow::ensure!(Instant::now() < deadline, "the API server still applies the policy {policy}");
@@ -117,13 +114,13 @@ pub(super) async fn remove_labels(env: &TestEnv<'_>) -> Result<()> {
 async fn other_nodes(env: &TestEnv<'_>) -> Result<Vec<String>> {
     let first = env.node.context(FOREIGN_NODE)?.name();
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let nodes = nodes.list(&ListParams::default()).await.map_err(api_error).context("list the nodes")?;
+    let nodes = objects::list(&nodes, "").await?;
     Ok(nodes.iter().map(ResourceExt::name_any).filter(|name| name != first).collect())
 }
 
 /// Replaces a pod by one of the same name with a change.
 async fn replace_pod(env: &TestEnv<'_>, name: &str, change: impl FnOnce(&mut PodSpec)) -> Result<()> {
-    let pod = env.pods().get(name).await.map_err(api_error).with_context(|| format!("read pod {name}"))?;
+    let pod = objects::read(&env.pods(), name).await?;
     pods::end(env, name).await?;
     let mut spec = pod.spec.context("the pod has no spec")?;
     change(&mut spec);

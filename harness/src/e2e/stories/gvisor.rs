@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Api;
 use kube::api::PostParams;
-use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
@@ -39,8 +39,6 @@ const ABSENT_HANDLER: &str = "no-such-handler";
 /// A RuntimeClass that does not exist, and a pod of it.
 const UNKNOWN: &str = "no-such-class";
 const REJECTED: &str = "gvisor-rejected";
-/// The project id that a pod tries to give its volume, as in the story of user namespaces.
-const OTHER_PROJECT: &str = "1";
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = steps.step("list what is on the node", Inventory::take(node)).await?;
@@ -159,15 +157,8 @@ async fn cannot_execute(env: &TestEnv<'_>) -> Result<()> {
 
 /// Checks that a pod under gVisor cannot evade its limit, as one under runc can.
 async fn cannot_change_project(env: &TestEnv<'_>) -> Result<()> {
-    let argv = ["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, WRITABLE_PATH];
-    let output = exec(&env.pods(), POD, &argv).await?;
-    anyhow::ensure!(!output.succeeded, "the project id was changed: {}", output.stdout);
-    anyhow::ensure!(
-        output.stderr.contains("(ENOTTY)"),
-        "the project id could not be changed, but not because gVisor lacks the ioctl: {}",
-        output.stderr
-    );
-    Ok(())
+    // gVisor lacks the ioctl.
+    pods::cannot_change_project(env, POD, WRITABLE_PATH, "ENOTTY").await
 }
 
 /// Starts a pod that shares the volume of the running pod. The kubelet publishes the volume before it asks containerd
@@ -220,9 +211,7 @@ async fn block(env: &TestEnv<'_>) -> Result<()> {
 async fn clear(env: &TestEnv<'_>) -> Result<()> {
     tokio::try_join!(pods::end(env, POD), pods::end(env, BLOCK))?;
     for claim in [WRITABLE, READ_ONLY, BLOCK] {
-        let volume = claims::volume_of(env, claim).await?.name_any();
-        claims::delete(env, claim).await?;
-        claims::gone(env, &volume).await?;
+        claims::delete_with_volume(env, claim).await?;
     }
     objects::delete(&classes(env), CLASS).await?;
     runtime_classes::delete(env, GVISOR_HANDLER).await

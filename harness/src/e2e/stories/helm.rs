@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
@@ -87,7 +86,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluste
         replace_pods(env).await?;
         helm.uninstall(&kubeconfig, RELEASE).await?;
         note.check(env).await?;
-        config_maps(env).delete(Note::NAME, &DeleteParams::default()).await.map_err(api_error)?;
+        objects::delete(&config_maps(env), Note::NAME).await?;
         env.manifests.apply(&env.client).await?;
         install::served(env).await
     };

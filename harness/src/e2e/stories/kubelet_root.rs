@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::mount_table::{Mounted, mounts};
@@ -109,9 +108,7 @@ async fn hidden(node: &Node) -> Result<()> {
 async fn clear(env: &TestEnv<'_>) -> Result<()> {
     pods::end(env, POD).await?;
     for claim in [DIRECTORY, BLOCK] {
-        let volume = claims::volume_of(env, claim).await?;
-        claims::delete(env, claim).await?;
-        claims::gone(env, &volume.name_any()).await?;
+        claims::delete_with_volume(env, claim).await?;
     }
     Ok(())
 }

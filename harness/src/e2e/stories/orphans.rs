@@ -48,8 +48,7 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
         .step("the volume goes with its claim, once that is its policy", async {
             let delete = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
             claims::patch_volume(env, &volume.name_any(), &delete).await?;
-            claims::delete(env, FIRST).await?;
-            claims::gone(env, &volume.name_any()).await
+            claims::delete_with_volume(env, FIRST).await
         })
         .await
 }

@@ -76,8 +76,7 @@ async fn given(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
 async fn discard(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
     let policy = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
     claims::patch_volume(env, volume, &policy).await?;
-    claims::delete(env, SECOND).await?;
-    claims::gone(env, volume).await?;
+    claims::delete_with_volume(env, SECOND).await?;
     // The class is not in the namespace that is deleted at the end.
     let classes: Api<StorageClass> = Api::all(env.client.clone());
     objects::delete(&classes, class).await.map(drop)

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use kube::api::PostParams;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
+use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_logged};
 
 use crate::test_env::claims;
@@ -22,8 +22,6 @@ const SIZE: Size = Size::mebibytes(1);
 /// The names of pods and their claims.
 const HOST: &str = "host-users";
 const OWN: &str = "own-users";
-/// A project id of no volume: those of the store's volumes are far larger.
-const OTHER_PROJECT: &str = "1";
 /// The host's user namespace maps all ids to themselves.
 const IDENTITY: [&str; 3] = ["0", "0", "4294967295"];
 
@@ -33,7 +31,8 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
     steps
         .step("hostUsers: false: the pod is root of a namespace of its own, and writes", writes(env))
         .await?;
-    steps.step("hostUsers: false: the project id cannot be changed: EINVAL", cannot_change(env)).await?;
+    let changed = pods::cannot_change_project(env, OWN, "/vol", "EINVAL");
+    steps.step("hostUsers: false: the project id cannot be changed: EINVAL", changed).await?;
     steps.step("hostUsers: false: a pod with volumeDevices is refused", refused(env)).await?;
     steps
         .step("the driver reports the volume whose project id was changed, and no other", reported(env))
@@ -52,13 +51,8 @@ async fn start(env: &TestEnv<'_>) -> Result<()> {
     tokio::try_join!(pods::create(env, &host), pods::create(env, &own)).map(drop)
 }
 
-/// Runs a program in the pod that changes the project id of its volume, as any owner of a directory can try.
-async fn change_project(env: &TestEnv<'_>, pod: &str) -> Result<ExecOutput> {
-    exec(&env.pods(), pod, &["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, "/vol"]).await
-}
-
 async fn changes(env: &TestEnv<'_>) -> Result<()> {
-    let said = change_project(env, HOST).await?;
+    let said = pods::change_project(env, HOST, "/vol").await?;
     anyhow::ensure!(said.succeeded, "the project id could not be changed: {}{}", said.stdout, said.stderr);
     Ok(())
 }
@@ -69,17 +63,6 @@ async fn writes(env: &TestEnv<'_>) -> Result<()> {
     anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
     pods::write(env, OWN, VolumeMode::Filesystem, "/vol/file", "by root of the pod").await?;
     pods::check_text(env, OWN, "/vol/file", "by root of the pod").await
-}
-
-async fn cannot_change(env: &TestEnv<'_>) -> Result<()> {
-    let said = change_project(env, OWN).await?;
-    anyhow::ensure!(!said.succeeded, "the project id was changed: {}", said.stdout);
-    anyhow::ensure!(
-        said.stderr.contains("(EINVAL)"),
-        "the project id could not be changed, but not because of the user namespace: {}",
-        said.stderr
-    );
-    Ok(())
 }
 
 async fn refused(env: &TestEnv<'_>) -> Result<()> {
@@ -113,9 +96,7 @@ async fn reported(env: &TestEnv<'_>) -> Result<()> {
 async fn clear(env: &TestEnv<'_>) -> Result<()> {
     tokio::try_join!(end(env, HOST), end(env, OWN))?;
     for claim in [HOST, OWN] {
-        let volume = claims::volume_of(env, claim).await?.name_any();
-        claims::delete(env, claim).await?;
-        claims::gone(env, &volume).await?;
+        claims::delete_with_volume(env, claim).await?;
     }
     delete_runtime_class(env).await
 }

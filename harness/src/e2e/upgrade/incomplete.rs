@@ -154,9 +154,7 @@ impl IncompleteVolumes {
         for state in [State::Unpublished, State::Created, State::Expanding] {
             pods::end(env, &self.name(state)).await?;
             for (name, _) in self.claims(state) {
-                let volume = claims::volume_of(env, &name).await?.name_any();
-                claims::delete(env, &name).await?;
-                claims::gone(env, &volume).await?;
+                claims::delete_with_volume(env, &name).await?;
             }
         }
         Ok(())
