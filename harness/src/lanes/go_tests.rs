@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::go_build;
 use testvm::process::{self, Program};
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -27,14 +28,7 @@ pub(super) fn is_installed() -> bool {
 
 /// Returns the command `program` in the directory of the module, without settings for other work.
 pub(super) fn command(session: &Session, program: &str) -> Program {
-    Program::new(program)
-        .downloads()
-        .current_dir(session.workspace.definitions().join(OVERLAY))
-        .env("CGO_ENABLED", "0")
-        .env("GOFLAGS", "-mod=readonly")
-        .env("GOWORK", "off")
-        .env_remove("GOOS")
-        .env_remove("GOARCH")
+    go_build::in_module(Program::new(program).downloads(), &session.workspace.definitions().join(OVERLAY))
 }
 
 /// Builds the tests that need a kernel with XFS project quotas, as a program for a virtual machine.

@@ -340,7 +340,9 @@ fn go(source: &Path) -> Program {
     in_module(Program::new("go").downloads(), source)
 }
 
-fn in_module(program: Program, source: &Path) -> Program {
+/// Has a program that uses Go run in the directory of a module, without settings of the user's environment for other work.
+#[must_use]
+pub fn in_module(program: Program, source: &Path) -> Program {
     program
         .current_dir(source)
         .env("CGO_ENABLED", "0")

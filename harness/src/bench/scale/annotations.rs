@@ -10,18 +10,17 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use serde_json::json;
 use testvm::session::Session;
+use testvm_cluster::ControlPlane;
 use testvm_cluster::objects;
-use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::super::measurement::{Environment, Samples};
+use super::super::peer;
 use super::super::threshold::{Requirement, grows_at_most};
-use super::super::{peer, process};
 use super::claims::{self, create_numbered};
-use super::process::Installation;
+use super::process::{Installation, beside_fake_nodes};
 use crate::builds::{self, ProgramProfile};
-use crate::fake_nodes::{self, NODES};
 use crate::test_env::workload::create_namespace;
 
 const RSS: &str = "annotations_rss_bytes";
@@ -35,7 +34,6 @@ const KIB: [u64; 2] = [0, 250];
 pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<Environment> {
     let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
     let driver = peer::memory_controller(session).await?;
-    let kubernetes = KubernetesSource::default();
     let rounds = args.size(3, 1);
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let client = control_plane.client();
@@ -65,9 +63,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         }
         Ok(samples)
     };
-    let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
-    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
-    process::environment("this machine, nodes without kubelets", &kubernetes, samples)
+    beside_fake_nodes(session, logs, None, measure).await
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {

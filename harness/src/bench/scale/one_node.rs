@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use futures::future::try_join_all;
 use testvm::session::Session;
-use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
+use testvm_cluster::ControlPlane;
 
 use super::super::args::Args;
 use super::super::cluster::NAMESPACE;
 use super::super::measurement::{Environment, Samples};
 use super::super::peer::{self, HostPeer};
-use super::super::process::{self, NODE};
+use super::super::process::NODE;
 use super::super::threshold::{Requirement, grows_at_most, no_more};
 use super::super::turns::take_turns;
 use super::claims::{self, Claims};
-use super::process::{Installation, Observed, start_sidecar};
+use super::process::{Installation, Observed, beside_fake_nodes, start_sidecar};
 use crate::builds::{self, ProgramProfile};
-use crate::fake_nodes::{self, NODES};
+use crate::fake_nodes::NODES;
 use crate::test_env::claim_labels;
 use crate::test_env::workload::create_namespace;
 
@@ -46,7 +46,6 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
     let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
     let peer = HostPeer::build(session).await?;
     let driver = peer::memory_controller(session).await?;
-    let kubernetes = KubernetesSource::default();
     let counts: &[u64] = args.size(&[0, 1000, 10_000, 100_000], &[0, 1000]);
     let (lives, rounds) = args.size((100, 3), (20, 1));
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
@@ -85,10 +84,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         }
         Ok(bench.samples)
     };
-    let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
-    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
-    let place = format!("this machine, nodes without kubelets; peer: {}", peer::sidecars());
-    process::environment(&place, &kubernetes, samples)
+    beside_fake_nodes(session, logs, Some(peer::sidecars()), measure).await
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {

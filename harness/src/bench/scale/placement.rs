@@ -16,17 +16,16 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use testvm::session::Session;
+use testvm_cluster::ControlPlane;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
-use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
 
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::super::measurement::{Environment, Samples};
-use super::super::process;
 use super::super::threshold::{Requirement, grows_at_most};
 use super::claims::{self, create_numbered};
-use super::process::{DRIVER, Idle, Installation, Observed};
+use super::process::{DRIVER, Idle, Installation, Observed, beside_fake_nodes};
 use crate::builds::{self, ProgramProfile};
 use crate::fake_nodes::{self, NODES, SYSTEM};
 use crate::test_env::claim_labels::LABEL;
@@ -81,7 +80,6 @@ const OF_ALL: &str = "kubernetes.io/os";
 
 pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<Environment> {
     let program = builds::driver_programs(session, ProgramProfile::Release).await?.provisioner;
-    let kubernetes = KubernetesSource::default();
     let counts: &[u64] = args.size(&[50, 500, 5000], &[20, 100]);
     let rounds = args.size(3, 1);
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
@@ -115,9 +113,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         }
         Ok(samples)
     };
-    let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
-    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
-    process::environment("this machine, nodes without kubelets", &kubernetes, samples)
+    beside_fake_nodes(session, logs, None, measure).await
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {

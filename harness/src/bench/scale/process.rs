@@ -8,16 +8,18 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use testvm::process::Program;
-use testvm_cluster::{ControlPlane, Subject};
+use testvm::session::Session;
+use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::super::audit_log::AuditLog;
 use super::super::counting_proxy::CountingProxy;
+use super::super::measurement::{Environment, Samples};
 use super::super::metrics;
 use super::super::peer::{self, HostPeer, HostSidecar, Limits};
-use super::super::process::{MeasuredProcess, NODE};
-use crate::fake_nodes::{self, SYSTEM};
+use super::super::process::{MeasuredProcess, NODE, environment};
+use crate::fake_nodes::{self, NODES, SYSTEM};
 
 pub(super) const DRIVER: &str = "csi.loopfs.dev";
 
@@ -164,6 +166,21 @@ impl Installation<'_> {
         observed.until_ready().await.with_context(|| format!("see {}", log.display()))?;
         Ok(observed)
     }
+}
+
+/// Runs `measure` beside a control plane with the benchmark profile, the driver's objects and the fake nodes [`NODES`], with the directory
+/// of their kubeconfigs. `peer` is the peer's name.
+pub(super) async fn beside_fake_nodes(
+    session: &Session,
+    logs: &Path,
+    peer: Option<String>,
+    measure: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<Samples>,
+) -> Result<Environment> {
+    let kubernetes = KubernetesSource::default();
+    let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
+    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
+    let peer = peer.map(|peer| format!("; peer: {peer}")).unwrap_or_default();
+    environment(&format!("this machine, nodes without kubelets{peer}"), &kubernetes, samples)
 }
 
 /// Starts a program of the peer, which has the administrator's rights, and waits until it has received all claims. Its CSI controller

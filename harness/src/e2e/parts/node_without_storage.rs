@@ -4,17 +4,17 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
+use testvm_cluster::waiting::until_event;
 use testvm_cluster::workload::node_of;
 
 use super::full_node::largest;
-use super::serving::{rolled_out, serves};
+use super::serving::{restart, rolled_out, serves};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
@@ -34,10 +34,8 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: 
 
 /// Restarts the pods of the DaemonSet as `kubectl rollout restart` does, and waits until all are new and available.
 async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
-    let name = env.driver.daemon_set();
     replace_pods(env).await?;
-    let restarted = env.daemon_sets().restart(name).await.map_err(api_error).context("restart the driver")?;
-    rolled_out(env, restarted.metadata.generation, 2).await
+    rolled_out(env, restart(env).await?, 2).await
 }
 
 pub(in crate::e2e) async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
@@ -74,6 +72,14 @@ pub(in crate::e2e) async fn mount_disk(node: &Node) -> Result<()> {
     node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
     let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, &device, DATA_DIR];
     node.output(&mount, TOOL_DEADLINE).await.map(drop)
+}
+
+/// Waits for the event on the Node that says why its volumes are unavailable, with all these words.
+pub(in crate::e2e) async fn reports_storage(env: &TestEnv<'_>, node: &Node, words: &[&str]) -> Result<()> {
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    let object = objects::read(&nodes, node.name()).await?;
+    let has_words = |message: &str| words.iter().all(|word| message.contains(word));
+    until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.start, has_words).await.map(drop)
 }
 
 /// Returns the driver's pod on a node.

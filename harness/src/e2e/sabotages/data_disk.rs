@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::Api;
 use testvm_cluster::Node;
-use testvm_cluster::objects;
-use testvm_cluster::waiting::until_event;
 
-use crate::e2e::parts::node_without_storage::{data_disk, mount_disk};
+use crate::e2e::parts::node_without_storage::{data_disk, mount_disk, reports_storage};
 use crate::e2e::stories::install;
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
@@ -73,10 +69,7 @@ async fn stopped<'a>(env: &TestEnv<'a>) -> Result<&'a Node> {
 /// Starts the driver, and waits for its event on the Node. The state does not change any more after it.
 async fn reported(env: &TestEnv<'_>, node: &Node, words: &[&str]) -> Result<()> {
     env.manifests.apply(&env.client).await?;
-    let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = objects::read(&nodes, node.name()).await?;
-    let has_words = |message: &str| words.iter().all(|word| message.contains(word));
-    until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.end, has_words).await?;
+    reports_storage(env, node, words).await?;
     env.timeouts.shorten();
     Ok(())
 }

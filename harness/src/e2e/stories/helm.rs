@@ -6,7 +6,6 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Cluster;
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
 
 use super::install;
@@ -108,11 +107,7 @@ impl Note {
     }
 
     async fn check(&self, env: &TestEnv<'_>) -> Result<()> {
-        let object = config_maps(env)
-            .get(Note::NAME)
-            .await
-            .map_err(api_error)
-            .context("read the object of the user")?;
+        let object = objects::read(&config_maps(env), Note::NAME).await?;
         anyhow::ensure!(object.uid() == self.uid, "the object of the user was replaced");
         Ok(())
     }

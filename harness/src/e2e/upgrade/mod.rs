@@ -23,6 +23,7 @@ use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, 
 use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;
 use super::own_cluster::{self, NAMESPACE, Places};
+use super::parts::serving;
 use super::state_dump;
 use super::stories::{install, removal};
 use crate::earlier::{EarlierVersion, earlier_version};
@@ -322,7 +323,7 @@ async fn refuse_later_store(
 ) -> StepResult {
     let before = steps.step("list what is on the node", Inventory::take(node)).await?;
     steps.step("give the store a later format", nodes::set_format(node, nodes::LATER_FORMAT)).await?;
-    let restarted = steps.step("restart the driver's pods", nodes::restart(env)).await?;
+    let restarted = steps.step("restart the driver's pods", serving::restart(env)).await?;
     let title = "the driver is not Ready, and an event names the format";
     steps.step(title, nodes::reports_format(env, node)).await?;
     steps

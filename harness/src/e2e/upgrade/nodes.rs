@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
 use testvm_cluster::Node;
-use testvm_cluster::api_error::api_error;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event};
 use testvm_cluster::workload::node_of;
 
-use crate::e2e::parts::node_without_storage::mount_disk;
 pub(super) use crate::e2e::parts::node_without_storage::unused;
+use crate::e2e::parts::node_without_storage::{mount_disk, reports_storage};
 use crate::e2e::stories::install::serves;
 use crate::nodes::DATA_DIR;
 use crate::test_env::environment::TestEnv;
@@ -63,7 +61,7 @@ pub(super) async fn waits_for_disk(env: &TestEnv<'_>, node: &Node, image: &str) 
     let pod = pods.values().find(new).context("the pod was there just now")?;
     let failed = |message: &str| message.starts_with("Readiness") && message.contains("503");
     until_event(&env.client, pod, &["Unhealthy"], env.timeouts.start, failed).await?;
-    reports(env, node, "nothing is mounted").await?;
+    reports_storage(env, node, &["nothing is mounted"]).await?;
     mount_disk(node).await
 }
 
@@ -72,29 +70,15 @@ fn is_ready(pod: &Pod) -> bool {
     statuses.all(|status| status.ready)
 }
 
-/// Waits for the event on the Node that says why its volumes are unavailable.
-async fn reports(env: &TestEnv<'_>, node: &Node, reason: &str) -> Result<()> {
-    let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = objects::read(&nodes, node.name()).await?;
-    let expected = |message: &str| message.contains(reason);
-    until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.start, expected).await.map(drop)
-}
-
 /// Writes the format file of the node's store.
 pub(super) async fn set_format(node: &Node, format: &str) -> Result<()> {
     let command = format!("echo '{format}' > {DATA_DIR}/.loopfs/format && sync");
     node.output(&["sh", "-c", &command], TOOL_DEADLINE).await.map(drop)
 }
 
-/// Restarts the driver's pods as `kubectl rollout restart` does, and returns the generation of the DaemonSet.
-pub(super) async fn restart(env: &TestEnv<'_>) -> Result<Option<i64>> {
-    let restarted = env.daemon_sets().restart(env.driver.daemon_set()).await.map_err(api_error);
-    Ok(restarted.context("restart the driver")?.metadata.generation)
-}
-
 /// Waits until the driver's pod on the node is not Ready and an event names the format of the store.
 pub(super) async fn reports_format(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    reports(env, node, LATER_FORMAT).await?;
+    reports_storage(env, node, &[LATER_FORMAT]).await?;
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
     until(env.driver_pods(), scope, env.timeouts.start, |pods| {
         let mut here = pods
