@@ -155,13 +155,20 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
                 ]}}},
                 "priorityClassName": "system-cluster-critical",
                 "maxUnavailable": 2,
-                "resources": {"csi": {"limits": {"memory": "256Mi"}}},
+                "resources": {
+                    "csi": {"limits": {"memory": "256Mi"}},
+                    "provisioner": {"limits": {"memory": "257Mi"}},
+                    "csiSnapshotter": {"limits": {"memory": "258Mi"}},
+                },
+                "components": {"snapshots": true},
             }),
             &[
                 "\"example.org/disk\":\"true\"",
                 "\"kubernetes.io/os\":\"linux\"",
                 "\"maxUnavailable\":2",
                 "\"limits\":{\"memory\":\"256Mi\"}",
+                "\"limits\":{\"memory\":\"257Mi\"}",
+                "\"limits\":{\"memory\":\"258Mi\"}",
             ],
             &["[{\"operator\":\"Exists\"}]", "system-node-critical"],
         ),
@@ -416,4 +423,31 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
     ];
     refused.extend(of_others);
     refused
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Returns the keys of the first level, and those of the second such as `namespace.name`.
+    fn keys(values: &Value) -> BTreeSet<String> {
+        let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
+        let below = |(key, value): (String, Value)| {
+            let second: Vec<_> = fields(&value).keys().map(|name| format!("{key}.{name}")).collect();
+            second.into_iter().chain([key])
+        };
+        fields(values).into_iter().flat_map(below).collect()
+    }
+
+    /// A value that no test sets may have no effect.
+    #[test]
+    fn each_value_of_the_chart_is_set_to_another_one() {
+        let values = serde_norway::from_str(include_str!("../../../../csi/chart/values.yaml")).unwrap();
+        let accepted: BTreeSet<String> =
+            accepted(KubernetesMinor::V1_36).iter().flat_map(|accepted| keys(&accepted.values)).collect();
+        let missing: Vec<_> = keys(&values).difference(&accepted).cloned().collect();
+        assert_eq!(missing, [""; 0]);
+    }
 }
