@@ -16,6 +16,7 @@ mod loss;
 mod metrics;
 mod node;
 mod objects;
+mod reads;
 mod restore;
 mod store;
 #[cfg(test)]

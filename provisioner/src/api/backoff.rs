@@ -1,6 +1,6 @@
 //! Per-object exponential back-off that a change of the retry key cuts short.
 //!
-//! The back-off of kube and backon is the waits of one series: it knows no objects, and no reason to begin anew.
+//! The back-off of kube and backon is the waits of one series: it knows no objects, and no reason to begin again.
 
 use std::{
     collections::HashMap,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn another_retry_key_starts_anew() {
+    fn another_retry_key_starts_again() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("claim", "10Gi", start);

@@ -2,14 +2,11 @@
 //!
 //! The duties that concern the whole cluster get nothing else, so they cannot reach a volume store.
 
-use k8s_openapi::{
-    api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
-use kube::{Api, Client, api::ListParams};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{Api, Client};
 
-use super::{absence, events::Events, list, pruned::Pruned};
-use crate::{error::Error, objects::identity::Identity};
+use super::{events::Events, pruned::Pruned};
+use crate::objects::identity::Identity;
 
 /// Access to the cluster.
 #[derive(Clone)]
@@ -28,40 +25,5 @@ impl Cluster {
     /// Returns the API of the PersistentVolumeClaims of a namespace.
     pub(crate) fn claim_api(&self, namespace: &str) -> Api<Pruned<PersistentVolumeClaim>> {
         Api::namespaced(self.client.clone(), namespace)
-    }
-
-    /// Reads a PersistentVolume. Returns `None` only if the API server proves that it does not exist.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub(crate) async fn read_volume(&self, name: &str) -> Result<Option<PersistentVolume>, Error> {
-        let read = absence::get_opt(&self.volume_api(), name).await;
-        let volume = read.map_err(|error| Error::api("read PersistentVolume", name, error))?;
-        Ok(volume.map(Pruned::into_inner))
-    }
-
-    /// Lists the PersistentVolumes with these labels that `wanted` selects.
-    ///
-    /// # Errors
-    /// When a request fails.
-    pub(crate) async fn list_volumes(
-        &self,
-        labels: &str,
-        wanted: impl Fn(&PersistentVolume) -> bool,
-    ) -> Result<Vec<PersistentVolume>, Error> {
-        let labelled = ListParams::default().labels(labels);
-        let volumes = list::selected(&self.volume_api(), labelled, wanted).await;
-        volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))
-    }
-
-    /// Reads the metadata of a Node. Returns `None` only if the API server proves that it does not exist.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub(crate) async fn read_node(&self, name: &str) -> Result<Option<ObjectMeta>, Error> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let read = absence::get_metadata_opt(&nodes, name).await;
-        let node = read.map_err(|error| Error::api("read Node", name, error))?;
-        Ok(node.map(|node| node.metadata))
     }
 }

@@ -67,7 +67,7 @@ impl NodeHealthEndpoints {
             ("volumes", &ctx.volumes.synced),
             ("storage classes", &ctx.classes_synced),
         ];
-        if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.initialized()) {
+        if let Some((what, _)) = caches.iter().find(|(_, signal)| signal.get().is_none()) {
             return Err(format!("the {what} that the API server holds have not been read yet"));
         }
         match ctx.storage.driver() {
