@@ -1,6 +1,14 @@
 //! The system calls and ioctls that neither `std` nor `nix` wraps as the library needs them: one function for each. Those that
 //! `rustix` wraps are called through it; the others are the only unsafe code of the workspace.
 //! The functions contain no policy and no retries. Their only error is the kernel's errno.
+//!
+//! | crate | what is called through it |
+//! |---|---|
+//! | `nix` | all that it wraps; its `Errno` is that of the library |
+//! | `rustix` | `open_tree(2)`, `move_mount(2)`, `statx(2)`, `getdents64(2)` with a buffer of the caller, extended attributes of a descriptor, flags of inodes and FICLONE, which nix does not wrap |
+//! | `libc` | `quotactl_fd(2)`, `mount_setattr(2)`, `statmount(2)`, `file_getattr(2)`, `ioprio_set(2)`, file handles, leases and index locks, which neither wraps; types in the signatures of nix |
+//! | `ioctl-sys` | declares ioctls by direction, number and type |
+//! | `linux-raw-sys` | structures and numbers of kernel headers, for these ioctls and calls |
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 
 pub(crate) mod devtmpfs;
