@@ -11,7 +11,7 @@ use futures::{
 };
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, interval_at, sleep, sleep_until},
 };
 
 use crate::{
@@ -22,6 +22,8 @@ use crate::{
 
 /// Time without a state after which the storage counts as unavailable. The driver restarts in less.
 const GRACE: Duration = Duration::from_secs(30);
+/// Interval at which an outage is reported again. The API server deletes an event an hour after its last occurrence.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1800);
 /// Wait before the first attempt to connect again. Each further wait is twice as long, up to [`RETRY_LONGEST`].
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest wait before an attempt to connect again.
@@ -35,11 +37,12 @@ pub(crate) async fn run(ctx: Arc<Context>) {
 
 /// Applies each state. Notifies `found` if the driver may have found other files that are charged to another volume.
 async fn follow(ctx: &Context, found: &Notify) {
-    let mut watched = Watched { ctx, found, last: None, was_unavailable: false };
+    let mut watched = Watched { ctx, found, last: None, outage: None };
     let mut states = pin!(states(ctx));
     // Why there is no state, and when the storage counts as unavailable for that reason.
     let mut why = "the driver loopfs-csi has not opened the storage yet; read its log".to_owned();
     let mut deadline = Some(Instant::now() + GRACE);
+    let mut reports = interval_at(Instant::now() + REPORT_INTERVAL, REPORT_INTERVAL);
     loop {
         let outage = async {
             match deadline {
@@ -59,6 +62,13 @@ async fn follow(ctx: &Context, found: &Notify) {
             () = outage => {
                 watched.set(StorageState::Unavailable(why.clone()));
                 true
+            }
+            _ = reports.tick() => {
+                // Nodes without storage may be many, and lack nothing.
+                if !ctx.storage.is_absent() {
+                    watched.report();
+                }
+                continue;
             }
         };
         deadline = if is_known { None } else { deadline.or_else(|| Some(Instant::now() + GRACE)) };
@@ -97,8 +107,8 @@ struct Watched<'a> {
     found: &'a Notify,
     /// The last state that was received over this connection.
     last: Option<NodeState>,
-    /// An event has reported that the storage is unavailable.
-    was_unavailable: bool,
+    /// Why the storage is unavailable, since the event that reported it.
+    outage: Option<String>,
 }
 
 impl Watched<'_> {
@@ -138,22 +148,28 @@ impl Watched<'_> {
         if !self.ctx.storage.set(state.clone()) {
             return false;
         }
-        let events = &self.ctx.cluster.events;
         match state {
             StorageState::Unavailable(why) | StorageState::Absent(why) => {
-                self.was_unavailable = true;
-                events.publish_on_node(Reason::StorageUnavailable, why);
+                self.outage = Some(why);
+                self.report();
             }
             StorageState::Open { filesystem_uuid } => {
                 tracing::info!(filesystem = filesystem_uuid, "the driver has opened the volume store");
-                if std::mem::take(&mut self.was_unavailable) {
+                if self.outage.take().is_some() {
                     let note = format!("the volume store on file system {filesystem_uuid} is in use again");
-                    events.publish_on_node(Reason::StorageReady, note);
+                    self.ctx.cluster.events.publish_on_node(Reason::StorageReady, note);
                 }
             }
             StorageState::Untried => {}
         }
         true
+    }
+
+    /// Records the event of an outage, if there is one.
+    fn report(&self) {
+        if let Some(why) = &self.outage {
+            self.ctx.cluster.events.publish_on_node(Reason::StorageUnavailable, why.clone());
+        }
     }
 }
 

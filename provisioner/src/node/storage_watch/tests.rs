@@ -97,7 +97,18 @@ async fn node_without_any_storage_is_known() {
     let never = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
     let following = Following::begin(|volumes| volumes.break_with(never)).await;
     assert!(following.test_context.ctx.storage.is_absent());
+    sleep(REPORT_INTERVAL).await;
     assert_eq!(following.end().await, ["StorageUnavailable"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_outage_is_reported_again() {
+    let mount = fake_store::error(ErrorKind::NotMounted, "mount it");
+    let following = Following::begin(|volumes| volumes.break_with(mount)).await;
+    sleep(REPORT_INTERVAL).await;
+    following.volumes().break_with(None);
+    sleep(2 * REPORT_INTERVAL).await;
+    assert_eq!(following.end().await, ["StorageUnavailable", "StorageUnavailable", "StorageReady"]);
 }
 
 #[tokio::test(start_paused = true)]
