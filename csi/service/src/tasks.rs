@@ -29,6 +29,8 @@ impl Tasks {
 
     /// Spawns a task that ends by itself after `stop`.
     pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        // On the heap: each of the wrappers would copy a large future on the stack.
+        let task = Box::pin(task);
         self.try_spawn(name, async {
             task.await;
             Ok(())
@@ -46,7 +48,7 @@ impl Tasks {
 
     /// Spawns a task that is dropped at `stop`, at any of its awaits, because it is then between two independent steps.
     pub fn spawn_until_stop(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
+        let (stop, task) = (self.stop.clone(), Box::pin(task));
         self.spawn(name, async move {
             stop.run_until_cancelled_owned(task).await;
         });

@@ -113,7 +113,7 @@ fn found(volume: &Volume, root: &Path, expected: &Expected) -> (String, Found) {
     assert_eq!(stats.capacity, volume.capacity(), "{id}");
     assert_eq!(volume.annotations().expect("annotations").get("claim"), Some(id));
     let confirmed = expected.0.get(id).is_some_and(|volume| volume.is_confirmed());
-    assert!(!confirmed || !volume.is_pending().expect("pending"), "{id} was confirmed, and is pending again");
+    assert!(!confirmed || !volume.is_pending().expect("pending"), "the confirmation of {id} is lost");
     let intact = intact(id, volume.kind(), &root.join("volumes").join(id), expected);
     (id.to_owned(), Found { kind: volume.kind(), capacity: volume.capacity().0, intact })
 }
