@@ -68,8 +68,6 @@ mod storage;
 pub mod volume_mounts;
 
 pub use args::Args;
-pub use driver::DriverName;
-
 use audit::ConditionAudit;
 use background::TrashCleanup;
 use changes::Changes;
@@ -78,6 +76,7 @@ use csi_wire::csi::identity_server::IdentityServer;
 use csi_wire::csi::node_server::NodeServer;
 use csi_wire::volumes::volumes_server::VolumesServer;
 use custody::CustodyPath;
+pub use driver::DriverName;
 use driver::ThisNode;
 use foreign_files::{ForeignFileSearch, SearchSettings};
 use loopfs::publish::PublishRoot;

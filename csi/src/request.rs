@@ -7,7 +7,8 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use csi_wire::csi as wire;
-use csi_wire::csi::volume_capability::{self, access_mode::Mode};
+use csi_wire::csi::volume_capability;
+use csi_wire::csi::volume_capability::access_mode::Mode;
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 use loopfs::{Bytes, FilesystemUuid};

@@ -16,11 +16,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::blocking;
 use crate::driver::DriverName;
 use crate::error::{Error, Result};
-use crate::kubelet_record;
 use crate::mount_watch::MountWatch;
+use crate::{blocking, kubelet_record};
 
 /// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
 /// ten seconds after which the probes in the manifest time out.

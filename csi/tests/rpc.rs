@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use csi_wire::csi as wire;
 use rstest::rstest;
+use support::*;
 use tempfile::TempDir;
 use tonic::Code;
-
-use support::*;
 
 struct Fixture {
     driver: Driver,

@@ -20,10 +20,9 @@ use testvm::process::Program;
 use testvm::rust_build::{self, Profile};
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::workload::node_of;
-use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource};
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource, objects};
 
 use crate::test_env::manifests::{self, Manifests};
 

@@ -9,8 +9,7 @@ use testvm_cluster::conformance::Suite;
 use testvm_cluster::{ClusterProfile, KubernetesSource, gvisor};
 
 use crate::helm::Helm;
-use crate::lanes;
-use crate::nodes;
+use crate::{lanes, nodes};
 
 /// Downloads and builds what is missing in the cache, and prints the versions of everything in it that the lanes of CI use.
 #[derive(Debug, clap::Args)]

@@ -3,10 +3,9 @@
 use loopfs::ErrorKind;
 use loopfs::volume_store::VolumeId;
 
-use crate::{
-    objects::{ownership::InvalidHandle, refusal::Refusal},
-    store::driver::StorageError,
-};
+use crate::objects::ownership::InvalidHandle;
+use crate::objects::refusal::Refusal;
+use crate::store::driver::StorageError;
 
 /// The error of a failed reconcile. Its text appears in events, so it is written for the owner of the claim.
 #[derive(Debug, thiserror::Error)]

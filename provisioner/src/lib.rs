@@ -22,13 +22,11 @@ mod store;
 #[cfg(test)]
 mod testing;
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-    time::Duration,
-};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -36,17 +34,19 @@ use kube::Client;
 use service::Listeners;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    api::{client, traffic::ApiTraffic},
-    controller::{builtin, lease::Candidate, process::Duties},
-    node::{audit, capacity::CapacityConfig, process::Options},
-    objects::{claim_labels, identity::Identity},
-    store::client::DriverClient,
-};
-pub use crate::{
-    args::{Args, AuditArgs, CommonArgs, ControllerArgs, NodeArgs, PodArgs, RestoreArgs, Role},
-    loss::NodeLoss,
-};
+use crate::api::client;
+use crate::api::traffic::ApiTraffic;
+pub use crate::args::{Args, AuditArgs, CommonArgs, ControllerArgs, NodeArgs, PodArgs, RestoreArgs, Role};
+use crate::controller::builtin;
+use crate::controller::lease::Candidate;
+use crate::controller::process::Duties;
+pub use crate::loss::NodeLoss;
+use crate::node::audit;
+use crate::node::capacity::CapacityConfig;
+use crate::node::process::Options;
+use crate::objects::claim_labels;
+use crate::objects::identity::Identity;
+use crate::store::client::DriverClient;
 
 /// Time after a SIGTERM for operations in progress to finish. A pod has 30 s by default.
 const GRACE: Duration = Duration::from_secs(15);

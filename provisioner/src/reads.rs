@@ -1,15 +1,14 @@
 //! Reads of the objects that several duties need, with the errors of a reconcile.
 
-use k8s_openapi::{
-    api::core::v1::{Node, PersistentVolume},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
-use kube::{Api, api::ListParams};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
+use kube::api::ListParams;
 
-use crate::{
-    api::{absence, cluster::Cluster, list, pruned::Pruned},
-    error::Error,
-};
+use crate::api::cluster::Cluster;
+use crate::api::pruned::Pruned;
+use crate::api::{absence, list};
+use crate::error::Error;
 
 impl Cluster {
     /// Reads a PersistentVolume. Returns `None` only if the API server proves that it does not exist.

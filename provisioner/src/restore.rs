@@ -8,27 +8,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use anyhow::Context as _;
-use k8s_openapi::{
-    api::core::v1::{
-        PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use loopfs::Bytes;
 use loopfs::volume_store::{Annotations, VolumeId, VolumeKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{
-    objects::{
-        claim_status::STORAGE,
-        identity::Identity,
-        loss_policy::Policy,
-        pv::{self, Description, ReclaimPolicy},
-        quantity,
-    },
-    store::claim_record::ClaimRecord,
-};
+use crate::objects::claim_status::STORAGE;
+use crate::objects::identity::Identity;
+use crate::objects::loss_policy::Policy;
+use crate::objects::pv::{self, Description, ReclaimPolicy};
+use crate::objects::quantity;
+use crate::store::claim_record::ClaimRecord;
 
 /// What `loopfs --json store list` prints, without what is not needed.
 #[derive(Debug, Deserialize)]

@@ -13,13 +13,12 @@ use std::pin::Pin;
 use std::process::ExitCode;
 
 use csi::socket;
-use csi_wire::csi as wire;
 use csi_wire::csi::controller_server::{Controller, ControllerServer};
 use csi_wire::csi::identity_server::{Identity, IdentityServer};
 use csi_wire::csi::node_server::{Node, NodeServer};
 use csi_wire::csi::{controller_service_capability as of_controller, plugin_capability as of_plugin};
-use csi_wire::volumes;
 use csi_wire::volumes::volumes_server::{Volumes, VolumesServer};
+use csi_wire::{csi as wire, volumes};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};

@@ -25,7 +25,6 @@ use std::process::{Command, ExitCode, Stdio};
 use csi_wire::csi::volume_usage::Unit;
 use loopfs::Bytes;
 use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
-
 use samples::Samples;
 use support::{Client, Directories, Driver, mount, publish, stats, unpublish};
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use csi::DriverName;
-
 use service::{LogArgs, absolute_path};
 
 use crate::cluster::AllowedAccount;

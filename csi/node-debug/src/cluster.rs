@@ -173,8 +173,9 @@ async fn in_time<T>(request: impl Future<Output = anyhow::Result<T>>) -> anyhow:
 
 /// Converts DER certificates to PEM.
 fn pem(certificates: &[Vec<u8>]) -> String {
-    use base64::Engine;
     use std::fmt::Write;
+
+    use base64::Engine;
     let mut text = String::new();
     for certificate in certificates {
         text.push_str("-----BEGIN CERTIFICATE-----\n");

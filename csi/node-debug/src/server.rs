@@ -21,11 +21,10 @@ use tonic::{Request, Status};
 use crate::args::Args;
 use crate::cluster::ApiServerAccess;
 use crate::conditions::ConditionSubject;
-use crate::connections;
 use crate::logs::{self, Logs};
-use crate::protected;
 use crate::proto::node_debug_server::NodeDebugServer;
 use crate::service::NodeDebugService;
+use crate::{connections, protected};
 
 /// Calls on one connection.
 const MAX_STREAMS: u32 = 32;

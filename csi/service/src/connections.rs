@@ -106,11 +106,10 @@ pub fn connection_to_close<C: PartialEq>(clients: &[C]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use std::net::SocketAddr;
 
     use axum::routing::get;
+    use rstest::rstest;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpSocket;
 

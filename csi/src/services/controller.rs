@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 
-use csi_wire::csi as wire;
 use csi_wire::csi::controller_server::Controller;
-use csi_wire::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
+use csi_wire::csi::controller_service_capability::rpc::Type as Capability;
 use csi_wire::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use csi_wire::csi::{controller_get_volume_response, list_snapshots_response, list_volumes_response};
-use csi_wire::{Settings, reserved};
+use csi_wire::csi::{
+    controller_get_volume_response, controller_service_capability as capability, list_snapshots_response,
+    list_volumes_response,
+};
+use csi_wire::{Settings, csi as wire, reserved};
 use loopfs::publish::Publisher;
 use loopfs::volume_store::{
     Annotations, ContentSource, OwnedContentSource, SnapshotId, Volume, VolumeId, VolumeKind, VolumeSpec,

@@ -1,7 +1,6 @@
 //! Snapshots: the parts of the Controller service's RPCs about them. `controller.rs` creates volumes from snapshots.
 
-use csi_wire::csi as wire;
-use csi_wire::reserved;
+use csi_wire::{csi as wire, reserved};
 use loopfs::ErrorKind;
 use loopfs::publish::Publisher;
 use loopfs::volume_store::{Snapshot, SnapshotId, VolumeId};

@@ -5,12 +5,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use csi_wire::reserved;
-use csi_wire::volumes as wire;
 use csi_wire::volumes::create_request::Source;
 use csi_wire::volumes::node_state::Storage;
 use csi_wire::volumes::volumes_server::Volumes as VolumesRpc;
-use csi_wire::{Settings, SettingsError};
+use csi_wire::{Settings, SettingsError, reserved, volumes as wire};
 use loopfs::volume_store::{
     Annotations, ChargedTo, OwnedContentSource, SnapshotId, VolumeId, VolumeKind, VolumeSpec,
 };

@@ -1,6 +1,7 @@
 //! The settings of a volume, from the parameters of its StorageClass. The store defines their names and values.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
+use std::fmt;
 
 use loopfs::Bytes;
 use loopfs::volume_store::{Setting, SettingError, VolumeKind, VolumeSpec};

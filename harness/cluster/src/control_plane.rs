@@ -18,17 +18,15 @@ use testvm::process::{Process, Program, tail};
 use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
 
-use super::client;
 use super::components::{self, API_SERVICE_ADDRESS, ClusterProfile, Durability, HOST_SEEN_FROM_GUEST};
-use super::kubeconfig;
 use super::layout::Layout;
 use super::loopback::LoopbackLease;
-use super::objects;
 use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
 use super::release::KubernetesSource;
 use super::spec::ClusterSpec;
 use super::variant::Kubelet;
+use super::{client, kubeconfig, objects};
 
 /// The user name of the API server at kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";

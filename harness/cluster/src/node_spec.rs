@@ -11,12 +11,11 @@ use testvm_guest::spec::{
 
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
-use super::gvisor;
 use super::images::NodeParts;
 use super::pki::{ServerName, Subject};
 use super::plan::{DataMount, NodeService};
-use super::trace;
 use super::variant::{ContainerRuntime, KubeletRoot};
+use super::{gvisor, trace};
 
 /// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";

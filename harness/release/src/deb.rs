@@ -5,11 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use testvm::cache;
 use testvm::cargo_tool::CargoTool;
 use testvm::process::Program;
-use testvm::rust_build;
 use testvm::session::Session;
+use testvm::{cache, rust_build};
 
 use crate::programs::{Compilers, TARGETS, Target, programs};
 use crate::sources::{Sources, checkout, version};

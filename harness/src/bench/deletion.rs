@@ -10,8 +10,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{Api, Client};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::objects;
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::{Cluster, Node, objects};
 
 use super::args::Args;
 use super::batch::{Batch, DeletionTimes};

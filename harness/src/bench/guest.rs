@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::cache;
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
-use testvm::packages;
 use testvm::process::tail;
 use testvm::session::Session;
 use testvm::test_machine::{HARDENED, TestMachine, data_disk, xfs};
 use testvm::vm::{self, ExitReason, GuestFile};
+use testvm::{cache, packages};
 use testvm_guest::report::{End, Message};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 

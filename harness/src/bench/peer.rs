@@ -13,8 +13,7 @@ use testvm::go_build::{self, GoModule, required_version};
 use testvm::process::Program;
 use testvm::rust_build;
 use testvm::session::Session;
-use testvm_cluster::objects;
-use testvm_cluster::{Cluster, ControlPlane, Node, Subject};
+use testvm_cluster::{Cluster, ControlPlane, Node, Subject, objects};
 
 use super::counting_proxy::CountingProxy;
 use super::node_process::NodeProcess;

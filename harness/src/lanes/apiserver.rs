@@ -15,10 +15,9 @@ use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::{ClusterProfile, KubernetesSource};
 
-use super::chart;
 use super::libtest::Run;
 use super::passes::require_pass;
-use super::restored_backup;
+use super::{chart, restored_backup};
 use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::cache;
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::images::kind::Description;
-use testvm::packages;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Vm};
+use testvm::{cache, packages};
 use testvm_cluster::ContainerImage;
 use testvm_cluster::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use testvm_guest::spec::{Mount, Source};

@@ -7,21 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
-use testvm::cache;
 use testvm::images::debian_program::{DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
-use testvm::packages;
-use testvm::process;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile, Hypervisor};
+use testvm::{cache, packages, process};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
-use super::go_tests;
 use super::libtest::Run;
-use super::{machine_faults, power_cut};
+use super::{go_tests, machine_faults, power_cut};
 use crate::builds;
 
 /// The test target, the same in every crate that has kernel tests.

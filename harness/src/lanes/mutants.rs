@@ -5,12 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use testvm::cache;
 use testvm::cargo_tool::CargoTool;
 use testvm::process::Program;
 use testvm::report::Report;
-use testvm::rust_build;
 use testvm::session::Session;
+use testvm::{cache, rust_build};
 
 use super::checks;
 

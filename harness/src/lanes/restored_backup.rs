@@ -16,11 +16,10 @@ use serde_json::json;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::ControlPlane;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::{self, VolumeMode, create_namespace};
+use testvm_cluster::{ControlPlane, objects};
 
 use crate::fake_nodes::{self, LiveTests, NODES};
 use crate::test_env::claims::{is_bound, with_selected_node};

@@ -7,15 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::cache;
 use testvm::go_build::{self, GoModule, VersionVariable};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
-use testvm::packages;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile};
+use testvm::{cache, packages};
 use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip};

@@ -4,16 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use testvm::packages;
 use testvm::process::{Finished, Program};
 use testvm::report::{Outcome, Report};
-use testvm::rust_build;
 use testvm::session::Session;
+use testvm::{packages, rust_build};
 
 use super::checks::{self, must_succeed};
-use super::dependencies;
-use super::go_tests;
 use super::libtest::Run;
+use super::{dependencies, go_tests};
 
 const SUITE: &str = "unit";
 

@@ -5,9 +5,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
-use testvm_cluster::workload;
+use testvm_cluster::{objects, workload};
 
 use super::environment::TestEnv;
 use super::sizes::Size;

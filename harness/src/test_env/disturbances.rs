@@ -4,11 +4,10 @@
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use testvm_cluster::Node;
 use testvm_cluster::containers::{self, Container};
-use testvm_cluster::objects;
 use testvm_cluster::restarts::Scope;
 use testvm_cluster::workload::node_of;
+use testvm_cluster::{Node, objects};
 
 use super::environment::TestEnv;
 

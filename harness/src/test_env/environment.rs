@@ -13,9 +13,8 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::DynamicObject;
 use kube::{Api, Client, ResourceExt};
 use testvm::session::Session;
-use testvm_cluster::objects;
 use testvm_cluster::restarts::Caused;
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::{Cluster, Node, objects};
 
 use super::manifests::{self, Manifests};
 

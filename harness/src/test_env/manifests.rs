@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use testvm::session::Session;
-
 pub(crate) use testvm_cluster::manifests::Manifests;
 
 /// Reads the manifests that a user applies.

@@ -4,9 +4,8 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_logged};
-use testvm_cluster::workload;
+use testvm_cluster::{objects, workload};
 
 use super::environment::TestEnv;
 use super::sizes::Size;

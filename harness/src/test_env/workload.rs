@@ -6,11 +6,10 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 use testvm_cluster::workload::{self, PodProgram};
+pub(crate) use testvm_cluster::workload::{Held, VolumeMode, create_namespace};
 
 use super::sizes::Size;
 use crate::nodes::{SHELL, VOLUME_CHECK};
-
-pub(crate) use testvm_cluster::workload::{Held, VolumeMode, create_namespace};
 
 /// The port on which the test program serves its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;

@@ -28,7 +28,6 @@ use std::{env, thread};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::statvfs::{FsFlags, statvfs};
-
 use pattern::Pattern;
 use volume::{Checked, USAGE, Volume, named, parse_volume};
 

@@ -51,9 +51,8 @@ pub use control::{DeviceCounts, DeviceList, LoopControl};
 pub use detach::{Detach, DetachError, PendingDetach};
 pub use device::{LoopDevice, Status};
 pub use discard::Discard;
+pub(crate) use index_lock::{attached_index, mark_new_file_tracked};
 pub use mounted::{MAJOR, mounted_nodes};
 pub use options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 pub use pool::PoolOptions;
 pub use query::{DeviceQueries, query_device, query_devices};
-
-pub(crate) use index_lock::{attached_index, mark_new_file_tracked};

@@ -7,8 +7,7 @@ use super::device::{BEYOND_ALL_INDICES, LoopDevice, Status, node_name, read_info
 use super::discard::{self, Discard};
 use super::options::{AttachOptions, BlockSize, DirectIo, Lifetime};
 use crate::error::{Context, Result};
-use crate::sys::loop_abi as abi;
-use crate::sys::loop_dev;
+use crate::sys::{loop_abi as abi, loop_dev};
 
 impl LoopDevice {
     /// Returns how the device differs from an attachment of `image` with these options, or `None` if it does not. Any process that may

@@ -20,8 +20,7 @@ use super::binding::{Access, BackingFile, BackingRange};
 use super::detach::request_detach;
 use super::device::{BEYOND_ALL_INDICES, CONTROL, check_node, node_name};
 use crate::error::{Context, Error, Result};
-use crate::sys::loop_abi as abi;
-use crate::sys::loop_dev;
+use crate::sys::{loop_abi as abi, loop_dev};
 use crate::units::DeviceNumber;
 
 /// Returns the lowest index that is bound to no file, and creates the device if necessary. The index is not reserved:

@@ -4,11 +4,9 @@
 //! there appears on the node only if the mount below which it is made is shared (mount_namespaces(7)) with the node's namespace.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 use super::table::{self, Mount};
 

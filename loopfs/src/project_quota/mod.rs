@@ -16,10 +16,9 @@ mod limits;
 mod quota;
 mod search;
 
-#[cfg(feature = "__tests")]
-pub(crate) use quota::set_project;
-pub(crate) use quota::{Interface, explain, project_and_inheritance_of};
-
 pub use ids::{ProjectIds, Reclaimed, Release};
 pub use limits::{Bounds, Limit, Limits, ProjectId, StoredLimits, Usage};
+#[cfg(feature = "__tests")]
+pub(crate) use quota::set_project;
 pub use quota::{Enforcement, ProjectQuota, assign_project, project_of};
+pub(crate) use quota::{Interface, explain, project_and_inheritance_of};

@@ -9,9 +9,8 @@ use nix::sys::stat::{FileStat, Mode, fstat};
 
 use super::flags::{CHOSEN, Flags};
 use crate::error::{Context, Result};
-use crate::sys::file_attr;
 use crate::sys::fsxattr::{self, FS_XFLAG_PROJINHERIT};
-use crate::sys::generation;
+use crate::sys::{file_attr, generation};
 
 /// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

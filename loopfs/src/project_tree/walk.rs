@@ -22,8 +22,7 @@ use super::inode::{
     AttributeAccess, DirectoryIdentity, Inode, InodeKind, open_directory, open_entry, open_parent,
 };
 use crate::error::{Error, Result};
-use crate::sys::getdents;
-use crate::sys::xfs;
+use crate::sys::{getdents, xfs};
 
 /// Number of names between two progress reports.
 pub(super) const REPORT_EVERY: u64 = 1024;

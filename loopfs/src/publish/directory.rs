@@ -11,8 +11,7 @@ use super::target::Target;
 use crate::DeviceNumber;
 use crate::error::{Error, ErrorKind, Result};
 use crate::loop_device::BackingFile;
-use crate::mount::table as mountinfo;
-use crate::mount::{AccessTime, KnownMount, MountFlags};
+use crate::mount::{AccessTime, KnownMount, MountFlags, table as mountinfo};
 use crate::volume_store::Volume;
 
 /// The directory of a volume. Its identity is its device and inode number, not a path.

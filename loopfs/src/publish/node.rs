@@ -1,7 +1,8 @@
 //! Recognises nodes of loop devices by their file status.
 
-use crate::{DeviceNumber, loop_device};
 use nix::sys::stat::{FileStat, SFlag};
+
+use crate::{DeviceNumber, loop_device};
 
 /// Returns `true` if a path with this status is the node of a loop device.
 pub(crate) fn is_loop_device(status: &FileStat) -> bool {

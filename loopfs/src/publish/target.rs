@@ -16,8 +16,9 @@ use super::mounted::MountedDevices;
 use super::node::{is_loop_device, kind_of, number_of};
 use crate::DeviceNumber;
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
-use crate::mount::table as mountinfo;
-use crate::mount::{Isolation, KnownMount, MountCache, MountFlags, bind_mount_at, is_mount_point, unmount};
+use crate::mount::{
+    Isolation, KnownMount, MountCache, MountFlags, bind_mount_at, is_mount_point, table as mountinfo, unmount,
+};
 
 /// The directory below which volumes are published. Every target is in it, and no symbolic link leads to one.
 #[derive(Debug)]

@@ -5,11 +5,10 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use ioctl_sys::ioctl;
 use linux_raw_sys::ioctl::FS_IOC_FIEMAP;
+pub(crate) use linux_raw_sys::ioctl::{FIEMAP_EXTENT_LAST as LAST, FIEMAP_EXTENT_SHARED as SHARED};
 use nix::errno::Errno;
 
 use super::result::Result;
-
-pub(crate) use linux_raw_sys::ioctl::{FIEMAP_EXTENT_LAST as LAST, FIEMAP_EXTENT_SHARED as SHARED};
 
 /// `struct fiemap_extent`: one range of a file, all in bytes.
 #[repr(C)]

@@ -4,12 +4,11 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd};
 
+pub(crate) use linux_raw_sys::general::file_attr;
 use linux_raw_sys::general::{__NR_file_getattr, __NR_file_setattr};
 use nix::errno::Errno;
 
 use super::result::Result;
-
-pub(crate) use linux_raw_sys::general::file_attr;
 
 /// Returns `true` if the kernel has the calls. It also returns `false` on EPERM, because a system call filter (seccomp(2))
 /// that does not know the calls may return EPERM instead of ENOSYS.

@@ -3,11 +3,10 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use ioctl_sys::ioctl;
+pub(crate) use linux_raw_sys::general::{FS_XFLAG_PROJINHERIT, fsxattr};
 use nix::errno::Errno;
 
 use super::result::Result;
-
-pub(crate) use linux_raw_sys::general::{FS_XFLAG_PROJINHERIT, fsxattr};
 
 ioctl!(read fs_get_xattr with b'X', 31; fsxattr);
 ioctl!(write fs_set_xattr with b'X', 32; fsxattr);

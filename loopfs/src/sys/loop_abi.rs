@@ -1,7 +1,6 @@
 //! Structures and constants of the loop driver (linux/loop.h).
 
 use linux_raw_sys::loop_device as uapi;
-
 pub(crate) use uapi::{loop_config, loop_info64};
 
 pub(crate) const READ_ONLY: u32 = uapi::LO_FLAGS_READ_ONLY as u32;

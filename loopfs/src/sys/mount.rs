@@ -6,13 +6,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use linux_raw_sys::general as uapi;
 use nix::errno::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
-
-use super::result::{Result, errno};
-
 pub(crate) use uapi::{
     MOUNT_ATTR__ATIME, MOUNT_ATTR_NOATIME, MOUNT_ATTR_NODEV, MOUNT_ATTR_NODIRATIME, MOUNT_ATTR_NOEXEC,
     MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MOUNT_ATTR_STRICTATIME, mount_attr,
 };
+
+use super::result::{Result, errno};
 
 /// `open_tree(source, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)`: creates a detached bind mount of `source`.
 pub(crate) fn clone_tree(source: impl AsFd) -> Result<OwnedFd> {

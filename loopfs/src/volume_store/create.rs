@@ -14,10 +14,9 @@ use super::space::{PendingReservation, reservation_of_directory, reservation_of_
 use super::spec::{VolumeKind, VolumeSpec};
 use super::store::VolumeStore;
 use super::volume::Volume;
-use crate::descriptor;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device;
 use crate::units::Bytes;
+use crate::{descriptor, loop_device};
 
 impl VolumeStore {
     /// Creates a volume. If the call is repeated, it returns the existing volume.

@@ -39,11 +39,9 @@ use super::on_disk::Boot;
 use super::on_disk::layout::{self, Layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
-use crate::DeviceNumber;
 use crate::error::{Error, ErrorKind, Explanation, Result};
-use crate::flock;
-use crate::loop_device;
 use crate::mount::table::Mount;
+use crate::{DeviceNumber, flock, loop_device};
 
 /// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
 pub(super) struct DeletionGuard {

@@ -12,9 +12,8 @@ use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
 use loopfs::project_quota::{
     Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, assign_project, project_of,
 };
-use loopfs::test_support;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
-use loopfs::{Bytes, ErrorKind, Inodes};
+use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount, umount};

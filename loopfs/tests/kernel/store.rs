@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use loopfs::loop_device::Access;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::{Enforcement, Limits, ProjectId, project_of};
-use loopfs::test_support;
 use loopfs::volume_store::{
     AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
-use loopfs::{Bytes, ErrorKind, Inodes};
+use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 

@@ -6,7 +6,6 @@ use std::os::unix::fs::MetadataExt;
 use loopfs::project_quota::{Limits, ProjectId, assign_project};
 use loopfs::volume_store::{Recovered, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, Inodes};
-
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::environment::{Leaks, default_with, id, quota, store, xfs};

@@ -21,7 +21,6 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-
 use output::Output;
 
 const AFTER_HELP: &str = "\

@@ -6,10 +6,8 @@
 //!
 //! `docs/decisions/0024-proof-of-absence.md` gives the reasons.
 
-use kube::{
-    Api, Resource,
-    core::{PartialObjectMeta, Status},
-};
+use kube::core::{PartialObjectMeta, Status};
+use kube::{Api, Resource};
 
 use crate::api::queue::KubernetesObject;
 

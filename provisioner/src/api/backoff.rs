@@ -2,11 +2,9 @@
 //!
 //! The back-off of kube and backon is the waits of one series: it knows no objects, and no reason to begin again.
 
-use std::{
-    collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher},
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use service::Delays;

@@ -3,15 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
 
-use crate::api::{
-    connection::{self, Timeouts},
-    traffic::ApiTraffic,
-};
+use crate::api::connection::{self, Timeouts};
+use crate::api::traffic::ApiTraffic;
 
 pub(crate) async fn connect(kubeconfig: Option<PathBuf>, traffic: &ApiTraffic) -> anyhow::Result<Client> {
     let client = connection::client(config(kubeconfig).await?, Timeouts::default(), traffic);

@@ -5,7 +5,8 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Api, Client};
 
-use super::{events::Events, pruned::Pruned};
+use super::events::Events;
+use super::pruned::Pruned;
 use crate::objects::identity::Identity;
 
 /// Access to the cluster.

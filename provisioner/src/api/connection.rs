@@ -19,28 +19,26 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::stream;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
-use hyper_util::{
-    client::legacy::{self, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
-use kube::{
-    Client, Config,
-    client::{Body, ClientBuilder, ConfigExt, retry::RetryPolicy},
-};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ClientBuilder, ConfigExt};
+use kube::{Client, Config};
 use serde_json::json;
 use tokio::time::timeout;
-use tower::{BoxError, Service, ServiceBuilder, ServiceExt, retry::RetryLayer};
+use tower::retry::RetryLayer;
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_http::decompression::DecompressionLayer;
 
-use crate::api::{
-    pages::{Pages, whole},
-    request::{self, layer},
-    traffic::ApiTraffic,
-};
+use crate::api::pages::{Pages, whole};
+use crate::api::request::{self, layer};
+use crate::api::traffic::ApiTraffic;
 
 /// The deadlines of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,16 +214,12 @@ mod tests {
 
     use futures::{StreamExt, TryStreamExt};
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::{
-        Api,
-        api::{WatchEvent, WatchParams},
-    };
+    use kube::Api;
+    use kube::api::{WatchEvent, WatchParams};
     use rstest::rstest;
     use rustix::net::sockopt;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpListener,
-    };
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
     use tower::Layer;
     use tower_test::mock;
 

@@ -5,33 +5,26 @@
 //! A token bucket limits the rate of events for many objects, because their volumes are more urgent. (kube's own recorder
 //! aggregates by reason alone and would keep the first text after the facts have changed.)
 
-use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
-use k8s_openapi::{
-    api::{
-        core::v1::ObjectReference,
-        events::v1::{Event, EventSeries},
-    },
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-    jiff::Timestamp,
-};
-use kube::{
-    Api, Client, Resource,
-    api::{Patch, PatchParams, PostParams},
-};
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
-};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
 use serde_json::json;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
-use crate::{api::hash::fnv1a, objects::identity::Identity};
+use crate::api::hash::fnv1a;
+use crate::objects::identity::Identity;
 
 /// The reason of an event. Users search for these words; the sidecars of other drivers use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,7 +3,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use kube::{Resource, runtime::reflector::ObjectRef};
+use kube::Resource;
+use kube::runtime::reflector::ObjectRef;
 
 type Namespace = Option<String>;
 

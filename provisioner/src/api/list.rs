@@ -3,13 +3,12 @@
 use std::fmt::Debug;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, api::ListParams};
+use kube::Api;
+use kube::api::ListParams;
 use serde::de::DeserializeOwned;
 
-use crate::api::{
-    pruned::{Prune, Pruned},
-    queue::KubernetesObject,
-};
+use crate::api::pruned::{Prune, Pruned};
+use crate::api::queue::KubernetesObject;
 
 /// Number of objects in each response.
 const PAGE_SIZE: u32 = 500;

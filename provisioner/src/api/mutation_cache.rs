@@ -4,9 +4,12 @@
 //! an old version, and either do the work twice or fail with a conflict. The object that a write returned is therefore kept until
 //! the watch cache holds a version that is at least as new. The reflectors of kube hold only what their watch has delivered.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
 
-use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 
 /// Written objects that the watch cache does not hold yet.
@@ -89,9 +92,9 @@ fn supersedes<K: Resource>(own: &K, cached: &K) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::{
-        api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp,
-    };
+    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
     use rstest::rstest;
 
     use super::*;

@@ -4,10 +4,14 @@
 //! becomes too long is given up while it is received, and requested again with fewer objects. The API server continues
 //! a list after a page of any length, so the caller notices nothing.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-use http::{Method, Request, Response, Uri, request::Parts, uri::PathAndQuery};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Method, Request, Response, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body as HttpBody, Bytes};
 use kube::client::Body;
 use parking_lot::Mutex;
@@ -112,13 +116,15 @@ mod tests {
     use std::convert::Infallible;
 
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::{Api, Client, ResourceExt, api::ListParams};
+    use kube::api::ListParams;
+    use kube::{Api, Client, ResourceExt};
     use rstest::rstest;
     use serde_json::{Value, json};
     use tower::{Layer, service_fn};
 
     use super::*;
-    use crate::api::{list, request::layer};
+    use crate::api::list;
+    use crate::api::request::layer;
 
     /// Lists `count` objects of `length` bytes each from a server that continues as the API server does. Returns how many objects the
     /// server sent in each page.

@@ -11,15 +11,17 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::PersistentVolume};
-use kube::{Api, api::PostParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::Api;
+use kube::api::PostParams;
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::sleep};
+use tokio::sync::watch;
+use tokio::time::sleep;
 
-use crate::{
-    api::{cluster::Cluster, events::Reason},
-    objects::identity::Identity,
-};
+use crate::api::cluster::Cluster;
+use crate::api::events::Reason;
+use crate::objects::identity::Identity;
 
 /// The wait after the API server refused the request. A policy can be removed later.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -159,10 +161,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect};
 
     const PATH: &str = "/api/v1/persistentvolumes";
 

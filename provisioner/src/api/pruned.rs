@@ -8,30 +8,27 @@
 //! A tenant fills a claim with up to a megabyte of annotations, labels or names, and the caches of all nodes may hold that claim. So only
 //! the fields of a claim that this process reads are kept, at no more than the length that a valid value has.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, ops::Deref};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
 
-use k8s_openapi::{
-    api::{
-        core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
-        storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
-    },
-    apimachinery::pkg::apis::meta::v1::{
-        LabelSelector, ManagedFieldsEntry, ObjectMeta, OwnerReference, Time,
-    },
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec,
+};
+use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    LabelSelector, ManagedFieldsEntry, ObjectMeta, OwnerReference, Time,
 };
 use kube::Resource;
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{
-    api::events::truncated,
-    objects::{
-        claim_status::{NODE_EXPANSION_NOT_REQUIRED, STORAGE},
-        ownership::{SELECTED_NODE, STORAGE_PROVISIONER, STORAGE_PROVISIONER_BETA, provisioner},
-    },
-};
+use crate::api::events::truncated;
+use crate::objects::claim_status::{NODE_EXPANSION_NOT_REQUIRED, STORAGE};
+use crate::objects::ownership::{SELECTED_NODE, STORAGE_PROVISIONER, STORAGE_PROVISIONER_BETA, provisioner};
 
 /// The annotations of a claim that this process reads.
 const CLAIM_ANNOTATIONS: [&str; 4] =

@@ -5,33 +5,31 @@
 //!
 //! `docs/decisions/0040-changes-from-the-cache.md` gives the reasons.
 
-use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc, time::Duration};
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use kube::{
-    Api, Resource,
-    runtime::{
-        WatchStreamExt,
-        controller::{Action, Config, Error, ReconcileRequest, applier},
-        reflector::{ObjectRef, Store, store::Writer},
-        watcher::{self, Event},
-    },
-};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::controller::{Action, Config, Error, ReconcileRequest, applier};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::{
-    sync::{SetOnce, mpsc, watch},
-    task::{JoinError, JoinSet},
-    time::sleep,
-};
+use tokio::sync::{SetOnce, mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::sleep;
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::{
-    backoff::{Backoff, RetryGeneration},
-    fair_queue::FairQueue,
-    pruned::{Prune, Pruned},
-    queue_metrics::QueueDepth,
-};
+use crate::api::backoff::{Backoff, RetryGeneration};
+use crate::api::fair_queue::FairQueue;
+use crate::api::pruned::{Prune, Pruned};
+use crate::api::queue_metrics::QueueDepth;
 
 /// A type of Kubernetes object.
 pub(crate) trait KubernetesObject:
@@ -384,15 +382,19 @@ where
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
     use std::time::Duration;
 
-    use kube::{ResourceExt, runtime::reflector};
+    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use kube::ResourceExt;
+    use kube::runtime::reflector;
     use serde_json::json;
-    use tokio::{sync::oneshot, time::timeout};
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
 
     use super::*;
-    use crate::{api::queue_metrics::QueueMetrics, objects::ownership, testing::fixtures};
+    use crate::api::queue_metrics::QueueMetrics;
+    use crate::objects::ownership;
+    use crate::testing::fixtures;
 
     #[tokio::test]
     async fn slow_objects_delay_no_others() {

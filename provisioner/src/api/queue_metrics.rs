@@ -1,16 +1,16 @@
 //! Metrics of the queues: how many objects wait for a reconciliation, and how long each waited.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
 
-use kube::{
-    Resource,
-    runtime::reflector::{Lookup, ObjectRef},
-};
+use kube::Resource;
+use kube::runtime::reflector::{Lookup, ObjectRef};
 use parking_lot::Mutex;
-use prometheus_client::{
-    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
-    registry::{Registry, Unit},
-};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
 
 /// An idle process reconciles within a millisecond. Objects wait for seconds if more changed than are reconciled concurrently.
 const BUCKETS: [f64; 8] = [0.001, 0.01, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0];

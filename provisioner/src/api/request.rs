@@ -2,7 +2,8 @@
 
 use http::{Method, Request, Uri};
 use kube::client::Body;
-use tower::{BoxError, Layer, Service, layer::layer_fn, service_fn};
+use tower::layer::layer_fn;
+use tower::{BoxError, Layer, Service, service_fn};
 
 /// What a role must permit for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,20 +2,19 @@
 //!
 //! The layers of tower-http that observe requests give a callback only the span of its request, not the verb and the resource.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, combinators::MapFrame};
+use http_body_util::BodyExt;
+use http_body_util::combinators::MapFrame;
 use hyper::body::{Body as HttpBody, Frame};
 use kube::client::Body;
 use parking_lot::Mutex;
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-    registry::{Registry, Unit},
-};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
 use tower::{BoxError, Service, ServiceExt};
 
 use crate::api::request::ApiRequest;

@@ -9,42 +9,29 @@
 //!
 //! `docs/decisions/0078-claim-labels.md` gives the reasons.
 
-use std::{
-    collections::{HashMap, HashSet},
-    pin::pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::{
-    admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding},
-    core::v1::{ConfigMap, PersistentVolumeClaim},
-};
-use kube::{
-    Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
-    runtime::{
-        reflector::{self, Store},
-        watcher,
-    },
-};
+use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{
-    sync::{Notify, SetOnce},
-    time::timeout_at,
-};
+use tokio::sync::{Notify, SetOnce};
+use tokio::time::timeout_at;
 
-use crate::{
-    api::{absence, cluster::Cluster, list, queue},
-    error::Error,
-    objects::{
-        claim_labels::{self, BINDING_UID, LabelRecordSource, RequiredLabel},
-        identity::is_label_value,
-        ownership,
-    },
-};
+use crate::api::cluster::Cluster;
+use crate::api::{absence, list, queue};
+use crate::error::Error;
+use crate::objects::claim_labels::{self, BINDING_UID, LabelRecordSource, RequiredLabel};
+use crate::objects::identity::is_label_value;
+use crate::objects::ownership;
 
 /// Time after which every API server applies a policy that one of them has stored. Each watches the policies.
 const PROPAGATION_TIME: Duration = Duration::from_secs(60);
@@ -393,10 +380,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, cache, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, cache, expect};
 
     const POLICY: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/labels";
     const BINDING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings/labels";

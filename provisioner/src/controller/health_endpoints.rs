@@ -1,17 +1,14 @@
 //! The HTTP endpoints `/metrics`, `/healthz` and `/readyz` of the role `controller`.
 
-use prometheus_client::{metrics::info::Info, registry::Registry};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
 use service::Gauges;
 use tokio::sync::watch;
 
-use crate::{
-    api::{
-        events::EventCounter,
-        policies::{self, Enforced},
-        traffic::ApiTraffic,
-    },
-    metrics::POLICIES_ENFORCED,
-};
+use crate::api::events::EventCounter;
+use crate::api::policies::{self, Enforced};
+use crate::api::traffic::ApiTraffic;
+use crate::metrics::POLICIES_ENFORCED;
 
 /// The source of the health endpoints' responses.
 pub(crate) struct ControllerHealthEndpoints {
@@ -78,16 +75,12 @@ impl service::HealthEndpoints for ControllerHealthEndpoints {
 mod tests {
     use http::StatusCode;
     use prometheus_client::encoding::text;
-    use service::{
-        HealthEndpoints as _,
-        documentation::{documented, served},
-    };
+    use service::HealthEndpoints as _;
+    use service::documentation::{documented, served};
 
     use super::*;
-    use crate::api::{
-        events::{Events, Reason},
-        request::ApiRequest,
-    };
+    use crate::api::events::{Events, Reason};
+    use crate::api::request::ApiRequest;
 
     fn endpoints(leads: bool, performs: bool) -> ControllerHealthEndpoints {
         let (events, _requests) = Events::new("node-a");

@@ -5,42 +5,35 @@
 //! class's `allowedTopologies` or because the driver runs on no other node. That node is written into the claim as the
 //! scheduler would do it, and provisions.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use k8s_openapi::api::{
-    core::v1::{Node, PersistentVolumeClaim, TopologySelectorLabelRequirement, TopologySelectorTerm},
-    storage::v1::StorageClass,
+use k8s_openapi::api::core::v1::{
+    Node, PersistentVolumeClaim, TopologySelectorLabelRequirement, TopologySelectorTerm,
 };
-use kube::{
-    Api, ResourceExt,
-    api::ListParams,
-    runtime::{
-        reflector::{self, ObjectRef, Store},
-        watcher,
-    },
-};
-use tokio::{
-    sync::{Notify, SetOnce, watch},
-    time::timeout,
-};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::ListParams;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use tokio::sync::{Notify, SetOnce, watch};
+use tokio::time::timeout;
 
-use super::{
-    pending_claims::{self, PendingClaims},
-    registered_nodes::RegisteredNodes,
-};
-use crate::{
-    api::{backoff::Backoff, cluster::Cluster, events::Reason, queue},
-    error::Error,
-    objects::{
-        data_source::is_populated, identity::is_label_value, ownership, refusal::Refusal,
-        topology::is_immediate,
-    },
-};
+use super::pending_claims::{self, PendingClaims};
+use super::registered_nodes::RegisteredNodes;
+use crate::api::backoff::Backoff;
+use crate::api::cluster::Cluster;
+use crate::api::events::Reason;
+use crate::api::queue;
+use crate::error::Error;
+use crate::objects::data_source::is_populated;
+use crate::objects::identity::is_label_value;
+use crate::objects::ownership;
+use crate::objects::refusal::Refusal;
+use crate::objects::topology::is_immediate;
 
 /// Wait after a change, because many claims are often created together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -234,10 +227,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, cache, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, cache, expect};
 
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
     const NODES: &str = "/api/v1/nodes";

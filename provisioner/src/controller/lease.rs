@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use kube::Client;
 use kube_lease_manager::{LeaseManagerBuilder, LeaseManagerError};
-use tokio::{sync::watch, time::sleep};
+use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 /// The name of the Lease, which the role of the manifests names too.

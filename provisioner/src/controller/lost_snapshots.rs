@@ -4,30 +4,22 @@
 //! the deletion of the VolumeSnapshot and of its namespace would not end. The controller lets go only of contents whose deletion a user has
 //! requested, and the data of the snapshot stays on the node.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use kube::{
-    Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
-    core::DynamicObject,
-};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::core::DynamicObject;
+use kube::{Api, ResourceExt};
 use serde_json::json;
 use tokio::time::sleep;
 
 use super::registered_nodes::RegisteredNodes;
-use crate::{
-    api::{
-        cluster::Cluster,
-        events::{Reason, some_names},
-        list,
-    },
-    error::Error,
-    loss::{POLL_INTERVAL, is_node_deleted, loss_began},
-    objects::{loss_policy, snapshot},
-};
+use crate::api::cluster::Cluster;
+use crate::api::events::{Reason, some_names};
+use crate::api::list;
+use crate::error::Error;
+use crate::loss::{POLL_INTERVAL, is_node_deleted, loss_began};
+use crate::objects::{loss_policy, snapshot};
 
 /// The finalizer that snapshot-controller sets and the snapshotter of the node removes.
 const FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
@@ -152,10 +144,8 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect};
 
     const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
     const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/content";

@@ -8,29 +8,22 @@
 //!
 //! `docs/decisions/0023-deleted-nodes.md` gives the reasons.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::ListParams;
-use tokio::{sync::watch, time::timeout};
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::registered_nodes::RegisteredNodes;
-use crate::{
-    api::{
-        cluster::Cluster,
-        events::{Reason, some_names},
-        list,
-    },
-    error::Error,
-    loss::{
-        LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, decision::begins_deletion,
-        is_node_deleted,
-    },
-};
+use crate::api::cluster::Cluster;
+use crate::api::events::{Reason, some_names};
+use crate::api::list;
+use crate::error::Error;
+use crate::loss::decision::begins_deletion;
+use crate::loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness, is_node_deleted};
 
 /// Wait after an error of the API server.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

@@ -1,21 +1,17 @@
 //! The claims that wait for this driver: for a volume, or for an expansion on the node that was selected for them.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{
-    Api, ResourceExt,
-    api::{Patch, PatchParams},
-    runtime::{
-        reflector::{self, Store, store::Writer},
-        watcher,
-    },
-};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
 use tokio::sync::{SetOnce, watch};
 
-use crate::{
-    api::{cluster::Cluster, queue},
-    error::Error,
-    objects::{claim_status, ownership},
-};
+use crate::api::cluster::Cluster;
+use crate::api::queue;
+use crate::error::Error;
+use crate::objects::{claim_status, ownership};
 
 /// A cache of the claims, which several duties share, so that they need one watch.
 pub(crate) struct PendingClaims {

@@ -5,21 +5,19 @@ use service::{Listeners, Tasks};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::health_endpoints::ControllerHealthEndpoints;
+use super::pending_claims::PendingClaims;
+use super::registered_nodes::RegisteredNodes;
 use super::{
-    builtin, claim_labels, health_endpoints::ControllerHealthEndpoints, immediate, lease, lost_snapshots,
-    node_loss, pending_claims::PendingClaims, registered_nodes::RegisteredNodes, unready_nodes,
-    wrong_selections,
+    builtin, claim_labels, immediate, lease, lost_snapshots, node_loss, unready_nodes, wrong_selections,
 };
-use crate::{
-    api::{
-        cluster::Cluster,
-        events::{self, Events},
-        policies::{self, Forbidden},
-        traffic::ApiTraffic,
-    },
-    loss::NodeLoss,
-    objects::{claim_labels::LabelRecordSource, identity::Identity},
-};
+use crate::api::cluster::Cluster;
+use crate::api::events::{self, Events};
+use crate::api::policies::{self, Forbidden};
+use crate::api::traffic::ApiTraffic;
+use crate::loss::NodeLoss;
+use crate::objects::claim_labels::LabelRecordSource;
+use crate::objects::identity::Identity;
 
 /// The duties of a replica, once it leads.
 #[derive(Debug, Clone, PartialEq, Eq)]

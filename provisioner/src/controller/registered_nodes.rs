@@ -1,27 +1,20 @@
 //! The nodes on which the driver is registered.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::storage::v1::CSINode;
-use kube::{
-    Api, ResourceExt,
-    runtime::{
-        reflector::{self, Store, store::Writer},
-        watcher,
-    },
-};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
 use tokio::sync::{SetOnce, watch};
 
-use crate::api::{
-    cluster::Cluster,
-    queue::{self, CacheChange},
-};
+use crate::api::cluster::Cluster;
+use crate::api::queue::{self, CacheChange};
 
 /// How long a node counts as registered after its kubelet has removed the driver from the CSINode. That happens at each restart of the
 /// driver.

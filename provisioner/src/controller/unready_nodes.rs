@@ -4,21 +4,21 @@
 //! a pod that uses such a volume waits without a word about the reason. This duty changes nothing: the node may come back
 //! with all its data.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume};
-use kube::{Api, ResourceExt, api::ListParams};
-use tokio::{sync::watch, time::sleep};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::registered_nodes::RegisteredNodes;
-use crate::{
-    api::{cluster::Cluster, events::Reason, list},
-    error::Error,
-    objects::ownership,
-};
+use crate::api::cluster::Cluster;
+use crate::api::events::Reason;
+use crate::api::list;
+use crate::error::Error;
+use crate::objects::ownership;
 
 /// When volumes of a node that is not ready are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,10 +131,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect};
 
     fn node(name: &str, ready: &str) -> Value {
         let conditions =

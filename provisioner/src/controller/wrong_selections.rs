@@ -10,26 +10,23 @@
 //!
 //! The node of a claim that waits for its volume may provision in the meantime. Then the claim has a volume there, and nothing is lost.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
-use super::{
-    pending_claims::{self, PendingClaims},
-    registered_nodes::{RESTART_TIME, RegisteredNodes},
-};
-use crate::{
-    api::{backoff::Backoff, cluster::Cluster, events::Reason},
-    error::Error,
-    loss::is_node_deleted,
-    objects::ownership,
-};
+use super::pending_claims::{self, PendingClaims};
+use super::registered_nodes::{RESTART_TIME, RegisteredNodes};
+use crate::api::backoff::Backoff;
+use crate::api::cluster::Cluster;
+use crate::api::events::Reason;
+use crate::error::Error;
+use crate::loss::is_node_deleted;
+use crate::objects::ownership;
 
 /// Wait after a change. Most expansions are complete by then, and their claims need no check.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -243,10 +240,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect};
 
     const NODE: &str = "/api/v1/nodes/node-b";
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";

@@ -1,16 +1,15 @@
 //! Tests of built-in objects, with the rights of `csi/deploy/builtin-objects`.
 
 use futures::StreamExt;
-use k8s_openapi::api::{
-    core::v1::ConfigMap,
-    rbac::v1::{ClusterRole, ClusterRoleBinding},
-    scheduling::v1::PriorityClass,
-    storage::v1::CSIDriver,
-};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::api::{WatchEvent, WatchParams};
 
 use super::{controllers, *};
-use crate::controller::{builtin, process::Duties};
+use crate::controller::builtin;
+use crate::controller::process::Duties;
 
 /// The ConfigMap that the role of the manifests lets the controller read.
 const CONFIG_MAP: &str = "loopfs-objects";

@@ -1,16 +1,14 @@
 //! Tests of claims with labels, with the rights and the policy of `csi/deploy/claim-labels`.
 
-use k8s_openapi::api::{admissionregistration::v1::MutatingAdmissionPolicyBinding, core::v1::ConfigMap};
+use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
+use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
-use crate::{
-    api::{self, events::Events},
-    controller::claim_labels,
-    objects::{
-        claim_labels::{LabelRecordSource, are_complete, written_binding},
-        ownership::SELECTED_NODE,
-    },
-};
+use crate::api;
+use crate::api::events::Events;
+use crate::controller::claim_labels;
+use crate::objects::claim_labels::{LabelRecordSource, are_complete, written_binding};
+use crate::objects::ownership::SELECTED_NODE;
 
 /// The name of the policy, its binding and the ConfigMap.
 const NAME: &str = "loopfs-claim-labels";

@@ -3,19 +3,19 @@
 //! The requests pass through a forwarder of bytes. So the provisioner and the API server agree on HTTP/2 as they do without it, and
 //! the test decides which connections still deliver.
 
-use std::{
-    net::Ipv4Addr,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::{io::copy_bidirectional, sync::watch, task::JoinSet};
-use tokio_util::{io::InspectReader, task::AbortOnDropHandle};
+use tokio::io::copy_bidirectional;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::io::InspectReader;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::{data_safety::TIMEOUTS, *};
-use crate::api::{
-    client,
-    connection::{self, Timeouts},
-};
+use super::data_safety::TIMEOUTS;
+use super::*;
+use crate::api::client;
+use crate::api::connection::{self, Timeouts};
 
 /// Forwards connections to the API server.
 struct Forwarder {

@@ -2,21 +2,15 @@
 
 use k8s_openapi::api::coordination::v1::Lease;
 
-use super::{
-    faulty_api_server::{Call, Fault, FaultyApiServer},
-    *,
-};
-use crate::{
-    api::connection::Timeouts,
-    controller::{
-        lease::Candidate,
-        node_loss::NodeLossSettings,
-        process::{ControllerProcessParts, Duties},
-        unready_nodes::Timing,
-    },
-    loss::NodeLoss,
-    objects::ownership::SELECTED_NODE,
-};
+use super::faulty_api_server::{Call, Fault, FaultyApiServer};
+use super::*;
+use crate::api::connection::Timeouts;
+use crate::controller::lease::Candidate;
+use crate::controller::node_loss::NodeLossSettings;
+use crate::controller::process::{ControllerProcessParts, Duties};
+use crate::controller::unready_nodes::Timing;
+use crate::loss::NodeLoss;
+use crate::objects::ownership::SELECTED_NODE;
 
 /// The name of the Lease in the role of the manifests.
 const LEASE: &str = "loopfs-controller";

@@ -3,11 +3,9 @@
 
 use loopfs::volume_store::VolumeId;
 
-use super::{
-    audit::auditing,
-    faulty_api_server::{Call, Fault, FaultyApiServer},
-    *,
-};
+use super::audit::auditing;
+use super::faulty_api_server::{Call, Fault, FaultyApiServer};
+use super::*;
 use crate::api::connection::Timeouts;
 
 const OBJECTS: &str = "persistentvolumes";

@@ -1,9 +1,7 @@
 //! Plans of faults: rules for the faulty API server that are the same in each run.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use super::faulty_api_server::{Call, Fault};
 use crate::api::hash::fnv1a;

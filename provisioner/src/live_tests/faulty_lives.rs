@@ -3,13 +3,11 @@
 
 use loopfs::volume_store::VolumeId;
 
-use super::{
-    audit::auditing,
-    data_safety::TIMEOUTS,
-    fault_plan::{Subjects, claim_of, of_each_write, seeded},
-    faulty_api_server::{Call, Fault, FaultyApiServer},
-    *,
-};
+use super::audit::auditing;
+use super::data_safety::TIMEOUTS;
+use super::fault_plan::{Subjects, claim_of, of_each_write, seeded};
+use super::faulty_api_server::{Call, Fault, FaultyApiServer};
+use super::*;
 
 const THERE: &str = "node-b";
 const COPY: &str = "copy";

@@ -5,51 +5,42 @@
 //! replica of the controller. They give exactly the rights of the manifests in `csi/deploy`. The manifests must be applied, and the
 //! nodes "node-a" and "node-b" must exist; they need no kubelet.
 
-use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use k8s_openapi::{
-    api::{
-        core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
-        events::v1::Event,
-        storage::v1::StorageClass,
-    },
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
-    jiff::Timestamp,
-};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
-    core::GroupVersionKind,
-};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client, ResourceExt};
 use loopfs::Bytes;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use service::{Listeners, Tasks};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    sync::{Mutex, MutexGuard},
-    task::JoinSet,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    api::{queue::KubernetesObject, traffic::ApiTraffic},
-    node::{
-        capacity::CapacityConfig,
-        process::{NodeProcessParts, Options},
-    },
-    objects::{
-        claim_status::{ResizeStatus, recorded},
-        identity::Identity,
-        ownership,
-    },
-    store::claim_record::ClaimRecord,
-    testing::{
-        fake_store::{CustodyRecord, FakeStore},
-        fixtures,
-    },
-};
+use crate::api::queue::KubernetesObject;
+use crate::api::traffic::ApiTraffic;
+use crate::node::capacity::CapacityConfig;
+use crate::node::process::{NodeProcessParts, Options};
+use crate::objects::claim_status::{ResizeStatus, recorded};
+use crate::objects::identity::Identity;
+use crate::objects::ownership;
+use crate::store::claim_record::ClaimRecord;
+use crate::testing::fake_store::{CustodyRecord, FakeStore};
+use crate::testing::fixtures;
 
 mod audit;
 mod builtin;

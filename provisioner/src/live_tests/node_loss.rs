@@ -1,20 +1,17 @@
 //! Tests of deleted nodes and lost disks, with the rights of `csi/deploy/node-loss`.
 
-use k8s_openapi::api::storage::v1::CSINode;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{
-    controllers,
-    data_safety::TIMEOUTS,
-    faulty_api_server::{Call, Fault, FaultyApiServer},
-    *,
-};
-use crate::{
-    controller::{process::Duties, unready_nodes::Timing},
-    loss::NodeLoss,
-    objects::{ownership::SELECTED_NODE, snapshot},
-};
+use k8s_openapi::api::storage::v1::CSINode;
+
+use super::data_safety::TIMEOUTS;
+use super::faulty_api_server::{Call, Fault, FaultyApiServer};
+use super::{controllers, *};
+use crate::controller::process::Duties;
+use crate::controller::unready_nodes::Timing;
+use crate::loss::NodeLoss;
+use crate::objects::ownership::SELECTED_NODE;
+use crate::objects::snapshot;
 
 const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),

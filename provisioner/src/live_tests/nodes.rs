@@ -1,6 +1,7 @@
 //! Tests with two nodes and a real scheduler.
 
-use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 
 use super::controllers::ONLY_PLACEMENT;
 use super::*;

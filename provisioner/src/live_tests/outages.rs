@@ -1,12 +1,11 @@
 //! Tests of outages of the API server at chosen moments of provisioning.
 
-use super::{
-    data_safety::TIMEOUTS,
-    faulty_api_server::{Call, Fault, FaultyApiServer},
-    *,
-};
-use crate::api::connection::Timeouts;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::data_safety::TIMEOUTS;
+use super::faulty_api_server::{Call, Fault, FaultyApiServer};
+use super::*;
+use crate::api::connection::Timeouts;
 
 impl FaultyApiServer {
     async fn usual_provisioner(&self, cluster: &TestCluster) -> Provisioner {

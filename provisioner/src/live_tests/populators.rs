@@ -1,6 +1,7 @@
 //! Tests of claims whose data source belongs to a volume populator. The tests do what the populator would do.
 
-use super::{audit::auditing, *};
+use super::audit::auditing;
+use super::*;
 
 #[tokio::test]
 async fn populator_hands_its_volume_over() {

@@ -1,10 +1,14 @@
 //! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server or the processes.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, future, stream};
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
-use kube::{Api, Client, api::ListParams};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::ListParams;
+use kube::{Api, Client};
 use loopfs::Bytes;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -12,16 +16,12 @@ use super::{
     HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, TestCluster, administrator, claim_labels, kubeconfigs,
     owner_reference,
 };
-use crate::{
-    api::{
-        client,
-        connection::{self, Timeouts},
-        traffic::ApiTraffic,
-    },
-    loss::NodeLoss,
-    node::process::Options,
-    testing::fake_store::FakeStore,
-};
+use crate::api::client;
+use crate::api::connection::{self, Timeouts};
+use crate::api::traffic::ApiTraffic;
+use crate::loss::NodeLoss;
+use crate::node::process::Options;
+use crate::testing::fake_store::FakeStore;
 
 /// More than all claims of a benchmark request.
 const SIZE: Bytes = Bytes(1 << 50);

@@ -1,6 +1,7 @@
 //! Tests of claims that name a node which cannot serve them.
 
-use super::{controllers::ONLY_PLACEMENT, *};
+use super::controllers::ONLY_PLACEMENT;
+use super::*;
 use crate::objects::ownership::{SELECTED_NODE, selected_node};
 
 const THERE: &str = "node-b";

@@ -9,11 +9,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use crate::objects::{
-    identity::Identity,
-    loss_policy::{OnNodeLoss, Policy},
-    ownership, pv,
-};
+use crate::objects::identity::Identity;
+use crate::objects::loss_policy::{OnNodeLoss, Policy};
+use crate::objects::{ownership, pv};
 
 /// The state that a decision is based on.
 #[derive(Debug, Clone, Copy)]

@@ -7,28 +7,25 @@
 //!
 //! It checks that data is deleted only if a user deleted its claim.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use k8s_openapi::{
-    api::core::v1::{PersistentVolume, PersistentVolumeClaim},
-    apimachinery::pkg::apis::meta::v1::Time,
-    jiff::Timestamp,
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 use rstest::rstest;
 use serde_json::json;
 
 use super::decision::{Decision, NodeLossState, decide};
-use crate::{
-    node::delete,
-    objects::{identity::Identity, loss_policy::OnNodeLoss, ownership, pv},
-    store::custody::Custody,
-    testing::{fake_store::CustodyRecord, fixtures},
-};
+use crate::node::delete;
+use crate::objects::identity::Identity;
+use crate::objects::loss_policy::OnNodeLoss;
+use crate::objects::{ownership, pv};
+use crate::store::custody::Custody;
+use crate::testing::fake_store::CustodyRecord;
+use crate::testing::fixtures;
 
 const NODES: [&str; 2] = ["node-a", "node-b"];
 const GRACE: u64 = 10;

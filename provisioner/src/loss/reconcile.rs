@@ -8,35 +8,26 @@
 //! then, so two processes that act at the same time do no harm. The grace time is measured by the monotonic clock from the moment when
 //! this process first saw that the volume is lost: a restart starts it again, and setting the clock does not change it.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use k8s_openapi::{
-    api::core::v1::{PersistentVolume, PersistentVolumeClaim},
-    jiff::{SignedDuration, Timestamp},
-};
-use kube::{
-    Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, ResourceExt};
 
 use super::decision::{Decision, NodeLossState, begins_deletion, decide, will_delete};
-use crate::{
-    api::{
-        absence,
-        backoff::Backoff,
-        cluster::Cluster,
-        events::Reason,
-        pruned::{Prune, Pruned},
-        queue,
-    },
-    error::Error,
-    objects::{identity::Identity, loss_policy::Policy, ownership, pv},
-};
+use crate::api::backoff::Backoff;
+use crate::api::cluster::Cluster;
+use crate::api::events::Reason;
+use crate::api::pruned::{Prune, Pruned};
+use crate::api::{absence, queue};
+use crate::error::Error;
+use crate::objects::identity::Identity;
+use crate::objects::loss_policy::Policy;
+use crate::objects::{ownership, pv};
 
 /// Storage may have been lost before the process began, and claims may be deleted later, without an event for this duty.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(300);

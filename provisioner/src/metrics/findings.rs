@@ -1,9 +1,7 @@
 //! The findings of the last audit.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use loopfs::volume_store::VolumeId;
 use tokio::sync::watch;

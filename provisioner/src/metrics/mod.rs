@@ -5,8 +5,6 @@ mod findings;
 mod operations;
 mod sample;
 
-pub(crate) use self::{
-    findings::{AuditFindings, LatestFindings},
-    operations::{Operation, Operations},
-    sample::{POLICIES_ENFORCED, ProvisionerSample, register},
-};
+pub(crate) use self::findings::{AuditFindings, LatestFindings};
+pub(crate) use self::operations::{Operation, Operations};
+pub(crate) use self::sample::{POLICIES_ENFORCED, ProvisionerSample, register};

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
-    registry::{Registry, Unit},
-};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::Error;
 
@@ -76,7 +76,8 @@ mod tests {
     use loopfs::volume_store::VolumeId;
 
     use super::*;
-    use crate::{store::driver::StorageError, testing::fake_store};
+    use crate::store::driver::StorageError;
+    use crate::testing::fake_store;
 
     #[test]
     fn attempts_are_counted_by_reason() {

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use prometheus_client::{metrics::info::Info, registry::Registry};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
 use service::Gauges;
 
-use super::{findings::AuditFindings, operations::Operations};
-use crate::api::{events::EventCounter, queue_metrics::QueueMetrics, traffic::ApiTraffic};
+use super::findings::AuditFindings;
+use super::operations::Operations;
+use crate::api::events::EventCounter;
+use crate::api::queue_metrics::QueueMetrics;
+use crate::api::traffic::ApiTraffic;
 
 const PREFIX: &str = "loopfs_provisioner";
 

@@ -4,38 +4,31 @@
 //! The pod of this process owns the objects. A node without that pod cannot provision, so the garbage collector removes them,
 //! whatever ended the pod.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use k8s_openapi::{
-    api::storage::v1::{CSIStorageCapacity, StorageClass},
-    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
-};
-use kube::{
-    Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
-    runtime::{reflector::store::Writer, watcher},
-};
-use tokio::{
-    sync::SetOnce,
-    time::{sleep, timeout},
-};
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use tokio::sync::SetOnce;
+use tokio::time::{sleep, timeout};
 
-use crate::{
-    api::{hash::fnv1a, pruned::Pruned, queue},
-    error::Error,
-    node::{context::Context, placement},
-    objects::{
-        identity::{Identity, MANAGER},
-        parameters::Parameters,
-        quantity,
-        topology::{self, CandidateNode},
-    },
-    store::driver::{NodeCapacity, StorageError},
-};
+use crate::api::hash::fnv1a;
+use crate::api::pruned::Pruned;
+use crate::api::queue;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::node::placement;
+use crate::objects::identity::{Identity, MANAGER};
+use crate::objects::parameters::Parameters;
+use crate::objects::quantity;
+use crate::objects::topology::{self, CandidateNode};
+use crate::store::driver::{NodeCapacity, StorageError};
 
 /// The namespace and the owner of the objects.
 #[derive(Debug, Clone, PartialEq)]
@@ -296,10 +289,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fake_store, fixtures,
-        mock_api_server::{Caches, TestContext, expect},
-    };
+    use crate::testing::mock_api_server::{Caches, TestContext, expect};
+    use crate::testing::{fake_store, fixtures};
 
     const MIB: u64 = 1 << 20;
 

@@ -20,35 +20,28 @@
 //! | bound | its user, who requests a larger size, or deletes the claim; then [`persistent_volumes`](super::persistent_volumes) deletes the volume | |
 //! | expanding: `allocatedResourceStatuses` has the step | this process ([`resize`]), and the kubelet if the driver could not refresh a device | the status of the claim says which size was tried last, and a capacity only grows, so the expansion is repeated |
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
-use kube::{
-    Api, ResourceExt,
-    runtime::reflector::{ObjectRef, store::Writer},
-};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::store::Writer;
+use kube::{Api, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::{
-    api::{
-        events::Reason,
-        queue::{self, CacheChange, Next, Slow, Workers},
-    },
-    error::Error,
-    metrics::Operation,
-    node::{
-        claim_scope::ClaimScope,
-        context::{Context, RetryKey},
-        data_source, placement, provision, reschedule, resize,
-    },
-    objects::{
-        claim_status::{self, ResizeStatus},
-        data_source::{CopiedRef, DataSourceRef, parse_reference},
-        ownership,
-    },
-};
+use crate::api::events::Reason;
+use crate::api::queue::{self, CacheChange, Next, Slow, Workers};
+use crate::error::Error;
+use crate::metrics::Operation;
+use crate::node::claim_scope::ClaimScope;
+use crate::node::context::{Context, RetryKey};
+use crate::node::{data_source, placement, provision, reschedule, resize};
+use crate::objects::claim_status::{self, ResizeStatus};
+use crate::objects::data_source::{CopiedRef, DataSourceRef, parse_reference};
+use crate::objects::ownership;
 
 /// Claims reconciled concurrently. A reconcile mostly waits for the API server, and the store serialises what it must.
 const CONCURRENCY: u16 = 32;

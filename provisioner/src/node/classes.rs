@@ -7,21 +7,17 @@
 use std::sync::Arc;
 
 use futures::StreamExt;
-use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
-use kube::{
-    Api, ResourceExt,
-    runtime::{
-        reflector::{ObjectRef, store::Writer},
-        watcher,
-    },
-};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
 use tokio::sync::mpsc;
 
-use crate::{
-    api::queue::{self, CacheChange},
-    node::context::Context,
-    objects::ownership,
-};
+use crate::api::queue::{self, CacheChange};
+use crate::node::context::Context;
+use crate::objects::ownership;
 
 /// Watches the classes until shutdown, and sends the claims that a change concerns to `related`.
 pub(crate) async fn run(
@@ -61,10 +57,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{Caches, TestContext},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{Caches, TestContext};
 
     fn class() -> Arc<StorageClass> {
         Arc::new(fixtures::class(json!({})))

@@ -1,22 +1,20 @@
 //! Removes volumes whose claims were deleted before they were provisioned.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use loopfs::volume_store::VolumeId;
 use tokio::time::timeout;
 
-use crate::{
-    api::backoff,
-    error::Error,
-    node::{
-        context::Context,
-        custody,
-        references::{self, Labelled},
-        volume_deletion::{self, Rule, VolumeDeletion},
-    },
-    objects::ownership,
-    store::{claim_record::ClaimRecord, driver::VolumeList},
-};
+use crate::api::backoff;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::node::custody;
+use crate::node::references::{self, Labelled};
+use crate::node::volume_deletion::{self, Rule, VolumeDeletion};
+use crate::objects::ownership;
+use crate::store::claim_record::ClaimRecord;
+use crate::store::driver::VolumeList;
 
 /// Interval at which the pending volumes are checked again, even if no claim was deleted.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
@@ -130,10 +128,10 @@ mod tests {
 
     use super::*;
     use crate::node::claim_scope::ClaimScope;
-    use crate::testing::{
-        fake_store::{self, CustodyRecord},
-        fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, own_node, unlabelled},
+    use crate::testing::fake_store::{self, CustodyRecord};
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{
+        Caches, ExpectedRequest, TestContext, expect, labelled, own_node, unlabelled,
     };
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";

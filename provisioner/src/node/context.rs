@@ -1,43 +1,34 @@
 //! The state that all reconciles of a node share.
 
-use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use k8s_openapi::{
-    api::{
-        core::v1::{PersistentVolume, PersistentVolumeClaim},
-        storage::v1::StorageClass,
-    },
-    jiff::Timestamp,
-};
-use kube::{
-    ResourceExt,
-    runtime::reflector::{ObjectRef, Store},
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::reflector::{ObjectRef, Store};
 use loopfs::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, SetOnce, watch};
 
-use crate::{
-    api::{
-        absence,
-        backoff::{self, Backoff, RetryGeneration},
-        cluster::Cluster,
-        mutation_cache::MutationCache,
-        policies::Enforced,
-        pruned::Pruned,
-        queue::KubernetesObject,
-        queue_metrics::QueueMetrics,
-    },
-    error::Error,
-    metrics::{LatestFindings, Operations},
-    node::claim_scope::CurrentScope,
-    objects::ownership,
-    store::{driver::Driver, in_flight::InFlight, storage::Storage},
-};
+use crate::api::absence;
+use crate::api::backoff::{self, Backoff, RetryGeneration};
+use crate::api::cluster::Cluster;
+use crate::api::mutation_cache::MutationCache;
+use crate::api::policies::Enforced;
+use crate::api::pruned::Pruned;
+use crate::api::queue::KubernetesObject;
+use crate::api::queue_metrics::QueueMetrics;
+use crate::error::Error;
+use crate::metrics::{LatestFindings, Operations};
+use crate::node::claim_scope::CurrentScope;
+use crate::objects::ownership;
+use crate::store::driver::Driver;
+use crate::store::in_flight::InFlight;
+use crate::store::storage::Storage;
 
 /// The state that all reconciles of a node share: access to the cluster and the driver, caches, back-off and signals.
 pub(crate) struct Context {

@@ -1,6 +1,8 @@
 //! Takes custody of the volumes on this node's disk: see [`Custody`].
 
-use crate::{error::Error, node::context::Context, store::custody::Custody};
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::store::custody::Custody;
 
 /// Returns the record of the node and the file system to which the volumes belong, after it was made durable. Asked for before each
 /// deletion that follows from the absence of objects: they may have been deleted while the node or its disk was away.

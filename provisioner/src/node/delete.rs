@@ -8,23 +8,20 @@
 //!
 //! The provisioner does the same for a PersistentVolume that no claim has bound, once a person deletes it.
 
-use crate::{
-    api::{absence, events::Reason},
-    error::Error,
-    node::{
-        context::Context,
-        references::{self, Labelled},
-        volume_deletion::{self, Rule},
-    },
-    objects::{identity::Identity, ownership, pv},
-};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::{
-    ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
-    runtime::reflector::ObjectRef,
-};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::runtime::reflector::ObjectRef;
 use loopfs::volume_store::VolumeId;
+
+use crate::api::absence;
+use crate::api::events::Reason;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::node::references::{self, Labelled};
+use crate::node::volume_deletion::{self, Rule};
+use crate::objects::identity::Identity;
+use crate::objects::{ownership, pv};
 
 /// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use loopfs::volume_store::VolumeId;
 use tokio::sync::Notify;
 
-use crate::{api::events::Reason, node::context::Context, store::driver::ForeignFiles};
+use crate::api::events::Reason;
+use crate::node::context::Context;
+use crate::store::driver::ForeignFiles;
 
 /// Reports what the driver has found after each notification, until shutdown.
 pub(crate) async fn run(ctx: &Context, found: &Notify) {
@@ -78,10 +80,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{Caches, TestContext},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{Caches, TestContext};
 
     /// Two findings about files of a volume with a PersistentVolume, of which the second one charges no volume.
     fn found(repaired: Option<u64>) -> [ForeignFiles; 2] {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use prometheus_client::registry::Registry;
 
-use crate::{
-    api::{policies, traffic::ApiTraffic},
-    metrics::{self, ProvisionerSample},
-    node::{claim_scope::ClaimScope, context::Context, resize},
-    objects::ownership,
-};
+use crate::api::policies;
+use crate::api::traffic::ApiTraffic;
+use crate::metrics::{self, ProvisionerSample};
+use crate::node::claim_scope::ClaimScope;
+use crate::node::context::Context;
+use crate::node::resize;
+use crate::objects::ownership;
 
 /// The source of the health endpoints' responses.
 pub(crate) struct NodeHealthEndpoints {
@@ -128,20 +129,15 @@ mod tests {
     use loopfs::ErrorKind;
     use prometheus_client::encoding::text;
     use serde_json::json;
-    use service::{
-        HealthEndpoints as _,
-        documentation::{documented, served},
-    };
+    use service::HealthEndpoints as _;
+    use service::documentation::{documented, served};
 
     use super::*;
-    use crate::{
-        api::{events::Reason, request::ApiRequest},
-        metrics::{AuditFindings, Operation},
-        testing::{
-            fake_store, fixtures,
-            mock_api_server::{Caches, TestContext},
-        },
-    };
+    use crate::api::events::Reason;
+    use crate::api::request::ApiRequest;
+    use crate::metrics::{AuditFindings, Operation};
+    use crate::testing::mock_api_server::{Caches, TestContext};
+    use crate::testing::{fake_store, fixtures};
 
     fn test_context(caches: Caches) -> (TestContext, NodeHealthEndpoints) {
         let test_context = TestContext::with(caches, vec![]);

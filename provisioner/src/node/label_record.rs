@@ -6,21 +6,20 @@
 //!
 //! `docs/decisions/0078-claim-labels.md` gives the reasons.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api,
-    runtime::{reflector, watcher},
-};
+use kube::Api;
+use kube::runtime::{reflector, watcher};
 use tokio::time::timeout;
 
-use crate::{
-    api::queue::{self, CacheChange},
-    node::{claim_scope::ClaimScope, context::Context},
-    objects::claim_labels,
-};
+use crate::api::queue::{self, CacheChange};
+use crate::node::claim_scope::ClaimScope;
+use crate::node::context::Context;
+use crate::objects::claim_labels;
 
 /// How long a starting process waits for the ConfigMap before it watches all claims.
 const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(10);

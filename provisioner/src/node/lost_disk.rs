@@ -2,22 +2,21 @@
 //!
 //! Only the node itself knows which file system it has.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use tokio::time::{sleep, timeout};
 
-use super::{audit::node_volumes, context::Context, custody};
-use crate::{
-    error::Error,
-    loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness},
-    objects::{identity::Identity, ownership},
-    store::driver::VolumeList,
-};
+use super::audit::node_volumes;
+use super::context::Context;
+use super::custody;
+use crate::error::Error;
+use crate::loss::{LossReconciler, Lost, LostStorage, NodeLoss, POLL_INTERVAL, Witness};
+use crate::objects::identity::Identity;
+use crate::objects::ownership;
+use crate::store::driver::VolumeList;
 
 /// Wait after a change of the store, which can open and close many times in a row.
 const DEBOUNCE: Duration = Duration::from_millis(500);
@@ -90,10 +89,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{Caches, TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{Caches, TestContext, expect};
 
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";

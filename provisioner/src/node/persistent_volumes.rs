@@ -1,31 +1,23 @@
 //! The controller of this node's PersistentVolumes.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::{
-    Api, ResourceExt,
-    runtime::{
-        reflector::{ObjectRef, store::Writer},
-        watcher,
-    },
-};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
 use tokio::sync::mpsc;
 
-use crate::{
-    api::{
-        events::Reason,
-        queue::{self, CacheChange, Next, Slow, Workers},
-    },
-    error::Error,
-    metrics::Operation,
-    node::{
-        context::{Context, RetryKey},
-        delete,
-    },
-    objects::ownership,
-};
+use crate::api::events::Reason;
+use crate::api::queue::{self, CacheChange, Next, Slow, Workers};
+use crate::error::Error;
+use crate::metrics::Operation;
+use crate::node::context::{Context, RetryKey};
+use crate::node::delete;
+use crate::objects::ownership;
 
 /// PersistentVolumes reconciled concurrently: fewer than claims, for which users wait. During a bulk deletion a new claim should get
 /// its volume as fast as otherwise.
@@ -155,13 +147,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{
-        api::backoff,
-        testing::{
-            fake_store, fixtures,
-            mock_api_server::{Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled},
-        },
+    use crate::api::backoff;
+    use crate::testing::mock_api_server::{
+        Caches, ExpectedRequest, TestContext, expect, labelled, unlabelled,
     };
+    use crate::testing::{fake_store, fixtures};
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
 

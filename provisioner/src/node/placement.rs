@@ -3,18 +3,15 @@
 //! The scheduler has written the node into the claim. For a class with the volumeBindingMode Immediate, the controller has
 //! (`controller/immediate.rs`).
 
-use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 
-use crate::{
-    error::Error,
-    node::context::Context,
-    objects::{
-        ownership,
-        refusal::Refusal,
-        topology::{CandidateNode, allows, candidate},
-    },
-};
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::ownership;
+use crate::objects::refusal::Refusal;
+use crate::objects::topology::{CandidateNode, allows, candidate};
 
 /// The placement of a claim, as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,10 +71,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{TestContext, expect};
 
     fn only(node: &str) -> Value {
         let key = "topology.csi.loopfs.dev/node";

@@ -3,31 +3,27 @@
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, runtime::reflector};
+use kube::Client;
+use kube::runtime::reflector;
 use service::{Listeners, Tasks};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    api::{
-        cluster::Cluster,
-        events::{self, Events},
-        policies::{self, Forbidden},
-        traffic::ApiTraffic,
-    },
-    loss::NodeLoss,
-    node::{
-        audit,
-        capacity::{self, CapacityConfig},
-        claim_scope::ClaimScope,
-        claims, classes, cleanup,
-        context::Context,
-        health_endpoints::NodeHealthEndpoints,
-        label_record, lost_disk, persistent_volumes, storage_watch,
-    },
-    objects::{claim_labels, identity::Identity},
-    store::driver::Driver,
+use crate::api::cluster::Cluster;
+use crate::api::events::{self, Events};
+use crate::api::policies::{self, Forbidden};
+use crate::api::traffic::ApiTraffic;
+use crate::loss::NodeLoss;
+use crate::node::capacity::{self, CapacityConfig};
+use crate::node::claim_scope::ClaimScope;
+use crate::node::context::Context;
+use crate::node::health_endpoints::NodeHealthEndpoints;
+use crate::node::{
+    audit, claims, classes, cleanup, label_record, lost_disk, persistent_volumes, storage_watch,
 };
+use crate::objects::claim_labels;
+use crate::objects::identity::Identity;
+use crate::store::driver::Driver;
 
 /// The optional duties of a node's provisioner.
 #[derive(Debug, Clone, Default)]

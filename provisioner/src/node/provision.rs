@@ -6,41 +6,33 @@
 //! A volume of that id may hold data already: if the API server was restored from a backup, a claim that was provisioned long ago can be
 //! pending again. The claim gets its data back, with an event that says so, and only the reclaim policy can delete the data.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
-    storage::v1::StorageClass,
-};
-use kube::{ResourceExt, api::PostParams, runtime::reflector::ObjectRef};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt;
+use kube::api::PostParams;
+use kube::runtime::reflector::ObjectRef;
 use loopfs::Bytes;
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::{OwnedContentSource, VolumeId, VolumeKind};
 use tokio::time::interval;
 
-use crate::{
-    api::events::Reason,
-    error::Error,
-    node::{
-        context::Context,
-        data_source::DataSource,
-        placement::Placement,
-        volume_deletion::{self, Rule, VolumeDeletion},
-    },
-    objects::{
-        claim_status,
-        identity::Identity,
-        loss_policy::Policy,
-        ownership,
-        parameters::Parameters,
-        pv::{self, Description, ReclaimPolicy},
-        refusal::Refusal,
-    },
-    store::{
-        claim_record::ClaimRecord,
-        driver::{CreatedVolume, NewVolume, StorageError},
-    },
-};
+use crate::api::events::Reason;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::node::data_source::DataSource;
+use crate::node::placement::Placement;
+use crate::node::volume_deletion::{self, Rule, VolumeDeletion};
+use crate::objects::identity::Identity;
+use crate::objects::loss_policy::Policy;
+use crate::objects::parameters::Parameters;
+use crate::objects::pv::{self, Description, ReclaimPolicy};
+use crate::objects::refusal::Refusal;
+use crate::objects::{claim_status, ownership};
+use crate::store::claim_record::ClaimRecord;
+use crate::store::driver::{CreatedVolume, NewVolume, StorageError};
 
 /// Interval at which a copy checks whether its claim still waits for it.
 const WANTED_INTERVAL: Duration = Duration::from_secs(1);

@@ -7,11 +7,9 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 
-use crate::{
-    error::Error,
-    node::context::Context,
-    objects::{ownership, pv},
-};
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::{ownership, pv};
 
 /// How the PersistentVolumes that are labelled with this node are found. The watch may have been silent for minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,22 +4,22 @@
 //! schedules the pod again. The capacity that this node has published in the meantime normally prevents the same choice. If the
 //! scheduler chooses this node again anyway, back-off spaces the attempts.
 
-use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-    runtime::reflector::ObjectRef,
-};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::ObjectRef;
 use loopfs::ErrorKind;
 use serde_json::Value;
 
-use crate::{
-    api::events::some_names,
-    error::Error,
-    node::context::Context,
-    objects::{identity::Identity, ownership, refusal::Refusal, topology::is_immediate},
-    store::driver::StorageError,
-};
+use crate::api::events::some_names;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::identity::Identity;
+use crate::objects::ownership;
+use crate::objects::refusal::Refusal;
+use crate::objects::topology::is_immediate;
+use crate::store::driver::StorageError;
 
 /// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
 ///

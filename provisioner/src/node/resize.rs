@@ -11,32 +11,23 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::{
-    api::core::v1::{PersistentVolume, PersistentVolumeClaim},
-    jiff::Timestamp,
-};
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
 use loopfs::Bytes;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 use serde_json::{Value, json};
 
-use crate::{
-    api::events::Reason,
-    error::Error,
-    node::context::Context,
-    objects::{
-        claim_status::{
-            Earlier, ResizeCondition, ResizeStatus, STORAGE, StatusPatch, recorded, requested,
-            requested_expansion,
-        },
-        identity::Identity,
-        ownership, quantity,
-    },
-    store::driver::{ExpandedVolume, StorageError},
+use crate::api::events::Reason;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::claim_status::{
+    Earlier, ResizeCondition, ResizeStatus, STORAGE, StatusPatch, recorded, requested, requested_expansion,
 };
+use crate::objects::identity::Identity;
+use crate::objects::{ownership, quantity};
+use crate::store::driver::{ExpandedVolume, StorageError};
 
 /// The action for a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

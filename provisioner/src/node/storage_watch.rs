@@ -3,22 +3,19 @@
 //! The storage may be unusable when the process starts (not mounted, another disk, no quotas, no driver) or become so later. The process
 //! keeps running: it records an event on the Node object that says what is wrong and what to do, and continues when the storage is usable.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
-use futures::{
-    Stream, StreamExt,
-    stream::{self, BoxStream},
-};
-use tokio::{
-    sync::Notify,
-    time::{Instant, interval_at, sleep, sleep_until},
-};
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt};
+use tokio::sync::Notify;
+use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
-use crate::{
-    api::events::Reason,
-    node::{context::Context, foreign_files},
-    store::driver::{NodeState, StorageError, StorageState},
-};
+use crate::api::events::Reason;
+use crate::node::context::Context;
+use crate::node::foreign_files;
+use crate::store::driver::{NodeState, StorageError, StorageState};
 
 /// Time without a state after which the storage counts as unavailable. The driver restarts in less.
 const GRACE: Duration = Duration::from_secs(30);

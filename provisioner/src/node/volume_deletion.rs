@@ -4,16 +4,18 @@
 //! usually deleted before, but the event stays in its namespace for as long as the API server keeps events. Of an orphaned volume, the
 //! owner is unknown, and the event is on the node.
 
-use std::{fmt, time::Duration};
+use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::Resource;
 use loopfs::volume_store::VolumeId;
 
-use crate::{
-    api::events::Reason, error::Error, node::context::Context, objects::ownership,
-    store::claim_record::ClaimRecord,
-};
+use crate::api::events::Reason;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::ownership;
+use crate::store::claim_record::ClaimRecord;
 
 /// Why a volume is deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +99,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{fixtures, mock_api_server::TestContext};
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::TestContext;
 
     #[rstest]
     #[case::of_a_claim(json!({}), "PersistentVolumeClaim", "data")]

@@ -3,10 +3,8 @@
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use serde_json::{Value, json};
 
-use crate::objects::{
-    identity::{Identity, is_label_value},
-    ownership,
-};
+use crate::objects::identity::{Identity, is_label_value};
+use crate::objects::ownership;
 
 /// The key in the ConfigMap: the UID of the MutatingAdmissionPolicyBinding with which the API server labels all claims.
 pub(crate) const BINDING_UID: &str = "policy-binding-uid";

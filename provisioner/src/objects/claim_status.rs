@@ -3,11 +3,10 @@
 //! Three processes write it: this one, the kubelet and kube-controller-manager. Each patch therefore has the resource version
 //! from which it was computed as a precondition. If the claim changed in the meantime, the API server returns a conflict.
 
-use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition},
-    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time},
-    jiff::Timestamp,
-};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use loopfs::Bytes;
 use serde_json::{Map, Value, json};
 

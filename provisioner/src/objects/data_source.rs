@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 
-use crate::objects::{refusal::Refusal, snapshot};
+use crate::objects::refusal::Refusal;
+use crate::objects::snapshot;
 
 /// A reference to the object that the content of a volume comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

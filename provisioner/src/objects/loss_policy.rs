@@ -2,7 +2,9 @@
 //!
 //! An administrator can change the annotations, and they outlive the class.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 

@@ -6,11 +6,12 @@
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, NodeSelectorTerm, ObjectReference, PersistentVolume, PersistentVolumeClaim,
 };
+use loopfs::volume_store::VolumeId;
 use serde_json::{Value, json};
 
-use loopfs::volume_store::VolumeId;
-
-use crate::objects::{identity::Identity, pv, refusal::Refusal};
+use crate::objects::identity::Identity;
+use crate::objects::pv;
+use crate::objects::refusal::Refusal;
 
 /// The annotation that kube-controller-manager sets on a claim which waits for an external provisioner: the provisioner's name.
 pub(crate) const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

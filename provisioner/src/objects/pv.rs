@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    api::core::v1::{
-        CSIPersistentVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
-        PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use loopfs::Bytes;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 use serde_json::{Value, json};
 
-use crate::objects::{claim_status::STORAGE, identity::Identity, loss_policy::Policy, quantity};
+use crate::objects::claim_status::STORAGE;
+use crate::objects::identity::Identity;
+use crate::objects::loss_policy::Policy;
+use crate::objects::quantity;
 
 /// The annotation from which kube-controller-manager knows that this driver deletes the data.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -168,7 +169,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{objects::ownership, testing::fixtures};
+    use crate::objects::ownership;
+    use crate::testing::fixtures;
 
     fn described<'a>(claim: &'a PersistentVolumeClaim, id: &'a VolumeId) -> Description<'a> {
         Description {

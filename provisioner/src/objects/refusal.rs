@@ -1,9 +1,8 @@
 //! Reasons to refuse a claim.
 
+use csi_wire::SettingsError;
 use loopfs::Bytes;
 use loopfs::mount::MountOptionError;
-
-use csi_wire::SettingsError;
 
 use crate::objects::quantity::QuantityError;
 

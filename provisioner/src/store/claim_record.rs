@@ -7,7 +7,8 @@
 
 use csi_wire::reserved::CLAIM_ANNOTATION as CLAIM;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
 use loopfs::volume_store::{Annotations, VolumeId};
 
 use crate::objects::ownership;

@@ -1,38 +1,29 @@
 //! The client of the driver `loopfs-csi`, over its control socket.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    error::Error as _,
-    iter,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::error::Error as _;
+use std::iter;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
-use csi_wire::{
-    reason::Reason,
-    volumes::{self as wire, node_state, volumes_client::VolumesClient},
-};
-use futures::{
-    StreamExt, TryStreamExt,
-    stream::{self, BoxStream},
-};
+use csi_wire::reason::Reason;
+use csi_wire::volumes::volumes_client::VolumesClient;
+use csi_wire::volumes::{self as wire, node_state};
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
 use http::Uri;
 use loopfs::Bytes;
 use loopfs::volume_store::{Annotations, OwnedContentSource, VolumeId, VolumeKind};
 use tokio::time::timeout;
-use tonic::{
-    Response, Status, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status, Streaming};
 
-use crate::store::{
-    claim_record::ClaimRecord,
-    custody::Custody,
-    driver::{
-        CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState,
-        StorageError, StorageState, VolumeError, VolumeList,
-    },
+use crate::store::claim_record::ClaimRecord;
+use crate::store::custody::Custody;
+use crate::store::driver::{
+    CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState, StorageError,
+    StorageState, VolumeError, VolumeList,
 };
 
 /// Longest time for a call that changes a volume. An image is allocated in this time.

@@ -8,7 +8,8 @@ use futures::stream::BoxStream;
 use loopfs::volume_store::{Annotations, OwnedContentSource, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
 
-use crate::store::{claim_record::ClaimRecord, custody::Custody};
+use crate::store::claim_record::ClaimRecord;
+use crate::store::custody::Custody;
 
 /// The driver of this node. The driver completes each call that it has received, even if the caller does not wait for the response, except
 /// a copy. Each call can be repeated.

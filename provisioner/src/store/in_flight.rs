@@ -3,7 +3,8 @@
 //! One task at a time creates or deletes a volume. Any number of tasks can copy it concurrently, but not while another task
 //! creates or deletes it.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use loopfs::volume_store::VolumeId;
 use parking_lot::Mutex;

@@ -1,30 +1,22 @@
 //! A fake driver whose volumes are in memory, with the failures that this crate's tests need.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use futures::{
-    StreamExt,
-    stream::{self, BoxStream},
-};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use crate::{
-    store::{
-        claim_record::ClaimRecord,
-        custody::Custody,
-        driver::{
-            CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState,
-            StorageError, StorageState, VolumeError, VolumeList,
-        },
-    },
-    testing::fixtures,
+use crate::store::claim_record::ClaimRecord;
+use crate::store::custody::Custody;
+use crate::store::driver::{
+    CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState, StorageError,
+    StorageState, VolumeError, VolumeList,
 };
+use crate::testing::fixtures;
 
 /// A driver with a store of a given size.
 pub(crate) struct FakeStore {

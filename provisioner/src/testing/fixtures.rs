@@ -1,10 +1,9 @@
 //! Objects for tests, as a real cluster holds them, and changes to them as merge patches.
 
-use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim},
-    storage::v1::StorageClass,
-};
-use serde::{Serialize, de::DeserializeOwned};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::objects::identity::Identity;

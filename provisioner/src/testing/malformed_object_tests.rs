@@ -2,37 +2,26 @@
 
 use std::time::Duration;
 
-use k8s_openapi::{
-    api::{
-        core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim},
-        storage::v1::StorageClass,
-    },
-    jiff::Timestamp,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
 use loopfs::Bytes;
-use proptest::{prelude::*, sample::Index};
-use serde::{Serialize, de::DeserializeOwned};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{
-    controller::builtin::{
-        declaration,
-        kinds::ManagedKind,
-        plan::{self, ObjectAction},
-    },
-    loss::decision::{Decision, NodeLossState, decide},
-    node::{
-        delete,
-        placement::Placement,
-        provision,
-        resize::{self, ExpansionOutcome},
-    },
-    objects::{
-        claim_status, data_source, ownership, quantity,
-        topology::{self, CandidateNode},
-    },
-    testing::fixtures,
-};
+use crate::controller::builtin::declaration;
+use crate::controller::builtin::kinds::ManagedKind;
+use crate::controller::builtin::plan::{self, ObjectAction};
+use crate::loss::decision::{Decision, NodeLossState, decide};
+use crate::node::placement::Placement;
+use crate::node::resize::{self, ExpansionOutcome};
+use crate::node::{delete, provision};
+use crate::objects::topology::{self, CandidateNode};
+use crate::objects::{claim_status, data_source, ownership, quantity};
+use crate::testing::fixtures;
 
 /// One change somewhere in an object.
 #[derive(Debug, Clone)]

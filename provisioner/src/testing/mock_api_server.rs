@@ -1,41 +1,30 @@
 //! A mock API server: a test declares the expected requests and the response to each.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Method, Request, Response};
-use k8s_openapi::{
-    api::{
-        core::v1::{PersistentVolume, PersistentVolumeClaim},
-        storage::v1::StorageClass,
-    },
-    jiff::Timestamp,
-};
-use kube::{
-    Client,
-    client::Body,
-    runtime::{
-        reflector::{self, store::Writer},
-        watcher::Event,
-    },
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::reflector;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::watcher::Event;
 use loopfs::Bytes;
 use serde_json::{Value, json};
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::JoinHandle,
-};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tower_test::mock;
 
-use crate::{
-    api::{
-        cluster::Cluster,
-        events::{EventRequest, Events},
-        queue::KubernetesObject,
-    },
-    node::context::Context,
-    store::driver::VolumeError,
-    testing::{fake_store::FakeStore, fixtures},
-};
+use crate::api::cluster::Cluster;
+use crate::api::events::{EventRequest, Events};
+use crate::api::queue::KubernetesObject;
+use crate::node::context::Context;
+use crate::store::driver::VolumeError;
+use crate::testing::fake_store::FakeStore;
+use crate::testing::fixtures;
 
 /// One complete expected request and its response.
 #[derive(Debug)]

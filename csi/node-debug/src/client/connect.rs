@@ -1,10 +1,9 @@
 //! The connection to the service, and the explanation of its failures.
 
 use std::error::Error;
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
+use std::{fs, io};
 
 use anyhow::{Context, anyhow};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};

@@ -12,13 +12,12 @@ use std::time::Duration;
 use csi::DriverName;
 use csi::inotify::{InotifyWatch, existing_ancestor};
 use csi::mount_watch::MountWatch;
+pub(crate) use evaluation::Evaluation;
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::cluster::{ApiServerAccess, NodeObject};
-
-pub(crate) use evaluation::Evaluation;
 
 /// The longest time for one evaluation, which may read from a disk, a socket or the API server.
 const EVALUATION_TIMEOUT: Duration = Duration::from_secs(15);

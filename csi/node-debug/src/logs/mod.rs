@@ -11,14 +11,13 @@ mod stream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::task::JoinSet;
-
 pub(crate) use line::Line;
 #[cfg(test)]
 pub(crate) use line::RawLine;
 pub(crate) use ring::{Position, Ring, Selection};
 pub use source::{LineSource, LogSource};
 pub(crate) use stream::listen;
+use tokio::task::JoinSet;
 
 /// The wait after a source has failed, before it is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

@@ -1,7 +1,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use csi_wire::csi::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
+use csi_wire::csi::volume_capability::access_mode::Mode;
+use csi_wire::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use rstest::rstest;
 
 use super::*;

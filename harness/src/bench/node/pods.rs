@@ -7,10 +7,9 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm::session::Session;
-use testvm_cluster::Node;
-use testvm_cluster::objects;
 use testvm_cluster::started_programs::started_programs;
 use testvm_cluster::waiting::{State, until_none_complains, until_one};
+use testvm_cluster::{Node, objects};
 
 use super::super::args::Args;
 use super::super::cluster::{self, NAMESPACE};

@@ -10,8 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use serde_json::json;
 use testvm::session::Session;
-use testvm_cluster::ControlPlane;
-use testvm_cluster::objects;
+use testvm_cluster::{ControlPlane, objects};
 
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};

@@ -16,9 +16,8 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use testvm::session::Session;
-use testvm_cluster::ControlPlane;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
+use testvm_cluster::{ControlPlane, objects};
 
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};

@@ -7,10 +7,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_one};
 use testvm_cluster::workload::node_of;
+use testvm_cluster::{Node, objects};
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

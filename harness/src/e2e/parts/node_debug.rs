@@ -7,8 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::objects;
-use testvm_cluster::{Node, TOOLS_DIR, log_file};
+use testvm_cluster::{Node, TOOLS_DIR, log_file, objects};
 use testvm_guest::control::ExecOutput;
 
 use crate::e2e::state_dump;

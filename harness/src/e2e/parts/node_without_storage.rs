@@ -8,10 +8,9 @@ use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 use testvm_cluster::workload::node_of;
+use testvm_cluster::{Node, objects};
 
 use super::full_node::largest;
 use super::serving::{restart, rolled_out, serves};

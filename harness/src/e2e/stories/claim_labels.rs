@@ -7,9 +7,8 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Cluster;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{Cluster, objects};
 
 use crate::e2e::parts::component;
 use crate::test_env::claim_labels::until_recorded;

@@ -8,9 +8,8 @@ use anyhow::Result;
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
-use testvm_cluster::{KubeletRoot, Node};
+use testvm_cluster::{KubeletRoot, Node, objects};
 
 use super::{install, removal};
 use crate::e2e::parts::node_without_storage::{driver_pod, mount_disk};

@@ -10,12 +10,11 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::containers::Container;
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
+use testvm_cluster::{Node, objects};
 
 use crate::test_env::claims;
 use crate::test_env::disturbances::kill;

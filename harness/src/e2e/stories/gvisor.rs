@@ -7,12 +7,11 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
 use kube::api::PostParams;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec, exec_ok};
 use testvm_cluster::gvisor::GVISOR_HANDLER;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
+use testvm_cluster::{Node, objects};
 
 use super::flow::{check_mount_options, exec_sees, verdict};
 use super::removal::nothing_left;

@@ -5,8 +5,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Cluster;
-use testvm_cluster::objects;
+use testvm_cluster::{Cluster, objects};
 
 use super::install;
 use crate::e2e::doctor;

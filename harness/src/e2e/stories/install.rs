@@ -7,11 +7,10 @@ use anyhow::{Context, Result};
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{Node, objects};
 
 use crate::e2e::doctor;
 use crate::e2e::parts::serving::offered;

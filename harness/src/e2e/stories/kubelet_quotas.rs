@@ -10,10 +10,9 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use serde_json::Value;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::exec::exec_ok;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
 use super::{driver_restart, install};

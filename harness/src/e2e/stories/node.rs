@@ -8,9 +8,8 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::objects;
 use testvm_cluster::started_programs::{StartedProgram, started_programs};
-use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX};
+use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX, objects};
 
 use crate::e2e::doctor;
 use crate::e2e::parts::{detached_device, node_debug};

@@ -10,9 +10,8 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::{Cluster, Node, objects};
 
 use super::removal;
 use crate::test_env::claims;

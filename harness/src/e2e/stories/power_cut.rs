@@ -9,10 +9,9 @@ use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, Persisten
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::exec::exec_ok;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
+use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
 use super::install;

@@ -12,10 +12,9 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
 use crate::test_env::claims;

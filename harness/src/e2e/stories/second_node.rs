@@ -7,10 +7,9 @@ use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 use testvm_cluster::workload::node_of;
-use testvm_cluster::{Cluster, DataDisk, Node};
+use testvm_cluster::{Cluster, DataDisk, Node, objects};
 
 use super::install;
 use crate::e2e::parts::{full_node, node_without_storage};

@@ -13,15 +13,14 @@ use testvm_cluster::Node;
 use testvm_cluster::waiting::until_none_complains;
 use tokio::time::{Instant, sleep};
 
-use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::larger;
 use crate::test_env::inventory::Inventory;
-use crate::test_env::pods;
 use crate::test_env::rejected_writes::{Rejected, allow, reject, was_rejected};
 use crate::test_env::sizes::Size;
 use crate::test_env::users::User;
 use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::{claims, pods};
 
 const SIZE: Size = Size::mebibytes(1);
 const MODES: [VolumeMode; 2] = [VolumeMode::Filesystem, VolumeMode::Block];

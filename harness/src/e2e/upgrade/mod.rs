@@ -17,8 +17,7 @@ use release::DRIVER;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::objects;
-use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, Parts};
+use testvm_cluster::{Cluster, ClusterProfile, DataDisk, KubernetesSource, Node, Parts, objects};
 
 use self::incomplete::{IncompleteVolumes, State};
 use self::nodes::PODS;

@@ -13,24 +13,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use testvm::cache;
-use testvm::excerpt;
 use testvm::process::Process;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm::{cache, excerpt};
 use testvm_cluster::conformance::{REPORT, Suite, Target};
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource, unless_node_ends};
 
 use self::list::SpecList;
+pub(super) use self::selection::Selection;
 use self::selection::{CONTAINER, Phase};
 use super::ginkgo::{Runs, push_problems};
-use crate::e2e;
-use crate::nodes;
 use crate::test_env::environment::{Driver, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::node_debug;
-
-pub(super) use self::selection::Selection;
+use crate::{e2e, nodes};
 
 /// The directory of the definition of the driver and of the list of specs.
 const DIRECTORY: &str = "csi/conformance";

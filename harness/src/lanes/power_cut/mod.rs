@@ -14,9 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use testvm::images::disk;
 use testvm::images::kernel::Kernel;
-use testvm::images::write_log;
+use testvm::images::{disk, write_log};
 use testvm::progress::Step;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;

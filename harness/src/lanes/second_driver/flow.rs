@@ -16,10 +16,9 @@ use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok, log_tail};
 use testvm_cluster::leak_check::Entries;
 use testvm_cluster::manifests::Manifests;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::workload::{self, Held, PodProgram, VolumeMode};
-use testvm_cluster::{Cluster, Node};
+use testvm_cluster::{Cluster, Node, objects};
 
 use super::parts::DATA_DIR;
 use crate::nodes::VOLUME_CHECK;

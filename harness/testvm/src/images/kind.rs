@@ -7,10 +7,9 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::debian::{Bootstrap, Selection, Variant};
-use super::debian_versions;
 use super::kernel::Kernel;
 use super::node::{self, CONTAINERD, DebianRoot, ROOT_FILE, excluded, utf8};
-use super::oci;
+use super::{debian_versions, oci};
 use crate::cache::Recipe;
 use crate::go_build::{self, Sources};
 use crate::session::Session;

@@ -21,7 +21,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-
 pub use finished::{Finished, tail};
 use limits::Limits;
 use output::{LineSink, Output, input};

@@ -19,10 +19,9 @@ use super::ending::{Evidence, FINAL_OUTPUT_TIMEOUT, POWER_OFF_TIMEOUT, checked_d
 use super::hypervisor::Accelerator;
 use super::monitor::{self, Monitor};
 use super::phase::{ExitReason, Phase};
-use super::repeated_boots;
 use super::reports::{LineTimes, Logs};
 use super::spec::{Disk, DiskMode, VmSpec, scratch_directory};
-use super::sysrq;
+use super::{repeated_boots, sysrq};
 use crate::disk_space::{self, BOOT_MIB};
 use crate::process::{Process, tail};
 use crate::progress::seconds;

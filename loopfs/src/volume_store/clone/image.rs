@@ -7,9 +7,7 @@ use nix::sys::stat::fstat;
 
 use super::target::{CopyTarget, Original};
 use crate::error::{Context, Error, Result};
-use crate::flock;
 use crate::loop_device::Access;
-use crate::reflink;
 use crate::units::Bytes;
 use crate::volume_store::expand::allocate;
 use crate::volume_store::on_disk::{Image, shares};
@@ -17,6 +15,7 @@ use crate::volume_store::source::ContentSource;
 use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, shares_blocks};
 use crate::volume_store::spec::Provisioning;
 use crate::volume_store::store::VolumeStore;
+use crate::{flock, reflink};
 
 impl VolumeStore {
     /// Copies an image. The caller holds the shared lock.

@@ -13,6 +13,7 @@ pub(crate) mod made_from;
 pub(crate) mod shares;
 mod taken;
 
+pub use annotations::Annotations;
 pub(crate) use annotations::{is_pending, remove_pending};
 pub(crate) use boot::Boot;
 pub(crate) use directory::{DirectoryAttributes, assigned_ids};
@@ -20,8 +21,6 @@ pub(crate) use filesystem::{DataFilesystem, classify_missing};
 #[cfg(test)]
 pub(crate) use foreign_record::MAX_RECORD;
 pub(crate) use foreign_record::{ForeignFinding, ForeignRecord};
+pub use image::Image;
 pub(crate) use layout::Layout;
 pub(crate) use taken::{Taken, is_snapshot};
-
-pub use annotations::Annotations;
-pub use image::Image;

@@ -34,9 +34,8 @@ mod reservation;
 
 pub(crate) use book::{PendingReservation, SpaceBook};
 pub(crate) use count::shares_blocks;
+pub use reservation::Space;
 pub(crate) use reservation::{
     Released, Reservation, recorded, reservation_of_directory, reservation_of_image, reservation_to_clone,
     reservation_to_expand, reservation_to_snapshot, reserves_margin,
 };
-
-pub use reservation::Space;

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::Limits;
 use loopfs::project_tree::{StrayInode, TagOptions, TreeReport, clear_tree, tag_tree};
-use loopfs::test_support;
-use loopfs::{Bytes, Inodes};
+use loopfs::{Bytes, Inodes, test_support};
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};

@@ -3,8 +3,10 @@
 //! The process stops before each system call, except those that neither read nor change anything that another process can see.
 //! Stops before and after these, or after the others, would add no other interleaving.
 
-use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long};
-use libc::{SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_TRACE};
+use libc::{
+    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
+    SECCOMP_RET_TRACE, c_long,
+};
 use seccompiler::{BpfProgram, sock_filter};
 
 /// The classes of system calls, which the tracer reads at a stop.

@@ -1,11 +1,9 @@
 //! The name of a data disk: a path, or the label or UUID of its file system.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 use anyhow::{Context, Result, bail};
 use loopfs::FilesystemUuid;

@@ -15,9 +15,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-pub(crate) use failure::NAME;
-
 use failure::LosetupFailure;
+pub(crate) use failure::NAME;
 
 /// Returns `true` if the program was called by the name `losetup`.
 pub(crate) fn is_program_name(program: &OsStr) -> bool {

@@ -16,9 +16,8 @@ mod read;
 
 use std::path::Path;
 
-use facts::Facts;
-
 pub(crate) use check::{Check, Status};
+use facts::Facts;
 
 /// Checks this machine as this process sees it. A fact that the process may not read is [`Status::NotChecked`].
 pub(crate) fn check(data_dir: Option<&Path>, kubelet_dir: Option<&Path>) -> Vec<Check> {

@@ -8,9 +8,8 @@ use std::process::{Command, Output};
 
 use loopfs::loop_device::{Access, AttachOptions, LoopControl, LoopDevice};
 use loopfs::project_quota::{Limits, ProjectId, assign_project, project_of};
-use loopfs::test_support;
 use loopfs::volume_store::{Annotations, VolumeKind, VolumeSpec};
-use loopfs::{Bytes, Inodes};
+use loopfs::{Bytes, Inodes, test_support};
 use rustix::fs::{XattrFlags, setxattr};
 use serde_json::{Value, json};
 

@@ -6,10 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DynamicObject, Preconditions};
 use serde_json::{Map, Value};
 
-use super::{
-    declaration::{self, Declaration},
-    kinds::{ManagedKind, ObjectKey},
-};
+use super::declaration::{self, Declaration};
+use super::kinds::{ManagedKind, ObjectKey};
 use crate::objects::identity::Identity;
 
 /// The action to take for an object.

@@ -1,31 +1,24 @@
 //! Watches the declaration and the objects, and repairs the objects.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, PostParams, Preconditions, Request},
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, Event},
-    },
-};
+use kube::api::{DeleteParams, DynamicObject, PostParams, Preconditions, Request};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, ResourceExt};
 
-use super::{
-    declaration::{self, Declaration, DeclarationError},
-    kinds::{KINDS, ManagedKind, ObjectKey},
-    plan::{self, ObjectAction},
-};
-use crate::{
-    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason},
-    error::{Error, api_message},
-    objects::identity::{Identity, MANAGER},
-};
+use super::declaration::{self, Declaration, DeclarationError};
+use super::kinds::{KINDS, ManagedKind, ObjectKey};
+use super::plan::{self, ObjectAction};
+use crate::api::absence;
+use crate::api::backoff::Backoff;
+use crate::api::cluster::Cluster;
+use crate::api::events::Reason;
+use crate::error::{Error, api_message};
+use crate::objects::identity::{Identity, MANAGER};
 
 /// How long an object must differ from an unchanged declaration before it is repaired. An upgrade changes the objects and the ConfigMap
 /// one after the other, within seconds. Without this time, the controller would undo a change that the next ConfigMap declares. It could
@@ -545,10 +538,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, expect},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect};
 
     const DELAY: Duration = Duration::from_secs(60);
     const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";

@@ -4,10 +4,8 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::testing::{
-    fixtures,
-    mock_api_server::{ExpectedRequest, TestContext, expect},
-};
+use crate::testing::fixtures;
+use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect};
 
 const NODE: &str = "/api/v1/nodes/node-b";
 const VOLUMES: &str = "/api/v1/persistentvolumes";

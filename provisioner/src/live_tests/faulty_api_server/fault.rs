@@ -1,9 +1,7 @@
 //! The faults of an API server, and of the load balancer in front of it.
 
-use http::{
-    HeaderName, StatusCode,
-    header::{CONTENT_TYPE, RETRY_AFTER},
-};
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderName, StatusCode};
 use hyper::body::Bytes;
 use serde_json::json;
 

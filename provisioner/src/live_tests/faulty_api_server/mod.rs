@@ -3,46 +3,41 @@
 //! Requests that reach the real API server carry the provisioner's own token, so its rights and the admission policies are real.
 //! A rule of the test decides about the fault of each request and of each event of a watch.
 
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    io,
-    net::Ipv4Addr,
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
-use futures::{future::BoxFuture, stream};
-use http::{
-    HeaderValue, Request, Response, Uri,
-    header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
-    request::Parts,
-};
-use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
-use hyper::{
-    body::{Bytes, Frame, Incoming},
-    server::conn::http1,
-    service::service_fn,
-};
-use hyper_util::{
-    client::legacy,
-    rt::{TokioExecutor, TokioIo},
-};
-use kube::{Client, client::ConfigExt};
-use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
+use futures::future::BoxFuture;
+use futures::stream;
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kube::Client;
+use kube::client::ConfigExt;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-pub(super) use self::{call::Call, fault::Fault};
+pub(super) use self::call::Call;
+pub(super) use self::fault::Fault;
 use super::{Provisioner, TIMEOUT, TestCluster};
-use crate::{
-    api::{
-        client,
-        connection::{self, Timeouts},
-        traffic::ApiTraffic,
-    },
-    node::process::Options,
-    testing::fake_store::FakeStore,
-};
+use crate::api::client;
+use crate::api::connection::{self, Timeouts};
+use crate::api::traffic::ApiTraffic;
+use crate::node::process::Options;
+use crate::testing::fake_store::FakeStore;
 
 mod call;
 mod fault;

@@ -1,19 +1,19 @@
 //! The events of a watch, one line of JSON each, with the faults that befall them.
 
-use std::{io, time::Duration};
+use std::io;
+use std::time::Duration;
 
 use futures::{Stream, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame, Incoming};
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufRead, AsyncBufReadExt, Lines},
-    sync::watch,
-    time::timeout,
-};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, Lines};
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::io::StreamReader;
 
-use super::{Fault, ProxyState, Rule, call::Call, cut};
+use super::call::Call;
+use super::{Fault, ProxyState, Rule, cut};
 
 /// The interval of bookmarks. The API server sends one each minute; the tests shorten the deadlines of the provisioner as much.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(500);

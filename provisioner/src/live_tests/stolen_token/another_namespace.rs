@@ -1,25 +1,17 @@
 //! Accounts of the driver in another namespace than that of the manifests, to which a kustomization with `namespace` moves them.
 
-use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::{Node, ServiceAccount},
-    rbac::v1::{ClusterRoleBinding, Role, RoleBinding},
-};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 
-use super::{
-    super::*,
-    attacker::{Account, client_with_token},
-    request::{AttackRequest, Verdict},
-    scene::{DRIVER, LEASE, Scene, leases, volumes},
-};
-use crate::{
-    api::{
-        cluster::Cluster,
-        events::Events,
-        policies::{self, Forbidden},
-    },
-    live_tests::controllers::ONLY_PLACEMENT,
-};
+use super::super::*;
+use super::attacker::{Account, client_with_token};
+use super::request::{AttackRequest, Verdict};
+use super::scene::{DRIVER, LEASE, Scene, leases, volumes};
+use crate::api::cluster::Cluster;
+use crate::api::events::Events;
+use crate::api::policies::{self, Forbidden};
+use crate::live_tests::controllers::ONLY_PLACEMENT;
 
 /// Creates an account in the namespace of the test, with the roles of the manifests. Returns a client with its token for a node.
 async fn moved(cluster: &TestCluster, account: Account, node: &str) -> Client {

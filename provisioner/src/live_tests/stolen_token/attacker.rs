@@ -2,17 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::{
-    authentication::v1::{SelfSubjectReview, TokenRequest},
-    core::v1::ServiceAccount,
-};
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenRequest};
+use k8s_openapi::api::core::v1::ServiceAccount;
 
-use super::{
-    super::*,
-    OptionalComponent,
-    attempt::Token,
-    rights::{Right, granted},
-};
+use super::super::*;
+use super::OptionalComponent;
+use super::attempt::Token;
+use super::rights::{Right, granted};
 
 /// An account of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

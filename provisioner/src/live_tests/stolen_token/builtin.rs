@@ -3,13 +3,11 @@
 use kube::api::{DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 
-use super::{
-    super::*,
-    attacker::Account,
-    attempt::{Attempts, ExpectedVerdict, changed},
-    request::TargetResource,
-    scene::{DRIVER, OTHER_DRIVER, Scene, config_maps},
-};
+use super::super::*;
+use super::attacker::Account;
+use super::attempt::{Attempts, ExpectedVerdict, changed};
+use super::request::TargetResource;
+use super::scene::{DRIVER, OTHER_DRIVER, Scene, config_maps};
 
 const POLICY: &str = "loopfs-provisioner-builtin-objects";
 const RBAC: &str = "rbac.authorization.k8s.io";

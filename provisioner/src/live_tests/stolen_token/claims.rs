@@ -2,15 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{
-    attacker::Attacker,
-    attempt::{Attempts, ExpectedVerdict},
-    scene::{DRIVER, OTHER_DRIVER, Scene, claims},
-};
-use crate::{
-    objects::{claim_status::NODE_EXPANSION_NOT_REQUIRED, ownership::SELECTED_NODE},
-    testing::fixtures,
-};
+use super::attacker::Attacker;
+use super::attempt::{Attempts, ExpectedVerdict};
+use super::scene::{DRIVER, OTHER_DRIVER, Scene, claims};
+use crate::objects::claim_status::NODE_EXPANSION_NOT_REQUIRED;
+use crate::objects::ownership::SELECTED_NODE;
+use crate::testing::fixtures;
 
 /// The label with the node of a claim.
 pub(super) const NODE_LABEL: &str = "csi.loopfs.dev/node";

@@ -4,12 +4,10 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 
-use super::{
-    attacker::{Account, Attacker},
-    attempt::AttackAttempt,
-    request::Verdict,
-    rights::{Right, narrowed, rules, warnings},
-};
+use super::attacker::{Account, Attacker};
+use super::attempt::AttackAttempt;
+use super::request::Verdict;
+use super::rights::{Right, narrowed, rules, warnings};
 
 /// Returns `true` if an attempt uses a right.
 fn uses(right: &Right, attempt: &AttackAttempt) -> bool {

@@ -2,10 +2,8 @@
 
 use serde_json::json;
 
-use super::{
-    attempt::{Attempts, ExpectedVerdict, changed},
-    scene::{LEASE, Scene, leases},
-};
+use super::attempt::{Attempts, ExpectedVerdict, changed};
+use super::scene::{LEASE, Scene, leases};
 
 const POLICY: &str = "loopfs-controller-lease";
 

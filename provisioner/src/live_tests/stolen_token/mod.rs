@@ -24,20 +24,19 @@ mod snapshots;
 mod surroundings;
 mod volumes;
 
-use std::{fmt::Write as _, io::Write as _};
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 
-use self::{
-    attacker::{Account, Attacker},
-    attempt::{AttackAttempt, Attempts, Token, changed, name},
-    builtin::BuiltIn,
-    claim_labels::ClaimLabels,
-    request::Verdict,
-    rights::policies,
-    scene::{DRIVER, Scene},
-    snapshots::Contents,
-};
+use self::attacker::{Account, Attacker};
+use self::attempt::{AttackAttempt, Attempts, Token, changed, name};
+use self::builtin::BuiltIn;
+use self::claim_labels::ClaimLabels;
+use self::request::Verdict;
+use self::rights::policies;
+use self::scene::{DRIVER, Scene};
+use self::snapshots::Contents;
 use super::*;
 
 const NODE_LOSS: [&str; 2] = [

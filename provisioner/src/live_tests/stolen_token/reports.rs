@@ -2,11 +2,9 @@
 
 use serde_json::json;
 
-use super::{
-    attacker::Attacker,
-    attempt::{Attempts, ExpectedVerdict, changed, name},
-    scene::{OTHER_DRIVER, Scene, capacities, events},
-};
+use super::attacker::Attacker;
+use super::attempt::{Attempts, ExpectedVerdict, changed, name};
+use super::scene::{OTHER_DRIVER, Scene, capacities, events};
 
 const CAPACITIES: &str = "loopfs-provisioner-capacities";
 const EVENTS: &str = "loopfs-provisioner-events";

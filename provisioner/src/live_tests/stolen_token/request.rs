@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use http::{Method, header::CONTENT_TYPE};
+use http::Method;
+use http::header::CONTENT_TYPE;
 use kube::Client;
 use serde_json::{Map, Value, json};
 

@@ -1,18 +1,18 @@
 //! The rights of the driver's accounts and the rules of the policies that narrow them, as the cluster has them.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
+use std::fmt;
 
-use k8s_openapi::api::{
-    admissionregistration::v1::{ExpressionWarning, ValidatingAdmissionPolicy},
-    rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
+use k8s_openapi::api::admissionregistration::v1::{ExpressionWarning, ValidatingAdmissionPolicy};
+use k8s_openapi::api::rbac::v1::{
+    ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
 
-use super::{
-    super::SYSTEM,
-    attacker::Account,
-    request::{AttackRequest, Verdict},
-};
+use super::super::SYSTEM;
+use super::attacker::Account;
+use super::request::{AttackRequest, Verdict};
 
 /// One verb on one resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::{coordination::v1::Lease, storage::v1::CSIStorageCapacity};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 
-use super::{super::*, request::TargetResource};
-use crate::{
-    api::hash::fnv1a,
-    objects::{
-        loss_policy::Policy,
-        ownership::SELECTED_NODE,
-        pv::{self, Description, ReclaimPolicy},
-    },
-};
+use super::super::*;
+use super::request::TargetResource;
+use crate::api::hash::fnv1a;
+use crate::objects::loss_policy::Policy;
+use crate::objects::ownership::SELECTED_NODE;
+use crate::objects::pv::{self, Description, ReclaimPolicy};
 
 const NODES: [&str; 2] = ["node-a", "node-b"];
 pub(super) const DRIVER: &str = "csi.loopfs.dev";

@@ -2,15 +2,13 @@
 
 use serde_json::json;
 
-use super::{
-    attacker::Attacker,
-    attempt::{Attempts, ExpectedVerdict, name},
-    claim_labels::NAME as CLAIM_LABELS,
-    request::{AttackRequest, TargetResource},
-    scene::{
-        LEASE, Scene, capacities, claims, config_maps, contents, events, leases, mutating_policies,
-        policy_bindings, snapshot_classes, snapshots, volumes,
-    },
+use super::attacker::Attacker;
+use super::attempt::{Attempts, ExpectedVerdict, name};
+use super::claim_labels::NAME as CLAIM_LABELS;
+use super::request::{AttackRequest, TargetResource};
+use super::scene::{
+    LEASE, Scene, capacities, claims, config_maps, contents, events, leases, mutating_policies,
+    policy_bindings, snapshot_classes, snapshots, volumes,
 };
 
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];

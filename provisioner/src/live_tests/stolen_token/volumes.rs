@@ -2,11 +2,9 @@
 
 use serde_json::json;
 
-use super::{
-    attacker::Attacker,
-    attempt::{Attempts, ExpectedVerdict, changed, name},
-    scene::{DRIVER, OTHER_DRIVER, Scene, volumes},
-};
+use super::attacker::Attacker;
+use super::attempt::{Attempts, ExpectedVerdict, changed, name};
+use super::scene::{DRIVER, OTHER_DRIVER, Scene, volumes};
 use crate::objects::pv::FINALIZER;
 
 const POLICY: &str = "loopfs-provisioner-volumes";

@@ -6,11 +6,10 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 
-use crate::{
-    metrics::AuditFindings,
-    objects::{identity::Identity, ownership, pv},
-    store::driver::VolumeList,
-};
+use crate::metrics::AuditFindings;
+use crate::objects::identity::Identity;
+use crate::objects::{ownership, pv};
+use crate::store::driver::VolumeList;
 
 /// Returns the orphaned volumes, and the PersistentVolumes without a volume. Pure.
 pub(crate) fn compare<'a>(
@@ -86,7 +85,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{store::claim_record::ClaimRecord, testing::fixtures};
+    use crate::store::claim_record::ClaimRecord;
+    use crate::testing::fixtures;
 
     const OTHER_DISK: &str = "00000000-0000-4000-8000-000000000000";
     const NODE: &str = "csi.loopfs.dev/node";

@@ -10,7 +10,5 @@ mod named_by;
 mod report;
 mod run;
 
-pub(crate) use self::{
-    report::report,
-    run::{AuditSettings, Collection, node_volumes, run},
-};
+pub(crate) use self::report::report;
+pub(crate) use self::run::{AuditSettings, Collection, node_volumes, run};

@@ -4,20 +4,18 @@
 //! was moved to this node, or a person chose the label. To find these, all PersistentVolumes of the cluster must be listed, on
 //! which each node with an orphaned volume would otherwise spend as much as the cluster is large, at each audit.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::{Api, Client, api::ListParams};
+use kube::api::ListParams;
+use kube::{Api, Client};
 use loopfs::volume_store::VolumeId;
 
-use crate::{
-    api::list,
-    error::Error,
-    objects::{identity::Identity, ownership},
-};
+use crate::api::list;
+use crate::error::Error;
+use crate::objects::identity::Identity;
+use crate::objects::ownership;
 
 /// The time after which the PersistentVolumes of other nodes are listed again, although the same volumes are suspected.
 const MAX_AGE: Duration = Duration::from_secs(3600);

@@ -4,8 +4,11 @@ use std::fmt::Write as _;
 
 use kube::Client;
 
-use super::{compare::compare, named_by};
-use crate::{metrics::AuditFindings, objects::identity::Identity, store::driver::Driver};
+use super::compare::compare;
+use super::named_by;
+use crate::metrics::AuditFindings;
+use crate::objects::identity::Identity;
+use crate::store::driver::Driver;
 
 /// Audits once and returns the list. Changes nothing.
 ///

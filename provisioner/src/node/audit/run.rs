@@ -1,33 +1,28 @@
 //! Audits until shutdown, reports the findings, and removes orphaned volumes if the administrator requests that.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::{Api, ResourceExt, api::ListParams, runtime::reflector::ObjectRef};
+use kube::api::ListParams;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
 use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
-use super::{
-    compare::compare,
-    named_by::{self, LabelledElsewhere},
-};
-use crate::{
-    api::events::{Reason, some_names},
-    error::Error,
-    metrics::AuditFindings,
-    node::{
-        context::Context,
-        custody,
-        references::{self, Labelled},
-        volume_deletion::{self, Rule, VolumeDeletion},
-    },
-    objects::ownership,
-    store::{custody::Custody, driver::VolumeList},
-};
+use super::compare::compare;
+use super::named_by::{self, LabelledElsewhere};
+use crate::api::events::{Reason, some_names};
+use crate::error::Error;
+use crate::metrics::AuditFindings;
+use crate::node::context::Context;
+use crate::node::custody;
+use crate::node::references::{self, Labelled};
+use crate::node::volume_deletion::{self, Rule, VolumeDeletion};
+use crate::objects::ownership;
+use crate::store::custody::Custody;
+use crate::store::driver::VolumeList;
 
 /// When to audit, and what to do with orphaned volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -259,10 +254,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{
-        fixtures,
-        mock_api_server::{ExpectedRequest, TestContext, expect, labelled, unlabelled},
-    };
+    use crate::testing::fixtures;
+    use crate::testing::mock_api_server::{ExpectedRequest, TestContext, expect, labelled, unlabelled};
 
     fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
         names.iter().map(|name| VolumeId::parse(name).unwrap()).collect()

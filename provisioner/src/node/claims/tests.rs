@@ -1,9 +1,11 @@
 //! Tests of whole reconciles of claims, with a mock API server and a fake store.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::Method;
-use k8s_openapi::{api::core::v1::PersistentVolume, jiff::Timestamp};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
@@ -11,15 +13,11 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::backoff;
 use crate::objects::ownership::SELECTED_NODE;
-use crate::{
-    api::backoff,
-    store::claim_record::ClaimRecord,
-    testing::{
-        fake_store, fixtures,
-        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
-    },
-};
+use crate::store::claim_record::ClaimRecord;
+use crate::testing::mock_api_server::{Caches, ExpectedRequest, TestContext, expect};
+use crate::testing::{fake_store, fixtures};
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";

@@ -5,12 +5,13 @@ use kube::ResourceExt;
 use loopfs::volume_store::OwnedContentSource;
 
 use super::source::DataSource;
-use crate::{
-    api::absence,
-    error::Error,
-    node::context::Context,
-    objects::{claim_status::recorded, identity::Identity, ownership, refusal::Refusal},
-};
+use crate::api::absence;
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::claim_status::recorded;
+use crate::objects::identity::Identity;
+use crate::objects::ownership;
+use crate::objects::refusal::Refusal;
 
 /// Checks that a claim can be copied, given its PersistentVolume if it has one, and returns its volume.
 ///

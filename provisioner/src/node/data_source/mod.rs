@@ -4,4 +4,6 @@ mod claim;
 pub(crate) mod snapshot;
 mod source;
 
-pub(crate) use self::{claim::find_volume, snapshot::find_snapshot, source::DataSource};
+pub(crate) use self::claim::find_volume;
+pub(crate) use self::snapshot::find_snapshot;
+pub(crate) use self::source::DataSource;

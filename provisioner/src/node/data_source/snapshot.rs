@@ -3,23 +3,21 @@
 //! The objects belong to the CSI snapshotter, which a cluster may not have. Their handle is the value that this driver's CSI
 //! service returned: the snapshot's name in the store of its node. They are untrusted input: any user may have written them.
 
-use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
-use kube::{Api, ResourceExt, core::DynamicObject};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::core::DynamicObject;
+use kube::{Api, ResourceExt};
 use loopfs::Bytes;
 use loopfs::volume_store::{OwnedContentSource, SnapshotId};
 use serde::Deserialize;
 
 use super::source::DataSource;
-use crate::{
-    error::Error,
-    node::context::Context,
-    objects::{
-        identity::Identity,
-        ownership, quantity,
-        refusal::Refusal,
-        snapshot::{self, MANAGED_BY},
-    },
-};
+use crate::error::Error;
+use crate::node::context::Context;
+use crate::objects::identity::Identity;
+use crate::objects::refusal::Refusal;
+use crate::objects::snapshot::{self, MANAGED_BY};
+use crate::objects::{ownership, quantity};
 
 const NOT_READY: &str = "is not ready to use; it is copied once it is";
 

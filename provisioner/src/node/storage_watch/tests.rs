@@ -1,16 +1,13 @@
 use loopfs::ErrorKind;
 use loopfs::volume_store::VolumeId;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::*;
-use crate::{
-    store::driver::ForeignFiles,
-    testing::{
-        fake_store::{self, FakeStore},
-        fixtures,
-        mock_api_server::TestContext,
-    },
-};
+use crate::store::driver::ForeignFiles;
+use crate::testing::fake_store::{self, FakeStore};
+use crate::testing::fixtures;
+use crate::testing::mock_api_server::TestContext;
 
 /// A task that follows the state of a driver.
 struct Following {

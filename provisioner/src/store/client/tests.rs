@@ -1,14 +1,13 @@
-use std::{
-    future::pending,
-    sync::{Arc, Mutex},
-};
+use std::future::pending;
+use std::sync::{Arc, Mutex};
 
 use csi_wire::volumes::volumes_server::{Volumes, VolumesServer};
 use loopfs::{ErrorKind, FilesystemUuid};
 use rstest::rstest;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Code, Request, transport::Server};
+use tonic::transport::Server;
+use tonic::{Code, Request};
 
 use super::*;
 use crate::testing::fixtures;

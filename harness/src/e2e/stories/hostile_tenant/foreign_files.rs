@@ -7,10 +7,9 @@ use kube::ResourceExt;
 use serde::Deserialize;
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::exec::exec_ok;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
+use testvm_cluster::{Node, objects};
 
 use super::tenants::{HOSTILE, OTHER, Tenants, directory_of, quota};
 use crate::e2e::parts::serving::change_container;

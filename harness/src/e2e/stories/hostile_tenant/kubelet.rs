@@ -7,8 +7,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
-use testvm_cluster::objects;
+use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
 use super::tenants::{GROWN, HOSTILE, OTHER, TOOL_DEADLINE, Tenants};

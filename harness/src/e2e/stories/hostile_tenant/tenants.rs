@@ -6,10 +6,9 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{Pod, PodSecurityContext};
 use kube::ResourceExt;
 use testvm_cluster::exec::exec_ok;
-use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_event, until_logged};
 use testvm_cluster::workload::{self, PodProgram};
-use testvm_cluster::{Node, TOOLS_DIR};
+use testvm_cluster::{Node, TOOLS_DIR, objects};
 
 use crate::nodes::{DATA_DIR, LOOPFS_TOOL, VOLUME_CHECK};
 use crate::test_env::environment::TestEnv;

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Cluster;
 use testvm_cluster::waiting::until_established;
-use testvm_cluster::workload;
+use testvm_cluster::{Cluster, workload};
 
 use crate::e2e::parts::component;
 use crate::test_env::disturbances::delete_snapshot_controller;

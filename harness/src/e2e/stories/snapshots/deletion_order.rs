@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use futures::future::try_join_all;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
-use testvm_cluster::objects;
+use testvm_cluster::{Node, objects};
 
 use super::names::{SIZE, name};
 use crate::e2e::stories::outages::until_bound;

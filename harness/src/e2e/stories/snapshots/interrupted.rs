@@ -8,9 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
 use testvm_cluster::containers::{Container, freeze, thaw, until_replaced};
-use testvm_cluster::objects;
+use testvm_cluster::{Node, objects};
 
 use super::names::{SIZE, snapshots_added_since};
 use crate::e2e::stories::outages::until_bound;

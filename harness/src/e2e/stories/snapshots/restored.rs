@@ -7,12 +7,11 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::objects;
 
 use super::names::{SIZE, name, volume};
-use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{check_kept, check_new, end, start, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::snapshots;
 use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::{claims, snapshots};
 
 const LARGER: Size = Size::mebibytes(4);
 /// The file of a Filesystem volume to which the pod writes while the snapshot is taken.

@@ -4,8 +4,7 @@
 use anyhow::Result;
 use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::Node;
-use testvm_cluster::objects;
+use testvm_cluster::{Node, objects};
 
 use super::names::{SIZE, name, snapshots_added_since};
 use super::restored::{restored, written};
