@@ -298,22 +298,6 @@ fn a_watch_reports_changes() {
     node.finish();
 }
 
-/// A shutdown that waited for the watch would abort it.
-#[test]
-fn a_watch_ends_with_the_driver() {
-    let mut node = Node::new();
-    let mut states =
-        node.runtime.block_on(node.volumes().watch(volumes::WatchRequest {})).unwrap().into_inner();
-    assert!(node.runtime.block_on(states.message()).unwrap().is_some());
-    node.fixture.restart_driver();
-    let rest = node.runtime.block_on(async {
-        while let Some(_state) = states.message().await? {}
-        Ok::<_, Status>(())
-    });
-    assert!(rest.is_ok(), "{rest:?}");
-    node.finish();
-}
-
 #[test]
 fn a_watch_reports_a_disk_that_hangs() {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
