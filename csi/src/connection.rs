@@ -354,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_output_for_arbitrary_bytes_does_not_depend_on_the_read_size(
+        fn output_is_independent_of_read_size(
             input in proptest::collection::vec(prop_oneof![any::<u8>(), 0..10u8], 0..400),
             piece in 1..50usize,
         ) {
@@ -397,7 +397,7 @@ mod tests {
     #[case::cut_off(b"\x41\x04%2")]
     #[case::length_without_end(b"\x41\xff\xff\xff\xff\xff\xff\xff\x00")]
     #[case::nothing(b"")]
-    fn blocks_without_an_authority_and_malformed_blocks_are_not_changed(#[case] block: &[u8]) {
+    fn other_and_malformed_blocks_stay_unchanged(#[case] block: &[u8]) {
         assert_eq!(with_neutral_authority(block), None);
     }
 

@@ -59,12 +59,13 @@ impl Tasks {
     /// # Errors
     /// The error of the first task that failed, which is the cause of others; or a task ended before `stop`.
     pub async fn finish(mut self, grace: Duration) -> anyhow::Result<()> {
+        let stop = self.stop.clone();
         let mut outcome = tokio::select! {
             biased;
-            () = self.stop.cancelled() => Ok(()),
-            error = Self::first_end(&mut self.set) => Err(error),
+            () = stop.cancelled() => Ok(()),
+            error = self.ended_early() => Err(error),
         };
-        self.stop.cancel();
+        stop.cancel();
         let rest = async {
             while let Some(ended) = self.set.join_next().await {
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(result(ended));
@@ -81,11 +82,7 @@ impl Tasks {
 
     /// Waits for the first task to end, and returns the error that this is before `stop`.
     pub async fn ended_early(&mut self) -> anyhow::Error {
-        Self::first_end(&mut self.set).await
-    }
-
-    async fn first_end(set: &mut JoinSet<(&'static str, anyhow::Result<()>)>) -> anyhow::Error {
-        match set.join_next().await {
+        match self.set.join_next().await {
             None => anyhow!("there was no task"),
             Some(Ok((name, Ok(())))) => anyhow!("the task {name:?} ended unexpectedly"),
             Some(ended) => result(ended).expect_err("the task has failed"),

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_has_the_message_of_the_error_truncated_to_the_maximum() {
+    fn long_messages_of_a_status_are_truncated() {
         let status = Status::from(Error::Precondition("ü".repeat(MAX_MESSAGE_LEN)));
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().len() <= MAX_MESSAGE_LEN + '…'.len_utf8());

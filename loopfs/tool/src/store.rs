@@ -349,8 +349,7 @@ c      -          -      -                  -     -          -       -     -  no
         );
     }
 
-    #[test]
-    fn list_prints_snapshots_as_a_table() {
+    fn snapshots() -> Vec<SnapshotRow> {
         let snapshot = SnapshotRow {
             id: "s".to_owned(),
             source: Some("pvc-b".to_owned()),
@@ -362,9 +361,14 @@ c      -          -      -                  -     -          -       -     -  no
         };
         let broken =
             SnapshotRow { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..SnapshotRow::default() };
+        vec![snapshot, broken]
+    }
+
+    #[test]
+    fn list_prints_snapshots_as_a_table() {
         let listing = StoreListing {
             filesystem_uuid: "u".to_owned(),
-            snapshots: vec![snapshot, broken],
+            snapshots: snapshots(),
             volumes: vec![VolumeRow::of(&id("a"), "Filesystem".to_owned(), directory())],
         };
         assert_eq!(
@@ -398,20 +402,9 @@ t         -       -             -     -  -                     foreign
 
     #[test]
     fn json_fields_keep_their_names_values_and_order() {
-        let snapshot = SnapshotRow {
-            id: "s".to_owned(),
-            source: Some("pvc-b".to_owned()),
-            kind: Some("Block".to_owned()),
-            capacity_bytes: Some(4 << 20),
-            used_bytes: Some(8192),
-            created: Some(1_795_273_080),
-            problem: None,
-        };
-        let broken =
-            SnapshotRow { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..SnapshotRow::default() };
         let listing = StoreListing {
             filesystem_uuid: "u".to_owned(),
-            snapshots: vec![snapshot, broken],
+            snapshots: snapshots(),
             volumes: vec![
                 VolumeRow::of(&id("a"), "Filesystem".to_owned(), directory()).annotated(&annotations()),
                 VolumeRow::of(&id("pvc-b"), "Block".to_owned(), truncated_image()),

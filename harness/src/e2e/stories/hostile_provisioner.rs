@@ -70,7 +70,7 @@ impl<'a> Attack<'a> {
         Ok(Attack {
             env,
             node,
-            program: format!("{process}/root/volume-check"),
+            program: [process.as_str(), "root", "volume-check"].join("/"),
             volume: format!("{DATA_DIR}/volumes/{}", claims::volume_of(env, TENANT).await?.name_any()),
             node_socket: format!("{KUBELET_ROOT}/plugins/{}/csi.sock", env.driver.name),
         })

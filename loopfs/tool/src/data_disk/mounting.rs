@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_behind_the_file_system_keeps_the_disk_from_being_mounted() {
+    fn trailing_signature_prevents_the_mount() {
         let mut disk = crate::data_disk::check::tests::disk();
         assert!(require_usable(&disk).is_ok());
         let filesystem = disk.filesystem.as_mut().unwrap();

@@ -374,7 +374,7 @@ fn volumes_are_listed_with_their_conditions() {
 }
 
 #[test]
-fn pending_volumes_are_listed_also_beside_one_with_invalid_annotations() {
+fn invalid_annotations_hide_no_pending_volumes() {
     let leaks = Leaks::watch();
     let (tool, data, store) = (Tool::find(), xfs(), store());
     let annotations = Annotations::new([("claim", "shop/data"), ("class", "fast")]).unwrap();

@@ -297,7 +297,7 @@ fn concurrent_mounts_of_one_disk_leave_one_mount() {
 }
 
 #[test]
-fn a_disk_with_content_is_not_formatted_and_the_named_command_makes_it_blank() {
+fn disk_with_content_is_not_formatted() {
     let leaks = Leaks::watch();
     let disk = Disk::blank(SIZE);
     // A message that names only what was written last shows that the disk was blank before.
