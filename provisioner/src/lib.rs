@@ -8,6 +8,7 @@
 
 mod api;
 mod args;
+mod claim_labels;
 mod controller;
 mod error;
 #[cfg(all(test, feature = "apiserver-tests"))]
@@ -37,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::client;
 use crate::api::traffic::ApiTraffic;
 pub use crate::args::{Args, AuditArgs, CommonArgs, ControllerArgs, NodeArgs, PodArgs, RestoreArgs, Role};
+use crate::claim_labels::labels::LabelRecordSource;
 use crate::controller::builtin;
 use crate::controller::lease::Candidate;
 use crate::controller::process::Duties;
@@ -44,7 +46,6 @@ pub use crate::loss::NodeLoss;
 use crate::node::audit;
 use crate::node::capacity::CapacityConfig;
 use crate::node::process::Options;
-use crate::objects::claim_labels;
 use crate::objects::identity::Identity;
 use crate::store::client::DriverClient;
 
@@ -86,7 +87,7 @@ fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {
         ..Default::default()
     });
     Options {
-        claim_labels: claim_labels(pod_namespace.as_deref(), common),
+        claim_labels: LabelRecordSource::new(pod_namespace.as_deref(), common.claim_labels.as_deref()),
         capacity: pod_namespace.map(|namespace| CapacityConfig { namespace, owner }),
         node_loss: common.node_loss,
         audit: Some(audit::AuditSettings {
@@ -97,12 +98,6 @@ fn options(pod: PodArgs, common: &CommonArgs, audit: &AuditArgs) -> Options {
             }),
         }),
     }
-}
-
-/// Returns where the record of labelled claims is. The namespace of a process without a pod is unknown.
-fn claim_labels(namespace: Option<&str>, common: &CommonArgs) -> Option<claim_labels::LabelRecordSource> {
-    let (namespace, name) = namespace.zip(common.claim_labels.as_deref().filter(|name| !name.is_empty()))?;
-    Some(claim_labels::LabelRecordSource { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
 async fn list_findings(
@@ -146,7 +141,7 @@ async fn serve_cluster(args: ControllerArgs, stop: CancellationToken) -> anyhow:
         config_map,
         repair_delay: builtin::REPAIR_DELAY,
     });
-    let claim_labels = claim_labels(Some(&namespace), &common);
+    let claim_labels = LabelRecordSource::new(Some(&namespace), common.claim_labels.as_deref());
     let unready_nodes = controller::unready_nodes::Timing::DEFAULT;
     let node_loss = controller::node_loss::NodeLossSettings {
         mode: common.node_loss,

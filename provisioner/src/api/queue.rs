@@ -20,7 +20,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::{SetOnce, mpsc, watch};
+use tokio::sync::{SetOnce, mpsc};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
@@ -250,36 +250,8 @@ where
     changes(watcher::watcher(api, config).default_backoff(), cache, of_interest)
 }
 
-/// As [`watch`], but whenever the value of `selection` changes, another watch with the options of the new value begins with a list of
-/// its own. The first one begins once there is a value.
-pub(crate) fn watch_selection<K: KubernetesObject + Prune, S: Copy + PartialEq + Send + Sync + 'static>(
-    api: Api<Pruned<K>>,
-    selection: watch::Receiver<Option<S>>,
-    config: impl Fn(S) -> watcher::Config + Send + 'static,
-    cache: Writer<K>,
-    of_interest: impl Fn(&K) -> bool + Send + 'static,
-) -> impl Stream<Item = CacheChange<K>> + Send
-where
-    K::DynamicType: Hash + Eq,
-{
-    let selections = futures::stream::unfold(selection, |mut selection| async move {
-        let selected = (*selection.wait_for(Option::is_some).await.ok()?)?;
-        Some(((selected, selection.clone()), selection))
-    });
-    let events = selections.flat_map(move |(selected, mut selection)| {
-        let changed = async move {
-            let other = selection.wait_for(|next| next.is_some_and(|next| next != selected)).await.is_ok();
-            if !other {
-                // No other value follows.
-                std::future::pending::<()>().await;
-            }
-        };
-        watcher::watcher(api.clone(), config(selected)).default_backoff().take_until(Box::pin(changed))
-    });
-    changes(events, cache, of_interest)
-}
-
-fn changes<K: KubernetesObject>(
+/// Keeps the objects of interest of a watch, as [`watch`] does.
+pub(crate) fn changes<K: KubernetesObject>(
     events: impl Stream<Item = watcher::Result<Event<Pruned<K>>>> + Send,
     mut cache: Writer<K>,
     of_interest: impl Fn(&K) -> bool + Send + 'static,

@@ -3,7 +3,6 @@
 //! Any number of replicas run, and the one that holds the Lease performs the duties. They need no volume store.
 
 pub(crate) mod builtin;
-pub(crate) mod claim_labels;
 mod health_endpoints;
 mod immediate;
 pub(crate) mod lease;

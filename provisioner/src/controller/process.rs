@@ -8,15 +8,14 @@ use tokio_util::sync::CancellationToken;
 use super::health_endpoints::ControllerHealthEndpoints;
 use super::pending_claims::PendingClaims;
 use super::registered_nodes::RegisteredNodes;
-use super::{
-    builtin, claim_labels, immediate, lease, lost_snapshots, node_loss, unready_nodes, wrong_selections,
-};
+use super::{builtin, immediate, lease, lost_snapshots, node_loss, unready_nodes, wrong_selections};
 use crate::api::cluster::Cluster;
 use crate::api::events::{self, Events};
 use crate::api::policies::{self, Forbidden};
 use crate::api::traffic::ApiTraffic;
+use crate::claim_labels::labeller;
+use crate::claim_labels::labels::LabelRecordSource;
 use crate::loss::NodeLoss;
-use crate::objects::claim_labels::LabelRecordSource;
 use crate::objects::identity::Identity;
 
 /// The duties of a replica, once it leads.
@@ -123,7 +122,7 @@ async fn perform(cluster: &Cluster, duties: &Duties, progress: &DutyReports) {
     };
     let labelling_claims = async {
         match &duties.claim_labels {
-            Some(source) => claim_labels::run(cluster, source).await,
+            Some(source) => labeller::run(cluster, source).await,
             None => std::future::pending().await,
         }
     };

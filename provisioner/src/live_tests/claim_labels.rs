@@ -4,10 +4,10 @@ use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
-use crate::api;
 use crate::api::events::Events;
-use crate::controller::claim_labels;
-use crate::objects::claim_labels::{LabelRecordSource, are_complete, written_binding};
+use crate::api::{self};
+use crate::claim_labels::labeller;
+use crate::claim_labels::labels::{BINDING_UID, LabelRecordSource, are_complete, written_binding};
 use crate::objects::ownership::SELECTED_NODE;
 
 /// The name of the policy, its binding and the ConfigMap.
@@ -40,7 +40,7 @@ impl TestCluster {
         let cluster = api::cluster::Cluster { client, identity, events };
         let mut labelling = JoinSet::new();
         labelling.spawn(async move {
-            claim_labels::run_after(Duration::from_secs(2), &cluster, &source()).await;
+            labeller::run_after(Duration::from_secs(2), &cluster, &source()).await;
         });
         labelling
     }
@@ -167,7 +167,7 @@ async fn record_of_deleted_policy_is_removed() {
     let cluster = TestCluster::connect().await;
     cluster.opt_in(&RIGHTS).await;
     cluster.opt_in(&[CONFIG_MAP]).await;
-    let data = json!({"data": {crate::objects::claim_labels::BINDING_UID: "of-an-earlier-binding"}});
+    let data = json!({"data": {BINDING_UID: "of-an-earlier-binding"}});
     let record = cluster.record().patch(NAME, &PatchParams::default(), &Patch::Merge(data)).await.unwrap();
     assert!(!are_complete(&record));
     let labelling = cluster.labelling().await;

@@ -27,8 +27,6 @@ pub(crate) struct ProvisionerSample {
     pub(crate) expansions_waiting: usize,
     /// The number of claims and PersistentVolumes whose last attempt failed, and that are tried again later.
     pub(crate) retries_waiting: [(&'static str, u64); 2],
-    /// `None` before the first watch of claims.
-    pub(crate) watches_all_claims: Option<bool>,
     /// `true` if the API server enforces the admission policies. `None` while that is unknown.
     pub(crate) policies_enforced: Option<bool>,
     /// `true` if the API server answered the latest request. `None` before the first.
@@ -65,13 +63,6 @@ pub(crate) fn register(
     );
     let help = "Objects whose last attempt failed, and that are tried again after a wait";
     registry.counts("retries_waiting", help, "queue", sample.retries_waiting);
-    if let Some(all) = sample.watches_all_claims {
-        registry.count(
-            "watches_all_claims",
-            "1 if this node watches all claims of the cluster, 0 if it watches only those with its label",
-            u64::from(all),
-        );
-    }
     if let Some(enforced) = sample.policies_enforced {
         registry.count("policies_enforced", POLICIES_ENFORCED, u64::from(enforced));
     }

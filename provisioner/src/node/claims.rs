@@ -26,9 +26,9 @@ use std::time::Instant;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::reflector::store::Writer;
-use kube::{Api, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -36,7 +36,6 @@ use crate::api::events::Reason;
 use crate::api::queue::{self, CacheChange, Next, Slow, Workers};
 use crate::error::Error;
 use crate::metrics::Operation;
-use crate::node::claim_scope::ClaimScope;
 use crate::node::context::{Context, RetryKey};
 use crate::node::{data_source, placement, provision, reschedule, resize};
 use crate::objects::claim_status::{self, ResizeStatus};
@@ -59,14 +58,7 @@ pub(crate) async fn run(
 ) {
     let identity = ctx.cluster.identity.clone();
     let of_interest = move |claim: &PersistentVolumeClaim| ownership::is_claim_of_interest(claim, &identity);
-    let identity = ctx.cluster.identity.clone();
-    let changes = queue::watch_selection(
-        Api::all(ctx.cluster.client.clone()),
-        ctx.claim_scope.subscribe(),
-        move |scope: ClaimScope| scope.watcher_config(&identity),
-        cache,
-        of_interest,
-    );
+    let changes = ctx.claim_scope.watch(&ctx.cluster, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer)));
     let retried = queue::requeue_failed(

@@ -127,7 +127,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::node::claim_scope::ClaimScope;
+    use crate::claim_labels::scope::ClaimScope;
     use crate::testing::fake_store::{self, CustodyRecord};
     use crate::testing::fixtures;
     use crate::testing::mock_api_server::{

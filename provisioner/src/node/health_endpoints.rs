@@ -8,7 +8,6 @@ use prometheus_client::registry::Registry;
 use crate::api::policies;
 use crate::api::traffic::ApiTraffic;
 use crate::metrics::{self, ProvisionerSample};
-use crate::node::claim_scope::ClaimScope;
 use crate::node::context::Context;
 use crate::node::resize;
 use crate::objects::ownership;
@@ -87,7 +86,6 @@ impl service::HealthEndpoints for NodeHealthEndpoints {
                 ("claims", self.ctx.claims.retries_waiting()),
                 ("volumes", self.ctx.volumes.retries_waiting()),
             ],
-            watches_all_claims: self.ctx.claim_scope.get().map(|scope| scope == ClaimScope::All),
             expansions_waiting: self.expansions_waiting(),
             policies_enforced: *self.ctx.policies.borrow(),
             api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
@@ -96,7 +94,9 @@ impl service::HealthEndpoints for NodeHealthEndpoints {
         };
         let ctx = &self.ctx;
         let events = ctx.cluster.events.counter();
-        Ok(metrics::register(&ctx.operations, events, &self.traffic, &ctx.queues, &sample))
+        let mut registry = metrics::register(&ctx.operations, events, &self.traffic, &ctx.queues, &sample);
+        ctx.claim_scope.register(&mut registry);
+        Ok(registry)
     }
 
     /// Always succeeds. All tasks run, because the first to end would have ended the process. Restarting it repairs neither a disk
@@ -135,6 +135,7 @@ mod tests {
     use super::*;
     use crate::api::events::Reason;
     use crate::api::request::ApiRequest;
+    use crate::claim_labels::scope::ClaimScope;
     use crate::metrics::{AuditFindings, Operation};
     use crate::testing::mock_api_server::{Caches, TestContext};
     use crate::testing::{fake_store, fixtures};

@@ -2,7 +2,6 @@
 
 pub(crate) mod audit;
 pub(crate) mod capacity;
-pub(crate) mod claim_scope;
 pub(crate) mod claims;
 pub(crate) mod classes;
 pub(crate) mod cleanup;
@@ -12,7 +11,6 @@ pub(crate) mod data_source;
 pub(crate) mod delete;
 pub(crate) mod foreign_files;
 pub(crate) mod health_endpoints;
-pub(crate) mod label_record;
 pub(crate) mod lost_disk;
 pub(crate) mod persistent_volumes;
 pub(crate) mod placement;

@@ -13,15 +13,12 @@ use crate::api::cluster::Cluster;
 use crate::api::events::{self, Events};
 use crate::api::policies::{self, Forbidden};
 use crate::api::traffic::ApiTraffic;
+use crate::claim_labels::labels::LabelRecordSource;
 use crate::loss::NodeLoss;
 use crate::node::capacity::{self, CapacityConfig};
-use crate::node::claim_scope::ClaimScope;
 use crate::node::context::Context;
 use crate::node::health_endpoints::NodeHealthEndpoints;
-use crate::node::{
-    audit, claims, classes, cleanup, label_record, lost_disk, persistent_volumes, storage_watch,
-};
-use crate::objects::claim_labels;
+use crate::node::{audit, claims, classes, cleanup, lost_disk, persistent_volumes, storage_watch};
 use crate::objects::identity::Identity;
 use crate::store::driver::Driver;
 
@@ -33,7 +30,7 @@ pub(crate) struct Options {
     /// What to do about volumes on a disk that the node does not have any more.
     pub(crate) node_loss: NodeLoss,
     /// The record that all claims have labels, with which this node watches only its own.
-    pub(crate) claim_labels: Option<claim_labels::LabelRecordSource>,
+    pub(crate) claim_labels: Option<LabelRecordSource>,
     /// How to audit volumes and PersistentVolumes.
     pub(crate) audit: Option<audit::AuditSettings>,
 }
@@ -77,10 +74,7 @@ pub(crate) fn spawn(parts: NodeProcessParts, stop: CancellationToken) -> Tasks {
     tasks.spawn_until_stop("storage", storage_watch::run(Arc::clone(&ctx)));
     tasks.spawn_until_stop("policies", check_policies(Arc::clone(&ctx)));
     let Options { capacity: capacity_config, node_loss, claim_labels, audit } = options;
-    match claim_labels {
-        Some(source) => tasks.spawn_until_stop("label record", label_record::run(Arc::clone(&ctx), source)),
-        None => ctx.claim_scope.set(ClaimScope::All),
-    }
+    tasks.spawn_until_stop("claim scope", select_claims(Arc::clone(&ctx), claim_labels));
     if let Some(settings) = audit {
         tasks.spawn_until_stop("audit", audit::run(Arc::clone(&ctx), settings));
     }
@@ -102,6 +96,10 @@ pub(crate) fn spawn(parts: NodeProcessParts, stop: CancellationToken) -> Tasks {
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn("events", events::publish(client, identity, event_requests));
     tasks
+}
+
+async fn select_claims(ctx: Arc<Context>, source: Option<LabelRecordSource>) {
+    ctx.claim_scope.follow(&ctx.cluster, source).await;
 }
 
 async fn check_policies(ctx: Arc<Context>) {

@@ -1,6 +1,5 @@
 //! Kubernetes objects as data: names, quantities, conditions. Pure: nothing here calls the API server or the store.
 
-pub(crate) mod claim_labels;
 pub(crate) mod claim_status;
 pub(crate) mod data_source;
 pub(crate) mod identity;

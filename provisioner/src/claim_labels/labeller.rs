@@ -6,8 +6,6 @@
 //! binding owns the ConfigMap, so the garbage collector deletes the record with it.
 //!
 //! Users can change their claims as often as they like. A change therefore leads to requests only if the label of the claim is to be set.
-//!
-//! `docs/decisions/0078-claim-labels.md` gives the reasons.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -26,10 +24,10 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, SetOnce};
 use tokio::time::timeout_at;
 
+use super::labels::{self, BINDING_UID, LabelRecordSource, RequiredLabel};
 use crate::api::cluster::Cluster;
 use crate::api::{absence, list, queue};
 use crate::error::Error;
-use crate::objects::claim_labels::{self, BINDING_UID, LabelRecordSource, RequiredLabel};
 use crate::objects::identity::is_label_value;
 use crate::objects::ownership;
 
@@ -58,7 +56,7 @@ pub(crate) async fn run_after(propagation_time: Duration, cluster: &Cluster, sou
     let (synced, changed) = (SetOnce::new(), Notify::new());
     let identity = cluster.identity.clone();
     let requires_label =
-        move |claim: &PersistentVolumeClaim| claim_labels::required_label(claim, &identity).is_some();
+        move |claim: &PersistentVolumeClaim| labels::required_label(claim, &identity).is_some();
     let all = Api::all(cluster.client.clone());
     let changes = queue::watch(all, watcher::Config::default(), cache, requires_label);
     let watching = queue::follow(changes, &synced, || changed.notify_one());
@@ -198,7 +196,7 @@ impl<'a> Labeller<'a> {
         // node do not count: users can bind such claims, and remove the labels, at any time before and after.
         let all = Api::all(self.cluster.client.clone());
         let lacks_node = |claim: &PersistentVolumeClaim| {
-            let required = claim_labels::required_label(claim, &self.cluster.identity);
+            let required = labels::required_label(claim, &self.cluster.identity);
             matches!(required, Some(RequiredLabel::Node(_)))
         };
         let left = list::selected(&all, ListParams::default(), lacks_node).await;
@@ -244,10 +242,10 @@ impl<'a> Labeller<'a> {
     /// Labels a claim, if it has not the required label. A claim that changed in the meantime is no failure: the watch delivers it again.
     async fn label(&self, claim: Arc<PersistentVolumeClaim>) -> Result<(), Error> {
         let identity = &self.cluster.identity;
-        match claim_labels::required_label(&claim, identity) {
+        match labels::required_label(&claim, identity) {
             None => Ok(()),
             Some(RequiredLabel::Node(node)) => {
-                self.patch(&claim, claim_labels::label_patch(&claim, &node, identity)).await
+                self.patch(&claim, labels::label_patch(&claim, &node, identity)).await
             }
             Some(RequiredLabel::NodeOfVolume(volume)) => self.label_bound(&claim, &volume).await,
         }
@@ -257,7 +255,7 @@ impl<'a> Labeller<'a> {
     async fn label_bound(&self, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Error> {
         let identity = &self.cluster.identity;
         let Some(uid) = claim.uid() else { return Ok(()) };
-        let label = claim_labels::label_of(claim, identity);
+        let label = labels::label_of(claim, identity);
         let mut seen = Examined::of(claim, volume, label);
         if let Some(known) = self.examined.lock().get_mut(&uid) {
             // If the label stays hidden behind many others, the claim is not patched again before it changes.
@@ -276,7 +274,7 @@ impl<'a> Labeller<'a> {
             NodeOfVolume::Unlabelled => return Ok(()),
             NodeOfVolume::Node(node) => {
                 if label != Some(node.as_str()) {
-                    self.patch(claim, claim_labels::bound_label_patch(claim, &node, identity)).await?;
+                    self.patch(claim, labels::bound_label_patch(claim, &node, identity)).await?;
                 }
                 seen.given = Some(node);
             }
@@ -309,7 +307,7 @@ impl<'a> Labeller<'a> {
     /// Returns the UID of the binding in the record.
     async fn recorded(&self) -> Result<Option<String>, Error> {
         let config_map = self.config_map().await?;
-        Ok(config_map.as_ref().and_then(claim_labels::recorded_binding).map(str::to_owned))
+        Ok(config_map.as_ref().and_then(labels::recorded_binding).map(str::to_owned))
     }
 
     async fn config_map(&self) -> Result<Option<ConfigMap>, Error> {
@@ -332,9 +330,9 @@ impl<'a> Labeller<'a> {
             return Ok(());
         };
         let is_up_to_date = match binding {
-            Some(_) => claim_labels::recorded_binding(&config_map) == binding,
+            Some(_) => labels::recorded_binding(&config_map) == binding,
             // No node trusts a record without its owner. It is removed nevertheless.
-            None => claim_labels::written_binding(&config_map).is_none(),
+            None => labels::written_binding(&config_map).is_none(),
         };
         if is_up_to_date {
             return Ok(());

@@ -16,6 +16,14 @@ pub(crate) struct LabelRecordSource {
     pub(crate) name: String,
 }
 
+impl LabelRecordSource {
+    /// Returns `None` without the component. The namespace of a process without a pod is unknown.
+    pub(crate) fn new(namespace: Option<&str>, name: Option<&str>) -> Option<Self> {
+        let (namespace, name) = namespace.zip(name.filter(|name| !name.is_empty()))?;
+        Some(LabelRecordSource { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
 /// Returns `true` if each claim for which a node was selected has the label, and if the API server labels all others.
 pub(crate) fn are_complete(config_map: &ConfigMap) -> bool {
     // The garbage collector deletes it after the policy was deleted.
