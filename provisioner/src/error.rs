@@ -58,19 +58,6 @@ pub(crate) enum Error {
         "the copy of the data source into volume {0} ended, because the claim does not wait for it any more"
     )]
     CopyEnded(VolumeId),
-    /// An immutable field of an object that must not be deleted differs from its declaration.
-    #[error(
-        "{object} has other values of {fields} than declared, and the API server does not allow to change them; it stays, because while \
-         it does not exist, pods start without their fsGroup; correct the declaration, or delete the object while no pod with a volume of \
-         the driver starts, and the controller creates it as declared"
-    )]
-    Immutable { object: String, fields: String },
-    /// The API server stores other values than it was sent: it normalises them, or an admission webhook changes them.
-    #[error(
-        "write {object}: the API server stores other values of {fields} than declared; declare the values that it stores, or correct the \
-         admission webhook or policy that changes them"
-    )]
-    StoredOtherwise { object: String, fields: String },
     /// The volume handle of a PersistentVolume that a person created.
     #[error(transparent)]
     Handle(#[from] InvalidHandle),
@@ -116,8 +103,6 @@ impl Error {
             Error::SourceElsewhere { .. } => "SourceElsewhere",
             Error::InFlight(_) | Error::Storage(StorageError::Pending(_)) => "InFlight",
             Error::CopyEnded(_) => "CopyEnded",
-            Error::Immutable { .. } => "Immutable",
-            Error::StoredOtherwise { .. } => "StoredOtherwise",
             Error::NodeDeleted(_) => "NodeDeleted",
             Error::Handle(_) => "InvalidHandle",
         }

@@ -100,7 +100,7 @@ mod tests {
     async fn served_metrics_are_the_documented_ones() {
         let (events, _requests) = Events::new("node-a");
         // Counters without a value are not served.
-        events.publish_on_node(Reason::DeclarationInvalid, "missing");
+        events.publish_on_node(Reason::NodeLost, "deleted");
         let endpoints =
             ControllerHealthEndpoints { events: events.counter().clone(), ..endpoints(true, true) };
         for verb in ["list", "create"] {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
 use loopfs::Bytes;
@@ -12,9 +12,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::controller::builtin::declaration;
-use crate::controller::builtin::kinds::ManagedKind;
-use crate::controller::builtin::plan::{self, ObjectAction};
 use crate::loss::decision::{Decision, NodeLossState, decide};
 use crate::node::placement::Placement;
 use crate::node::resize::{self, ExpansionOutcome};
@@ -25,7 +22,7 @@ use crate::testing::fixtures;
 
 /// One change somewhere in an object.
 #[derive(Debug, Clone)]
-enum Damage {
+pub(crate) enum Damage {
     Remove(Index),
     Replace(Index, Value),
 }
@@ -50,7 +47,7 @@ fn odd_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-fn damages() -> impl Strategy<Value = Vec<Damage>> {
+pub(crate) fn damages() -> impl Strategy<Value = Vec<Damage>> {
     let damage = prop_oneof![
         any::<Index>().prop_map(Damage::Remove),
         (any::<Index>(), odd_value()).prop_map(|(at, value)| Damage::Replace(at, value)),
@@ -75,7 +72,7 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
 }
 
 /// Returns the object after the damage, or `None` if no API server could hold it.
-fn damaged<K: Serialize + DeserializeOwned>(whole: &K, damages: &[Damage]) -> Option<K> {
+pub(crate) fn damaged<K: Serialize + DeserializeOwned>(whole: &K, damages: &[Damage]) -> Option<K> {
     let mut value = serde_json::to_value(whole).unwrap();
     for damage in damages {
         let mut found = Vec::new();
@@ -176,56 +173,4 @@ proptest! {
         ownership::is_claim_of_interest(claim, &identity);
         prop_assert!(!quantity::format(Bytes(size)).0.is_empty());
     }
-
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
-    #[test]
-    fn malformed_managed_objects_can_be_compared(of_declared in damages(), of_found in damages(), ours in any::<bool>()) {
-        let identity = fixtures::identity();
-        let manifests = [
-            include_str!("../../../csi/deploy/csidriver.yaml"),
-            include_str!("../../../csi/deploy/storageclass.yaml"),
-            include_str!("../../../csi/deploy/rbac.yaml"),
-        ];
-        for whole in declaration::parse(&config_map(&manifests), "loopfs-system", &identity).unwrap().objects.values() {
-            let mut found = whole.clone();
-            if !ours {
-                found.metadata.labels = None;
-            }
-            let (mut declared, found) = (damaged(whole, &of_declared), damaged(&found, &of_found));
-            // The parser adds these labels to every declared object.
-            if let Some(declared) = &mut declared {
-                declared.metadata.labels.get_or_insert_default().extend(declaration::labels(&identity));
-            }
-            let kind = ManagedKind::named(&whole.types.as_ref().unwrap().kind).unwrap();
-            let action = plan::action(kind, declared.as_ref(), found.as_ref(), &identity);
-            // Objects of other owners are never written.
-            if let (Some(found), Some(ObjectAction::Update { .. } | ObjectAction::Replace { .. } | ObjectAction::Remove(_))) = (&found, &action) {
-                prop_assert!(declaration::is_ours(found, &identity));
-            }
-            if let Some(ObjectAction::Update { object, .. }) = &action {
-                // The updated object needs no further action.
-                prop_assert_eq!(plan::action(kind, declared.as_ref(), Some(object), &identity), None);
-            }
-        }
-    }
-
-    #[test]
-    fn any_declaration_text_is_never_fatal(text in "\\PC{0,200}", of_driver in damages()) {
-        let identity = fixtures::identity();
-        let driver: Value = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
-        for text in [text, damaged(&driver, &of_driver).unwrap_or_default().to_string()] {
-            if let Err(error) = declaration::parse(&config_map(&[&text]), "loopfs-system", &identity) {
-                prop_assert!(!error.to_string().is_empty());
-            }
-        }
-    }
-}
-
-fn config_map(files: &[&str]) -> ConfigMap {
-    let data = files.iter().enumerate().map(|(number, text)| (number.to_string(), (*text).to_owned()));
-    ConfigMap { data: Some(data.collect()), ..ConfigMap::default() }
 }

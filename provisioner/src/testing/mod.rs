@@ -2,5 +2,5 @@
 
 pub(crate) mod fake_store;
 pub(crate) mod fixtures;
-mod malformed_object_tests;
+pub(crate) mod malformed_object_tests;
 pub(crate) mod mock_api_server;

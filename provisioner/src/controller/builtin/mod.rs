@@ -7,9 +7,11 @@
 //!
 //! `docs/decisions/0028-declared-objects.md` gives the reasons.
 
-pub(crate) mod declaration;
-pub(crate) mod kinds;
-pub(crate) mod plan;
+mod declaration;
+mod kinds;
+#[cfg(test)]
+mod malformed_object_tests;
+mod plan;
 mod reconciler;
 
 pub(crate) use self::reconciler::{DeclarationSource, REPAIR_DELAY, run};

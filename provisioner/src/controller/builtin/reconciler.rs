@@ -318,30 +318,23 @@ impl BuiltinReconciler<'_> {
             }
             let retry_key = retry_key(&key, state);
             match self.act(&key, action, state).await {
-                Ok(ActionOutcome::Done) => {
+                Ok(()) => {
                     self.backoff.clear(&key);
                     self.stored_otherwise.clear(&key);
                 }
-                Ok(ActionOutcome::Refused) => {
-                    let note = format!(
-                        "{key} is declared, but the existing {key} is not labelled {}, so it stays unchanged; add the labels to have it kept \
-                         as declared, delete it, or remove it from the declaration",
-                        declaration::selector(&self.cluster.identity)
-                    );
-                    self.publish(state, Reason::ObjectRefused, note);
-                    self.backoff.failed(key, retry_key, Instant::now());
-                }
                 // Another writer was first. The watch delivers the newer version, which is not in back-off.
-                Err(error) if error.is_conflict() => {
+                Err(RepairError::Api(error)) if error.is_conflict() => {
                     tracing::debug!(object = %key, %error, "the object changed in the meantime; it is compared again");
                     self.backoff.failed(key, retry_key, Instant::now());
                 }
-                Err(error @ Error::StoredOtherwise { .. }) => {
+                Err(error @ RepairError::StoredOtherwise { .. }) => {
                     self.publish(state, Reason::ObjectFailed, error.to_string());
                     self.stored_otherwise.failed(key, retry_key.0, Instant::now());
                 }
                 Err(error) => {
-                    self.publish(state, Reason::ObjectFailed, error.to_string());
+                    let is_refused = matches!(error, RepairError::Refused { .. });
+                    let reason = if is_refused { Reason::ObjectRefused } else { Reason::ObjectFailed };
+                    self.publish(state, reason, error.to_string());
                     self.backoff.failed(key, retry_key, Instant::now());
                 }
             }
@@ -353,16 +346,16 @@ impl BuiltinReconciler<'_> {
         key: &ObjectKey,
         action: ObjectAction,
         state: &mut ObservedState,
-    ) -> Result<ActionOutcome, Error> {
-        let Some(kind) = ManagedKind::named(key.kind) else { return Ok(ActionOutcome::Done) };
+    ) -> Result<(), RepairError> {
+        let Some(kind) = ManagedKind::named(key.kind) else { return Ok(()) };
         let api = self.api(kind);
         match action {
-            ObjectAction::Refuse => Ok(ActionOutcome::Refused),
+            ObjectAction::Refuse => Err(self.refused(key)),
             ObjectAction::Create(object) => {
                 self.create(&api, kind, key, &object, state, "it did not exist").await
             }
             ObjectAction::Immutable { fields } => {
-                Err(Error::Immutable { object: key.to_string(), fields: fields.join(", ") })
+                Err(RepairError::Immutable { object: key.to_string(), fields: fields.join(", ") })
             }
             ObjectAction::Update { object, fields } => {
                 let updated = self.replace(&api, &object).await;
@@ -370,7 +363,7 @@ impl BuiltinReconciler<'_> {
                 state.objects.insert(key.clone(), updated.clone());
                 self.compare(kind, key, &updated, state, key.to_string())?;
                 self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {}", differed(&fields)));
-                Ok(ActionOutcome::Done)
+                Ok(())
             }
             ObjectAction::Replace { found, object, fields } => {
                 self.try_out(&api, kind, key, &object, state).await?;
@@ -388,7 +381,7 @@ impl BuiltinReconciler<'_> {
                     Reason::ObjectRepaired,
                     format!("deleted {key}, because it is not declared any more"),
                 );
-                Ok(ActionOutcome::Done)
+                Ok(())
             }
         }
     }
@@ -401,26 +394,33 @@ impl BuiltinReconciler<'_> {
         object: &DynamicObject,
         state: &mut ObservedState,
         why: &str,
-    ) -> Result<ActionOutcome, Error> {
+    ) -> Result<(), RepairError> {
         let failed = |error| Error::api("create", key.to_string(), error);
         match self.post(api, object, false).await {
             Ok(created) => {
                 state.objects.insert(key.clone(), created.clone());
                 self.compare(kind, key, &created, state, key.to_string())?;
                 self.publish(state, Reason::ObjectRepaired, format!("created {key}: {why}"));
-                Ok(ActionOutcome::Done)
+                Ok(())
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
                 let found = api.get(&key.name).await;
                 let found = absence::unless_absent::<DynamicObject, _>(found, &kind.resource(), &key.name);
                 let found = found.map_err(failed)?;
                 match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
-                    Some(ObjectAction::Refuse) => Ok(ActionOutcome::Refused),
+                    Some(ObjectAction::Refuse) => Err(self.refused(key)),
                     // Another writer created it, or it is being deleted: the watch reports that.
-                    _ => Ok(ActionOutcome::Done),
+                    _ => Ok(()),
                 }
             }
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(failed(error).into()),
+        }
+    }
+
+    fn refused(&self, key: &ObjectKey) -> RepairError {
+        RepairError::Refused {
+            object: key.to_string(),
+            labels: declaration::selector(&self.cluster.identity),
         }
     }
 
@@ -433,13 +433,13 @@ impl BuiltinReconciler<'_> {
         key: &ObjectKey,
         object: &DynamicObject,
         state: &ObservedState,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RepairError> {
         let what = format!("{key} in place of the existing one, which stays");
         let mut renamed = object.clone();
         renamed.metadata.name = Some(format!("{}-dry-run", key.name));
         match self.post(api, &renamed, true).await {
             Ok(stored) => self.compare(kind, key, &stored, state, what),
-            Err(error) => Err(Error::api("create", what, error)),
+            Err(error) => Err(Error::api("create", what, error).into()),
         }
     }
 
@@ -452,7 +452,7 @@ impl BuiltinReconciler<'_> {
         stored: &DynamicObject,
         state: &ObservedState,
         what: String,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RepairError> {
         let Some(declared) = state.declaration().and_then(|declaration| declaration.objects.get(key)) else {
             return Ok(());
         };
@@ -460,7 +460,7 @@ impl BuiltinReconciler<'_> {
         if fields.is_empty() {
             Ok(())
         } else {
-            Err(Error::StoredOtherwise { object: what, fields: fields.join(", ") })
+            Err(RepairError::StoredOtherwise { object: what, fields: fields.join(", ") })
         }
     }
 
@@ -499,10 +499,29 @@ impl BuiltinReconciler<'_> {
     }
 }
 
-/// The outcome of an action.
-enum ActionOutcome {
-    Done,
-    Refused,
+/// The reason why an object is not in its declared state after an attempt.
+#[derive(Debug, thiserror::Error)]
+enum RepairError {
+    #[error(transparent)]
+    Api(#[from] Error),
+    #[error(
+        "{object} is declared, but the existing {object} is not labelled {labels}, so it stays unchanged; add the labels to have it kept as \
+         declared, delete it, or remove it from the declaration"
+    )]
+    Refused { object: String, labels: String },
+    /// An immutable field of an object that must not be deleted differs from its declaration.
+    #[error(
+        "{object} has other values of {fields} than declared, and the API server does not allow to change them; it stays, because while \
+         it does not exist, pods start without their fsGroup; correct the declaration, or delete the object while no pod with a volume of \
+         the driver starts, and the controller creates it as declared"
+    )]
+    Immutable { object: String, fields: String },
+    /// The API server stores other values than it was sent: it normalises them, or an admission webhook changes them.
+    #[error(
+        "write {object}: the API server stores other values of {fields} than declared; declare the values that it stores, or correct the \
+         admission webhook or policy that changes them"
+    )]
+    StoredOtherwise { object: String, fields: String },
 }
 
 fn parameters(dry_run: bool) -> PostParams {

@@ -1,13 +1,12 @@
 //! Requests for the kinds of objects to which the component builtin-objects gives access.
 
-use kube::api::{DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 
 use super::super::*;
 use super::attacker::Account;
 use super::attempt::{Attempts, ExpectedVerdict, changed};
 use super::request::TargetResource;
-use super::scene::{DRIVER, OTHER_DRIVER, Scene, config_maps};
+use super::scene::{DRIVER, OTHER_DRIVER, Scene, config_maps, dynamic};
 
 const POLICY: &str = "loopfs-provisioner-builtin-objects";
 const RBAC: &str = "rbac.authorization.k8s.io";
@@ -302,21 +301,4 @@ impl BuiltIn {
             [map.request("get", Some("kube-root-ca.crt"))],
         );
     }
-}
-
-pub(super) fn dynamic(
-    cluster: &TestCluster,
-    resource: &TargetResource,
-    object: Value,
-) -> (Api<DynamicObject>, DynamicObject) {
-    let mut whole = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
-    fixtures::merge(&mut whole, object);
-    whole["metadata"].as_object_mut().unwrap().remove("managedFields");
-    let kind = GroupVersionKind::gvk(resource.group, "v1", resource.kind);
-    let kind = ApiResource::from_gvk_with_plural(&kind, &resource.plural);
-    let api = match &resource.namespace {
-        Some(namespace) => Api::namespaced_with(cluster.admin.clone(), namespace, &kind),
-        None => Api::all_with(cluster.admin.clone(), &kind),
-    };
-    (api, serde_json::from_value(whole).unwrap())
 }

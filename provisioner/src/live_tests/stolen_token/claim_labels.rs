@@ -4,9 +4,8 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::attempt::{Attempts, ExpectedVerdict};
-use super::builtin::dynamic;
 use super::claims::NODE_LABEL;
-use super::scene::{DRIVER, Scene, config_maps, mutating_policies, policy_bindings};
+use super::scene::{DRIVER, Scene, config_maps, dynamic, mutating_policies, policy_bindings};
 use crate::objects::ownership::SELECTED_NODE;
 
 /// The name of the MutatingAdmissionPolicy, of its binding and of the ConfigMap with the record.

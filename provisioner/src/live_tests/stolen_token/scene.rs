@@ -303,3 +303,21 @@ pub(super) fn contents() -> TargetResource {
 pub(super) fn snapshot_classes() -> TargetResource {
     TargetResource::new("snapshot.storage.k8s.io", "VolumeSnapshotClass", "volumesnapshotclasses")
 }
+
+/// Returns the administrator's access to a resource, and an object of it.
+pub(super) fn dynamic(
+    cluster: &TestCluster,
+    resource: &TargetResource,
+    object: Value,
+) -> (Api<DynamicObject>, DynamicObject) {
+    let mut whole = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
+    fixtures::merge(&mut whole, object);
+    whole["metadata"].as_object_mut().unwrap().remove("managedFields");
+    let kind = GroupVersionKind::gvk(resource.group, "v1", resource.kind);
+    let kind = ApiResource::from_gvk_with_plural(&kind, &resource.plural);
+    let api = match &resource.namespace {
+        Some(namespace) => Api::namespaced_with(cluster.admin.clone(), namespace, &kind),
+        None => Api::all_with(cluster.admin.clone(), &kind),
+    };
+    (api, serde_json::from_value(whole).unwrap())
+}

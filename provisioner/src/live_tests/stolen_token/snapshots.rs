@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::attempt::{Attempts, ExpectedVerdict, changed, name};
-use super::builtin::dynamic;
 use super::request::{AttackRequest, BodyFormat, TargetResource};
-use super::scene::{DRIVER, OTHER_DRIVER, Scene, contents, snapshot_classes};
+use super::scene::{DRIVER, OTHER_DRIVER, Scene, contents, dynamic, snapshot_classes};
 
 const POLICY: &str = "loopfs-snapshots";
 const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
