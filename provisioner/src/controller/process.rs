@@ -1,5 +1,6 @@
 //! The tasks of the process with the role `controller`.
 
+use futures::future::OptionFuture;
 use kube::Client;
 use service::{Listeners, Tasks};
 use tokio::sync::watch;
@@ -114,39 +115,26 @@ async fn perform_while_leading(
 async fn perform(cluster: &Cluster, duties: &Duties, progress: &DutyReports) {
     let (nodes, node_cache) = RegisteredNodes::new();
     let (claims, claim_cache) = PendingClaims::new();
-    let keeping_objects = async {
-        match &duties.builtin {
-            Some(source) => builtin::run(cluster.clone(), source.clone()).await,
-            None => std::future::pending().await,
-        }
-    };
-    let labelling_claims = async {
-        match &duties.claim_labels {
-            Some(source) => labeller::run(cluster, source).await,
-            None => std::future::pending().await,
-        }
-    };
     let checking_nodes = async {
-        match duties.node_loss.mode {
-            NodeLoss::Off => std::future::pending().await,
-            _ => node_loss::run(cluster, &nodes, duties.node_loss, &progress.lost_volumes).await,
+        if duties.node_loss.mode != NodeLoss::Off {
+            node_loss::run(cluster, &nodes, duties.node_loss, &progress.lost_volumes).await;
         }
     };
     let releasing_snapshots = async {
-        match duties.node_loss.mode {
-            NodeLoss::Off | NodeLoss::DryRun => std::future::pending().await,
-            NodeLoss::Enforce => lost_snapshots::run(cluster, &nodes).await,
+        if duties.node_loss.mode == NodeLoss::Enforce {
+            lost_snapshots::run(cluster, &nodes).await;
         }
     };
+    // The watches do not end.
     tokio::join!(
         nodes.watch(cluster, node_cache),
         claims.watch(cluster, claim_cache),
         immediate::run(cluster, &nodes, &claims, &progress.performs),
         wrong_selections::run(cluster, &nodes, &claims),
         unready_nodes::run(cluster, &nodes, duties.unready_nodes, &progress.unready_volumes),
-        keeping_objects,
-        labelling_claims,
         checking_nodes,
         releasing_snapshots,
+        OptionFuture::from(duties.builtin.as_ref().map(|source| builtin::run(cluster, source))),
+        OptionFuture::from(duties.claim_labels.as_ref().map(|source| labeller::run(cluster, source))),
     );
 }

@@ -35,10 +35,10 @@ pub(crate) struct DeclarationSource {
 }
 
 /// Reconciles the objects until shutdown.
-pub(crate) async fn run(cluster: Cluster, source: DeclarationSource) {
+pub(crate) async fn run(cluster: &Cluster, source: &DeclarationSource) {
     let reconciler = BuiltinReconciler {
-        cluster: &cluster,
-        source: &source,
+        cluster,
+        source,
         backoff: Backoff::default(),
         stored_otherwise: Backoff::default(),
     };
