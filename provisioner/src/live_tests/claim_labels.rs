@@ -4,8 +4,8 @@ use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
+use crate::api;
 use crate::api::events::Events;
-use crate::api::{self};
 use crate::claim_labels::labeller;
 use crate::claim_labels::labels::{BINDING_UID, LabelRecordSource, are_complete, written_binding};
 use crate::objects::ownership::SELECTED_NODE;
