@@ -112,7 +112,7 @@ impl Controller for ControllerService {
         rpc::traced("DeleteVolume", RpcKind::Mutating, &request.volume_id, async {
             if let Some(volume) = deleted_id::<VolumeId>("volume_id", &request.volume_id)? {
                 let locks = [(volume.clone().into(), LockMode::Remove)];
-                self.operations.locked(locks, move |volumes| delete(volumes, &volume, None)).await?;
+                self.operations.locked(locks, move |volumes| delete(volumes, &volume, None, || true)).await?;
             }
             Ok(wire::DeleteVolumeResponse {})
         })
@@ -574,11 +574,17 @@ pub(super) fn capacity(volumes: &Volumes, settings: &Settings, kind: Option<Volu
     Ok(Capacity { available: whole_units(space.available), largest })
 }
 
-/// Deletes a volume that is not published. Its space is freed in the background. Returns `false` if the volume does not exist.
-pub(super) fn delete(volumes: &Volumes, id: &VolumeId, filesystem: Option<FilesystemUuid>) -> Result<bool> {
+/// Deletes a volume that is not published, if `is_wanted` returns `true` at the end. Its space is freed in the background. Returns `false` if
+/// the volume does not exist.
+pub(super) fn delete(
+    volumes: &Volumes,
+    id: &VolumeId,
+    filesystem: Option<FilesystemUuid>,
+    is_wanted: impl FnOnce() -> bool,
+) -> Result<bool> {
     let publisher = volumes.monitor.verified()?;
     require_filesystem(&publisher, filesystem)?;
-    let existed = publisher.delete(id)?;
+    let existed = publisher.delete_while(id, is_wanted)?;
     volumes.trash_cleanup.request();
     volumes.changes.space();
     Ok(existed)

@@ -81,10 +81,9 @@ impl Volumes {
         }
         // This call is repeated for an existing snapshot: the process that created it may have died before the snapshot
         // was durable.
-        let created = publisher.store().create_snapshot(source, id).map_err(|error| match error.kind() {
-            ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
-            _ => error.into(),
-        })?;
+        // OUT_OF_RANGE for a lack of space: csi-snapshotter treats RESOURCE_EXHAUSTED as a snapshot that may still be taken, and the user
+        // could delete neither that nor the claim of its source.
+        let created = publisher.store().create_snapshot(source, id)?;
         self.changes.space();
         Ok(created)
     }

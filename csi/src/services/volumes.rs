@@ -156,10 +156,7 @@ impl VolumesRpc for VolumesService {
             // Nothing is deleted for a client that has given up: the volume may have been retained since.
             let existed = self
                 .operations
-                .locked(locks, move |volumes| match is_wanted() {
-                    true => controller::delete(volumes, &id, filesystem),
-                    false => Err(Error::Temporary("the client has ended the call".to_owned())),
-                })
+                .locked(locks, move |volumes| controller::delete(volumes, &id, filesystem, is_wanted))
                 .await?;
             Ok(wire::DeleteResponse { existed })
         })

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use csi_wire::csi as wire;
 use csi_wire::csi::node_client::NodeClient;
@@ -17,6 +17,7 @@ use loopfs::project_quota::ProjectId;
 use loopfs::project_tree::{TagOptions, tag_tree};
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::statfs;
 use rstest::rstest;
 use tokio::runtime::Runtime;
@@ -374,9 +375,38 @@ fn a_copy_ends_with_its_call() {
     let start = Instant::now();
     while entries(&staging) + entries(&trash) > 0 {
         assert!(start.elapsed() < TIMEOUT, "the copied files stay");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(node.fixture.store.list().unwrap(), [id("pvc-1")]);
+    node.finish();
+}
+
+/// The volume may have been retained since its client gave up.
+#[test]
+fn delete_ends_with_its_call() {
+    let node = Node::new();
+    node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
+    let lock = File::open(node.fixture.directories.data.join(".loopfs/lock")).unwrap();
+    let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_file, errno)| errno).unwrap();
+    let request = volumes::DeleteRequest { volume_id: "pvc-1".to_owned(), filesystem_uuid: String::new() };
+    let mut client = node.volumes();
+    let outcome = node
+        .runtime
+        .block_on(async { tokio::time::timeout(Duration::from_millis(500), client.delete(request)).await });
+    assert!(outcome.is_err(), "the deletion does not wait for the lock of the store: {outcome:?}");
+    drop(lock);
+    // The volume is locked until the work of the call has ended.
+    let start = Instant::now();
+    let expanded = loop {
+        match node.expand("pvc-1", 2 * MIB, "") {
+            Err(status) if status.code() == Code::Aborted && start.elapsed() < TIMEOUT => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            outcome => break outcome,
+        }
+    };
+    assert_eq!(expanded.unwrap().capacity, 2 * MIB);
+    assert!(node.delete("pvc-1", "").unwrap());
     node.finish();
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use csi_wire::csi as wire;
 use loopfs::Bytes;
-use loopfs::volume_store::{SnapshotId, VolumeKind};
+use loopfs::volume_store::{SnapshotId, VolumeKind, VolumeSpec};
 use rstest::rstest;
 use tonic::{Code, Status};
 
@@ -233,6 +233,19 @@ fn a_copy_with_incompatible_properties_is_refused(
     change(&mut request);
     assert_refused(node.create_volume(request), code, &[expected_text]);
     assert_eq!(fixture.store.list().unwrap(), [id("v")]);
+    fixture.finish();
+}
+
+/// csi-snapshotter gives a snapshot up only after an error that it takes as final, and RESOURCE_EXHAUSTED is none of these.
+#[test]
+fn snapshot_without_space_fails_finally() {
+    let fixture = Fixture::new();
+    fixture.node().create_volume(create("v", FOUR, block())).unwrap();
+    let rest = |capacity| VolumeSpec::new(VolumeKind::Block, capacity);
+    let largest = fixture.store.space().unwrap().largest_volume(&rest(Bytes(0)));
+    fixture.store.create(&id("rest"), &rest(largest)).unwrap();
+    let refused = fixture.node().create_snapshot(create_snapshot("s", "v"));
+    assert_refused(refused, Code::OutOfRange, &["requested", "available"]);
     fixture.finish();
 }
 

@@ -283,6 +283,14 @@ impl Publisher {
     /// [`ErrorKind::Conflict`]: it is published. [`ErrorKind::Busy`]: another program uses its device. Those of
     /// [`VolumeStore::delete`].
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
+        self.delete_while(id, || true)
+    }
+
+    /// As [`delete`](Self::delete), but only if `is_wanted` returns `true`: see [`VolumeStore::delete_while`].
+    ///
+    /// # Errors
+    /// As [`delete`](Self::delete) and [`VolumeStore::delete_while`].
+    pub fn delete_while(&self, id: &VolumeId, is_wanted: impl FnOnce() -> bool) -> Result<bool> {
         let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
         match self.store.volume(id) {
             Ok(volume) => {
@@ -293,9 +301,10 @@ impl Publisher {
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if is_of_unusable_directory(&error) => self.sync_publication(id)?,
             Err(error) => return Err(error),
         }
-        self.store.delete(id)
+        self.store.delete_while(id, is_wanted)
     }
 
     pub(super) fn block<'a>(&'a self, volume: &'a Volume) -> Result<BlockVolume<'a>> {
@@ -333,8 +342,7 @@ impl Publisher {
             Ok(_directory) => {}
             // Devices can be detached even if the disk accepts no writes.
             Err(error) if error.kind() == ErrorKind::NotFound => self.detach_stale_devices(id)?,
-            // The store returns these errors only for directories: for one without limits, and for one without the store's mark.
-            Err(error) if [ErrorKind::NotEnforced, ErrorKind::InvalidInput].contains(&error.kind()) => {}
+            Err(error) if is_of_unusable_directory(&error) => {}
             Err(error) => return Err(error),
         }
         // The call that unpublished the volume may have found the storage unavailable, and left the record.
@@ -481,6 +489,12 @@ impl Publisher {
         let cause = "it was replaced while its device was attached";
         Err(Error::new(ErrorKind::Conflict, "attach", volume.id(), cause).with_remedy("retry"))
     }
+}
+
+/// Returns `true` if the store has returned this error of a directory that it cannot use: one without limits, or without the store's mark,
+/// for instance from a backup. Such a volume can be unpublished and deleted. Images have other errors.
+fn is_of_unusable_directory(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotEnforced | ErrorKind::InvalidInput)
 }
 
 fn refuse_second(id: &VolumeId, other: Option<PathBuf>) -> Result<()> {

@@ -49,7 +49,16 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the path or the device. Those of rename(2), such as EROFS.
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
-        self.discard(ContentSource::Volume(id))
+        self.delete_while(id, || true)
+    }
+
+    /// As [`delete`](Self::delete), but only if `is_wanted` returns `true`. The call asks once it has the locks of the store and the volume,
+    /// for which it may have waited long. After that, only rename(2) can take long, if the disk hangs.
+    ///
+    /// # Errors
+    /// As [`delete`](Self::delete), and [`ErrorKind::Other`](crate::ErrorKind::Other): `is_wanted` has returned `false`.
+    pub fn delete_while(&self, id: &VolumeId, is_wanted: impl FnOnce() -> bool) -> Result<bool> {
+        self.discard(ContentSource::Volume(id), is_wanted)
     }
 
     /// Deletes a snapshot, as [`delete`](Self::delete) deletes a volume. Volumes that were cloned from it stay.
@@ -57,16 +66,20 @@ impl VolumeStore {
     /// # Errors
     /// Those of rename(2), such as EROFS.
     pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<bool> {
-        self.discard(ContentSource::Snapshot(id))
+        self.discard(ContentSource::Snapshot(id), || true)
     }
 
-    fn discard(&self, entry: ContentSource<'_>) -> Result<bool> {
+    fn discard(&self, entry: ContentSource<'_>, is_wanted: impl FnOnce() -> bool) -> Result<bool> {
         let _lock = self.layout.lock_shared()?;
         let held = match entry {
             ContentSource::Volume(id) => Some(self.guard_deletion(id)?),
             // Snapshots are never published.
             ContentSource::Snapshot(_) => None,
         };
+        if !is_wanted() {
+            let detail = "the caller does not request the deletion any more, so nothing is deleted";
+            return Err(Error::new(ErrorKind::Other, "delete", entry, detail));
+        }
         let name = layout::unique(entry.id())?;
         let (from, to) = (self.layout.parent(entry), &self.layout.trash);
         match self.layout.rename_held(from, entry.id(), to, &name, held) {

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use loopfs::loop_device::unmanaged::Device;
 use loopfs::loop_device::{Access, LoopControl};
 use loopfs::mount::MountFlags;
+use loopfs::project_quota::{Limits, ProjectId, project_of};
 use loopfs::publish::{Cleanup, Publications, PublishMode, PublishOptions, PublishRoot, Publisher};
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
-use crate::environment::{Leaks, id, scratch, store, xfs};
+use crate::environment::{Leaks, id, quota, scratch, store, xfs};
 
 const WRITABLE: PublishMode = PublishMode::Device(Access::ReadWrite);
 
@@ -99,6 +100,25 @@ fn a_published_volume_is_not_pending(#[case] kind: VolumeKind) {
     assert!(publisher.store().pending().unwrap().is_empty());
     assert_eq!(publisher.unpublish(&id, target).unwrap(), Cleanup::Complete);
     delete(&publisher, &id);
+    leaks.check();
+}
+
+/// A backup may restore a directory without its attributes, and an administrator may remove limits.
+#[rstest]
+#[case::without_its_mark(|directory: &File| rustix::fs::fremovexattr(directory, "trusted.loopfs.volume").unwrap())]
+#[case::without_its_limits(|directory: &File| {
+    let project = ProjectId::new(project_of(directory).unwrap()).unwrap();
+    quota(&File::open(xfs()).unwrap()).set_limits(project, Limits::UNLIMITED).unwrap();
+})]
+fn a_damaged_directory_can_be_deleted(#[case] damage: fn(&File)) {
+    let leaks = Leaks::watch();
+    let root = scratch();
+    let publisher = publisher(root.path());
+    let id = create(&publisher, "damaged", VolumeKind::Filesystem);
+    damage(&File::open(xfs().join("volumes/damaged")).unwrap());
+    publisher.store().volume(&id).unwrap_err();
+    delete(&publisher, &id);
+    assert!(!publisher.delete(&id).unwrap());
     leaks.check();
 }
 

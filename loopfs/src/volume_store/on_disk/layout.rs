@@ -116,11 +116,16 @@ impl Layout {
 
     /// Takes the lock that excludes all operations in progress.
     pub(crate) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
+        self.lock_exclusive_within(self.lock_timeout)
+    }
+
+    /// As [`lock_exclusive`](Self::lock_exclusive), with a timeout of its own. All changes of the store wait behind this call.
+    pub(crate) fn lock_exclusive_within(&self, timeout: Duration) -> Result<Flock<OwnedFd>> {
         const OPERATION: &str = "recover the store, which takes the lock";
         // The kernel grants a shared lock while another one is held, so callers that overlap could keep this one out for good.
         // While it has the turn, they wait behind it.
-        let _turn = flock::exclusive(self.turn()?, self.lock_timeout, OPERATION)?;
-        flock::exclusive(self.lock_file()?, self.lock_timeout, OPERATION)
+        let _turn = flock::exclusive(self.turn()?, timeout, OPERATION)?;
+        flock::exclusive(self.lock_file()?, timeout, OPERATION)
     }
 
     /// The file whose lock a caller holds while it waits for the lock of the store.

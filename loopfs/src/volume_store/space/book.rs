@@ -3,6 +3,7 @@
 //! A method that releases a reservation removes a limit or a name while the record is locked.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use super::record::{PendingLock, ReservationRecord, ReservationTotals, Reserved};
 use super::reservation::{FilesystemInodes, Released, Reservation, Space};
@@ -11,6 +12,9 @@ use crate::project_quota::{Limits, ProjectId, ProjectIds, Release};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::{DataFilesystem, Layout, assigned_ids};
 use crate::volume_store::source::ContentSource;
+
+/// How long all changes of the store may wait for a retry of deferred releases. Most operations hold their lock for milliseconds.
+const RETRY_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The least limit, because a limit of 0 bytes would be no limit.
 const LEAST_LIMIT: Bytes = Bytes(4096);
@@ -214,14 +218,17 @@ impl<'s> SpaceBook<'s> {
 
     /// Tries again to free the project ids whose release was deferred. The exclusive lock prevents other processes from creating
     /// volumes in the meantime. If a directory has such an id, another process has freed and allocated the id again, and it is left
-    /// alone.
+    /// alone. While the clone of a large image holds the lock, the ids stay deferred: no other call waits for that clone.
     pub(crate) fn retry_deferred_releases(&self) -> Result<()> {
         if self.ids.draining().is_empty() {
             return Ok(());
         }
         // Before anything is locked, as above. Files that are closed later are left to the next emptying of the trash.
         self.finish_all_inactivation()?;
-        let _lock = self.layout.lock_exclusive()?;
+        let _lock = match self.layout.lock_exclusive_within(RETRY_LOCK_TIMEOUT) {
+            Err(error) if error.kind() == ErrorKind::Busy => return Ok(()),
+            locked => locked?,
+        };
         let assigned = assigned_ids(self.layout)?;
         self.change_total(|totals| {
             self.ids.retry_finished(&assigned, |usage| totals.release_limit(usage)).map(drop)
