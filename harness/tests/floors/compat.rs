@@ -18,16 +18,11 @@ const ATTRIBUTE: &str = "trusted.loopfs.";
 struct Names {
     texts: BTreeSet<String>,
     flags: BTreeSet<String>,
-    metrics: BTreeSet<String>,
-    reasons: BTreeSet<String>,
     /// The constants of parameters of a StorageClass.
     parameters: BTreeSet<String>,
     /// The texts of constants.
     constants: BTreeMap<String, String>,
 }
-
-/// Methods that register a metric by its name, the first argument.
-const REGISTER: [&str; 6] = ["register", "register_with_unit", "count", "counts", "bytes", "seconds"];
 
 impl Names {
     fn read(directory: &Path, names: &mut Names) {
@@ -156,32 +151,6 @@ impl<'ast> Visit<'ast> for Names {
         }
         visit::visit_field(self, field);
     }
-
-    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
-        if REGISTER.iter().any(|name| call.method == name)
-            && let Some(Expr::Lit(syn::ExprLit { lit: Lit::Str(name), .. })) = call.args.first()
-        {
-            self.metrics.insert(name.value());
-        }
-        visit::visit_expr_method_call(self, call);
-    }
-
-    /// Adds the reasons of events, which are the texts of the variants of `Reason`, alone or first in a tuple.
-    fn visit_arm(&mut self, arm: &'ast syn::Arm) {
-        let text = match &*arm.body {
-            Expr::Tuple(fields) => fields.elems.first(),
-            text => Some(text),
-        };
-        if let syn::Pat::Path(path) = &arm.pat
-            && path.path.segments.len() == 2
-            && path.path.segments[0].ident == "Reason"
-            && let Some(Expr::Lit(syn::ExprLit { lit: Lit::Str(reason), .. })) = text
-            && path.path.segments[1].ident == reason.value().as_str()
-        {
-            self.reasons.insert(reason.value());
-        }
-        visit::visit_arm(self, arm);
-    }
 }
 
 #[test]
@@ -200,12 +169,6 @@ fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
         names.texts.iter().filter(|text| text.strip_prefix(ATTRIBUTE).is_some_and(|rest| !rest.is_empty()));
     let found = attributes.map(|text| format!("{name} attribute {text}"));
     let found = found.chain(names.flags.iter().map(|flag| format!("{name} flag {flag}")));
-    let manifest =
-        fs::read_to_string(member.directory.join("Cargo.toml")).expect("read a member's Cargo.toml");
-    // Other crates have methods of these names that register no metric.
-    names.metrics.retain(|_| manifest.contains("prometheus-client"));
-    let found = found.chain(names.metrics.iter().map(|metric| format!("{name} metric {metric}")));
-    let found = found.chain(names.reasons.iter().map(|reason| format!("{name} reason {reason}")));
     let parameters = names.parameters.iter().map(|parameter| &names.constants[parameter]);
     let found = found.chain(parameters.map(|parameter| format!("{name} parameter {parameter}")));
     let texts = names.texts.iter().map(|text| format!("{name} text {text}")).collect();
