@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeId};
+use prometheus_client::registry::Registry;
+use service::Gauges;
 use tokio::sync::watch;
 
 use crate::error::Error;
@@ -16,24 +18,21 @@ use crate::storage::StorageMonitor;
 #[derive(Debug, Default)]
 pub(crate) struct ConditionFindings {
     abnormal: BTreeMap<VolumeId, (AbnormalReason, String)>,
+    /// The end of the audit, as the time since the Unix epoch.
     ended: Duration,
     took: Duration,
 }
 
 impl ConditionFindings {
-    /// Returns the number of abnormal volumes for each reason, including reasons without volumes.
-    pub(crate) fn by_reason(&self) -> impl Iterator<Item = (AbnormalReason, usize)> {
-        let count = |reason| self.abnormal.values().filter(|(found, _)| *found == reason).count();
-        AbnormalReason::ALL.into_iter().map(move |reason| (reason, count(reason)))
-    }
-
-    /// Returns the end of the audit, as the time since the Unix epoch.
-    pub(crate) fn ended(&self) -> Duration {
-        self.ended
-    }
-
-    pub(crate) fn took(&self) -> Duration {
-        self.took
+    /// Registers the findings. Reasons without volumes count 0.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let count = |reason| self.abnormal.values().filter(|(found, _)| *found == reason).count() as u64;
+        let by_reason = AbnormalReason::ALL.into_iter().map(|reason| (reason.as_str(), count(reason)));
+        let help = "Abnormal volumes by reason, as of the last audit";
+        registry.counts("abnormal_volumes", help, "reason", by_reason);
+        let help = "End of the last audit, as seconds since the Unix epoch";
+        registry.seconds("audit_timestamp", help, self.ended);
+        registry.seconds("audit_duration", "Duration of the last audit", self.took);
     }
 }
 
@@ -41,7 +40,7 @@ impl ConditionFindings {
 #[derive(Debug)]
 pub(crate) struct ConditionAudit {
     interval: Duration,
-    found: watch::Sender<Option<Arc<ConditionFindings>>>,
+    found: watch::Sender<Option<ConditionFindings>>,
 }
 
 impl ConditionAudit {
@@ -49,9 +48,11 @@ impl ConditionAudit {
         Self { interval, found: watch::Sender::new(None) }
     }
 
-    /// Returns the latest findings. Returns `None` before the first audit, and if the volumes could not be checked.
-    pub(crate) fn findings(&self) -> Option<Arc<ConditionFindings>> {
-        self.found.borrow().clone()
+    /// Registers the latest findings. There are none before the first audit, and if the volumes could not be checked.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        if let Some(findings) = &*self.found.borrow() {
+            findings.register(registry);
+        }
     }
 
     /// Checks all volumes at the interval.
@@ -63,7 +64,7 @@ impl ConditionAudit {
                 Ok(findings) => {
                     log_changes(&known, &findings.abnormal);
                     known.clone_from(&findings.abnormal);
-                    self.found.send_replace(Some(Arc::new(findings)));
+                    self.found.send_replace(Some(findings));
                 }
                 Err(error) => {
                     self.found.send_replace(None);

@@ -49,17 +49,17 @@ pub mod async_fd;
 mod audit;
 mod background;
 mod blocking;
+mod calls;
 mod changes;
 mod connection;
 mod custody;
 mod driver;
 mod error;
 mod foreign_files;
-mod http;
+mod health_endpoints;
 pub mod inotify;
 mod kubelet_record;
 mod locks;
-mod metrics;
 pub mod mount_watch;
 mod request;
 mod services;
@@ -70,6 +70,7 @@ pub mod volume_mounts;
 pub use args::Args;
 use audit::ConditionAudit;
 use background::TrashCleanup;
+use calls::{Calls, Metered};
 use changes::Changes;
 use csi_wire::csi::controller_server::ControllerServer;
 use csi_wire::csi::identity_server::IdentityServer;
@@ -79,8 +80,8 @@ use custody::CustodyPath;
 pub use driver::DriverName;
 use driver::ThisNode;
 use foreign_files::{ForeignFileSearch, SearchSettings};
+use health_endpoints::DriverHealthEndpoints;
 use loopfs::publish::PublishRoot;
-use metrics::{Calls, Metered};
 use request::RequestReader;
 use service::{Listeners, Tasks};
 use services::{
@@ -128,7 +129,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         tasks.spawn_until_stop("audit", auditing);
     }
     if let Some(listeners) = Listeners::bind(args.health).await? {
-        let endpoints = http::DriverHealthEndpoints {
+        let endpoints = DriverHealthEndpoints {
             monitor: Arc::clone(&parts.monitor),
             probe: Arc::clone(&parts.probe),
             audit,

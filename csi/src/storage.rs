@@ -2,6 +2,8 @@
 //!
 //! `docs/decisions/0030-unpublishing-needs-no-disk.md` gives the reasons.
 
+pub(crate) mod metrics;
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -14,7 +14,6 @@ mod error;
 #[cfg(all(test, feature = "apiserver-tests"))]
 mod live_tests;
 mod loss;
-mod metrics;
 mod node;
 mod objects;
 mod reads;

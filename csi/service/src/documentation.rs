@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prometheus_client::encoding::text;
+use prometheus_client::registry::Registry;
+
 /// The document with the tables of all metrics.
 pub(crate) const README: &str = include_str!("../../monitoring/README.md");
 
@@ -10,18 +13,65 @@ const SUFFIXES: [&str; 6] = ["", "_total", "_info", "_bucket", "_sum", "_count"]
 
 /// A metric, as a scrape and a table describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Metric {
+pub(crate) struct Metric {
     /// The type in the text format: `counter`, `gauge`, `histogram` or `info`.
-    pub kind: String,
+    pub(crate) kind: String,
     /// The names of the labels, without that of the bucket limits of a histogram.
-    pub labels: BTreeSet<String>,
+    pub(crate) labels: BTreeSet<String>,
     /// `bytes`, `seconds`, or an empty text for a number of things.
-    pub unit: String,
+    unit: String,
+}
+
+impl Metric {
+    /// Returns the row of a table, without the meaning.
+    fn row(&self, name: &str) -> String {
+        let labels: Vec<String> = self.labels.iter().map(|label| format!("`{label}`")).collect();
+        let cells = [format!("`{name}`"), self.kind.clone(), labels.join(", "), self.unit.clone()];
+        format!("| {} | |\n", cells.join(" | ")).replace("  ", " ")
+    }
+}
+
+/// Returns the text format of metrics.
+///
+/// # Panics
+/// If a metric cannot be encoded.
+#[must_use]
+pub fn page(registry: &Registry) -> String {
+    let mut page = String::new();
+    text::encode(&mut page, registry).expect("encode the metrics");
+    page
+}
+
+/// Checks that README.md lists the metrics of a scrape with this prefix, and no others.
+///
+/// # Panics
+/// If it does not. The message has the rows to add and to remove.
+#[track_caller]
+pub fn assert_documented(page: &str, prefix: &str) {
+    if let Some(remedy) = differences(page, README, prefix) {
+        panic!("{remedy}");
+    }
+}
+
+/// Returns how to correct the tables of a document, or `None` if they have the metrics of the scrape.
+fn differences(page: &str, document: &str, prefix: &str) -> Option<String> {
+    let (served, documented) = (served(page), rows(document, &format!("{prefix}_")));
+    let lacking = |these: &BTreeMap<String, Metric>, others: &BTreeMap<String, Metric>| -> String {
+        let lacking = these.iter().filter(|(name, metric)| others.get(*name) != Some(metric));
+        lacking.map(|(name, metric)| metric.row(name)).collect()
+    };
+    let (add, remove) = (lacking(&served, &documented), lacking(&documented, &served));
+    (!add.is_empty() || !remove.is_empty()).then(|| {
+        format!(
+            "the tables of csi/monitoring/README.md differ from the metrics that the program serves in this test\nadd, with the \
+             meaning in the last cell:\n{add}remove:\n{remove}Alerts and dashboards of users have these names: write the change of \
+             a name or label into CHANGELOG.md"
+        )
+    })
 }
 
 /// Returns the metrics of a scrape by name, as a query has to name them. Skips lines that it cannot parse.
-#[must_use]
-pub fn served(page: &str) -> BTreeMap<String, Metric> {
+fn served(page: &str) -> BTreeMap<String, Metric> {
     let metrics = comments(page, "# TYPE ").map(|(name, kind)| {
         let unit = comments(page, "# UNIT ").find(|(other, _)| *other == name).map(|(_, unit)| unit);
         let metric = Metric {
@@ -62,15 +112,9 @@ fn labels(page: &str, name: &str) -> BTreeSet<String> {
     labels
 }
 
-/// Returns the metrics in the tables of README.md whose names have this prefix.
-#[must_use]
-pub fn documented(prefix: &str) -> BTreeMap<String, Metric> {
-    rows(README, prefix)
-}
-
-/// Returns the metrics in the tables of a document. The cells of a row are the name, the type, the labels, the unit and the
-/// meaning.
-fn rows(document: &str, prefix: &str) -> BTreeMap<String, Metric> {
+/// Returns the metrics in the tables of a document whose names have this prefix. The cells of a row are the name, the type, the
+/// labels, the unit and the meaning.
+pub(crate) fn rows(document: &str, prefix: &str) -> BTreeMap<String, Metric> {
     let rows = document.lines().filter_map(|line| line.strip_prefix("| `"));
     let metrics = rows.filter(|row| row.starts_with(prefix)).filter_map(|row| {
         let mut cells = row.split('|').map(str::trim);
@@ -100,7 +144,7 @@ mod tests {
 
     #[test]
     fn served_and_documented_metrics_compare_equal() {
-        assert_eq!(served(PAGE), rows(TABLE, "a_"));
+        assert_eq!(differences(PAGE, TABLE, "a"), None);
         assert_eq!(served(PAGE).len(), 4);
     }
 
@@ -111,7 +155,15 @@ mod tests {
         {
             let table = TABLE.replace(before, after);
             assert_ne!(table, TABLE, "{before}");
-            assert_ne!(served(PAGE), rows(&table, "a_"), "{before}");
+            assert!(differences(PAGE, &table, "a").is_some(), "{before}");
         }
+    }
+
+    #[test]
+    fn the_remedy_has_the_rows_to_add_and_to_remove() {
+        let remedy = differences(PAGE, &TABLE.replace("a_open", "a_closed"), "a").unwrap();
+        let (add, remove) = remedy.split_once("remove:").unwrap();
+        assert!(add.ends_with("\n| `a_open` | gauge | | | |\n"), "{remedy}");
+        assert!(remove.starts_with("\n| `a_closed` | gauge | | | |\n"), "{remedy}");
     }
 }

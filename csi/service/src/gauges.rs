@@ -1,13 +1,24 @@
-//! Gauges that are read once, for one scrape.
+//! The registry of one scrape, and gauges that are read once for it.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 type Labelled = Family<[(&'static str, &'static str); 1], Gauge>;
+
+/// Returns the registry for a scrape of a program whose metrics begin with `prefix`. It has the version, which all programs of the
+/// workspace share.
+#[must_use]
+pub fn registry(prefix: &str) -> Registry {
+    let mut registry = Registry::with_prefix(prefix);
+    let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("build", "Version of the program", version);
+    registry
+}
 
 /// Registers current values as gauges.
 pub trait Gauges {

@@ -24,7 +24,7 @@ pub use address::HttpAddress;
 pub use args::{HealthArgs, LogArgs, absolute_path, node_name, socket_path};
 pub use backoff::{Delays, ExponentialBackoff};
 pub use connections::connection_to_close;
-pub use gauges::{Gauges, register_readiness};
+pub use gauges::{Gauges, register_readiness, registry};
 pub use process::run;
 pub use server::{HealthEndpoints, Listeners, serve_health};
 pub use tasks::Tasks;

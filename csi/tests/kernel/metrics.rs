@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
 use loopfs::volume_store::VolumeKind;
-use service::documentation::{documented, served};
+use service::documentation;
 use tonic::Code;
 
 use crate::fixture::{Fixture, MIB, id};
@@ -79,7 +79,7 @@ fn metrics_match_the_node_and_the_readme() {
             r#"loopfs_csi_abnormal_volumes{reason="ProjectChanged"} 0"#,
         ],
     );
-    assert_eq!(served(&text), documented("loopfs_csi_"));
+    documentation::assert_documented(&text, "loopfs_csi");
     let mut names = text.lines().filter(|line| line.starts_with("loopfs_csi_")).collect::<Vec<_>>();
     let count = names.len();
     names.sort_unstable();

@@ -15,7 +15,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::api::PostParams;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use service::Gauges;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -143,6 +145,14 @@ pub(crate) async fn check(cluster: &Cluster, forbidden: &Forbidden, latest: &wat
             }
         }
         sleep(if enforced == Some(true) { CHECK_INTERVAL } else { RETRY_INTERVAL }).await;
+    }
+}
+
+/// Registers whether the API server enforces the policies, once it is known.
+pub(crate) fn register(latest: Enforced, registry: &mut Registry) {
+    if let Some(enforced) = latest {
+        let help = "1 if the API server refuses what the admission policies forbid to this process, else 0";
+        registry.count("policies_enforced", help, u64::from(enforced));
     }
 }
 

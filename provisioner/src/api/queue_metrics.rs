@@ -96,6 +96,7 @@ fn key_of<K: Lookup>(object: &ObjectRef<K>) -> (Option<String>, String) {
 mod tests {
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
     use serde_json::json;
+    use service::documentation;
 
     use super::*;
     use crate::testing::fixtures;
@@ -114,8 +115,7 @@ mod tests {
         queue.started(&claim("a"));
         let mut registry = Registry::default();
         metrics.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = documentation::page(&registry);
         for line in [r#"queue_depth{queue="claims"} 1"#, r#"queue_wait_seconds_count{queue="claims"} 1"#] {
             assert!(text.contains(&format!("\n{line}\n")), "{line} is not in {text}");
         }

@@ -15,6 +15,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
+use service::Gauges;
 use tower::{BoxError, Service, ServiceExt};
 
 use crate::api::request::ApiRequest;
@@ -57,6 +58,14 @@ impl ApiTraffic {
         registry.register("api_writes", help, self.writes.clone());
         let help = "Unix time at which a watch last delivered an event or a bookmark";
         registry.register_with_unit("watch_delivered_timestamp", help, Unit::Seconds, self.watched.clone());
+    }
+
+    /// Registers whether the API server answers, once it is known.
+    pub(crate) fn register_latest(&self, registry: &mut Registry) {
+        if let Some(outcome) = self.latest() {
+            let help = "1 if the API server answered the latest request, or a watch delivered something since, else 0";
+            registry.count("api_server_reachable", help, u64::from(outcome.is_ok()));
+        }
     }
 
     /// Returns the latest outcome, or `None` before the first.
@@ -139,6 +148,7 @@ mod tests {
     use http_body_util::StreamBody;
     use hyper::body::Bytes;
     use rstest::rstest;
+    use service::documentation;
     use tower_test::mock;
 
     use super::*;
@@ -178,8 +188,7 @@ mod tests {
         assert!(responded(&traffic, (Method::DELETE, VOLUME), lost).await.is_err());
         let mut registry = Registry::default();
         traffic.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = documentation::page(&registry);
         let mut lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         lines.sort_unstable();
         assert_eq!(

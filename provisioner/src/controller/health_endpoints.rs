@@ -1,6 +1,6 @@
 //! The HTTP endpoints `/metrics`, `/healthz` and `/readyz` of the role `controller`.
 
-use prometheus_client::metrics::info::Info;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use service::Gauges;
 use tokio::sync::watch;
@@ -8,42 +8,55 @@ use tokio::sync::watch;
 use crate::api::events::EventCounter;
 use crate::api::policies::{self, Enforced};
 use crate::api::traffic::ApiTraffic;
-use crate::metrics::POLICIES_ENFORCED;
+
+/// The prefix of the metrics. csi/monitoring/README.md lists them.
+const PREFIX: &str = "loopfs_controller";
+
+/// What the duties of this replica report. All copies share the values.
+#[derive(Clone, Default)]
+pub(crate) struct DutyReports {
+    /// `true` once this replica leads and has read the objects that the duties of every controller need.
+    pub(crate) performs: watch::Sender<bool>,
+    /// The number of volumes whose node is not ready, while this replica leads.
+    pub(crate) unready_volumes: Gauge,
+    /// The number of volumes whose node was deleted, while this replica leads.
+    pub(crate) lost_volumes: Gauge,
+}
+
+impl DutyReports {
+    /// Sets the values of a replica that does not lead.
+    pub(crate) fn reset(&self) {
+        self.performs.send_replace(false);
+        self.unready_volumes.set(0);
+        self.lost_volumes.set(0);
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let help = "Volumes whose node has not been ready for 5 minutes";
+        registry.register("volumes_on_unready_nodes", help, self.unready_volumes.clone());
+        let help = "Volumes whose Node object was deleted";
+        registry.register("volumes_on_deleted_nodes", help, self.lost_volumes.clone());
+    }
+}
 
 /// The source of the health endpoints' responses.
 pub(crate) struct ControllerHealthEndpoints {
     pub(crate) events: EventCounter,
     pub(crate) traffic: ApiTraffic,
     pub(crate) leads: watch::Receiver<bool>,
-    /// `true` if this replica leads and has read the objects that its duties need.
-    pub(crate) performs: watch::Receiver<bool>,
-    /// The number of volumes whose node is not ready.
-    pub(crate) unready_volumes: watch::Receiver<usize>,
-    /// The number of volumes whose node was deleted.
-    pub(crate) lost_volumes: watch::Receiver<usize>,
+    pub(crate) reports: DutyReports,
     pub(crate) policies: watch::Receiver<Enforced>,
 }
 
 impl service::HealthEndpoints for ControllerHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
-        let mut registry = Registry::with_prefix("loopfs_controller");
-        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "Version of the controller", version);
+        let mut registry = service::registry(PREFIX);
         self.events.register(&mut registry);
         self.traffic.register(&mut registry);
         let leads = u64::from(*self.leads.borrow());
         registry.count("leads", "1 if this replica holds the Lease and performs the duties, else 0", leads);
-        let unready = *self.unready_volumes.borrow() as u64;
-        registry.count(
-            "volumes_on_unready_nodes",
-            "Volumes whose node has not been ready for 5 minutes",
-            unready,
-        );
-        let lost = *self.lost_volumes.borrow() as u64;
-        registry.count("volumes_on_deleted_nodes", "Volumes whose Node object was deleted", lost);
-        if let Some(enforced) = *self.policies.borrow() {
-            registry.count("policies_enforced", POLICIES_ENFORCED, u64::from(enforced));
-        }
+        self.reports.register(&mut registry);
+        policies::register(*self.policies.borrow(), &mut registry);
         Ok(registry)
     }
 
@@ -60,7 +73,7 @@ impl service::HealthEndpoints for ControllerHealthEndpoints {
             Some(outcome) => outcome.map_err(|reason| format!("the API server does not answer: {reason}"))?,
             None => return Err("the API server has not answered yet".to_owned()),
         }
-        if *self.leads.borrow() && !*self.performs.borrow() {
+        if *self.leads.borrow() && !*self.reports.performs.borrow() {
             return Err("this replica leads, but has not read the claims, classes and CSINodes; the log names the requests that fail".to_owned());
         }
         Ok(())
@@ -74,9 +87,7 @@ impl service::HealthEndpoints for ControllerHealthEndpoints {
 #[cfg(test)]
 mod tests {
     use http::StatusCode;
-    use prometheus_client::encoding::text;
-    use service::HealthEndpoints as _;
-    use service::documentation::{documented, served};
+    use service::{HealthEndpoints as _, documentation};
 
     use super::*;
     use crate::api::events::{Events, Reason};
@@ -84,14 +95,14 @@ mod tests {
 
     fn endpoints(leads: bool, performs: bool) -> ControllerHealthEndpoints {
         let (events, _requests) = Events::new("node-a");
-        let value = |value| watch::Sender::new(value).subscribe();
+        let reports = DutyReports { performs: watch::Sender::new(performs), ..DutyReports::default() };
+        reports.unready_volumes.set(3);
+        reports.lost_volumes.set(2);
         ControllerHealthEndpoints {
             events: events.counter().clone(),
             traffic: ApiTraffic::default(),
-            leads: value(leads),
-            performs: value(performs),
-            unready_volumes: watch::Sender::new(3).subscribe(),
-            lost_volumes: watch::Sender::new(2).subscribe(),
+            leads: watch::Sender::new(leads).subscribe(),
+            reports,
             policies: watch::Sender::new(Some(false)).subscribe(),
         }
     }
@@ -111,9 +122,8 @@ mod tests {
         endpoints.traffic.delivered(&watch);
         let mut registry = endpoints.metrics().await.unwrap();
         service::register_readiness(&mut registry, true);
-        let mut text = String::new();
-        text::encode(&mut text, &registry).unwrap();
-        assert_eq!(served(&text), documented("loopfs_controller_"));
+        let text = documentation::page(&registry);
+        documentation::assert_documented(&text, PREFIX);
         for line in
             ["leads 1", "policies_enforced 0", "volumes_on_unready_nodes 3", "volumes_on_deleted_nodes 2"]
         {

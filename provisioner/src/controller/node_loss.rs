@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::ListParams;
-use tokio::sync::watch;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::timeout;
 
 use super::registered_nodes::RegisteredNodes;
@@ -47,12 +47,12 @@ pub(crate) struct NodeLossSettings {
 /// The interval in a cluster.
 pub(crate) const LIST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Checks for deleted nodes until shutdown. Sends the number of volumes on deleted nodes.
+/// Checks for deleted nodes until shutdown. Sets the number of volumes on deleted nodes.
 pub(crate) async fn run(
     cluster: &Cluster,
     nodes: &RegisteredNodes,
     settings: NodeLossSettings,
-    lost_volumes: &watch::Sender<usize>,
+    lost_volumes: &Gauge,
 ) {
     nodes.synced.wait().await;
     let mut changes = nodes.changes();
@@ -60,7 +60,7 @@ pub(crate) async fn run(
     loop {
         let wait = match controller.reconcile(Instant::now()).await {
             Ok(NodeLossCheck { volumes, next }) => {
-                lost_volumes.send_replace(volumes);
+                lost_volumes.set(volumes as i64);
                 next.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL)
             }
             Err(error) => {

@@ -6,7 +6,7 @@ use service::{Listeners, Tasks};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::health_endpoints::ControllerHealthEndpoints;
+use super::health_endpoints::{ControllerHealthEndpoints, DutyReports};
 use super::pending_claims::PendingClaims;
 use super::registered_nodes::RegisteredNodes;
 use super::{builtin, immediate, lease, lost_snapshots, node_loss, unready_nodes, wrong_selections};
@@ -46,9 +46,8 @@ pub(crate) fn spawn(parts: ControllerProcessParts, stop: CancellationToken) -> T
     let ControllerProcessParts { client, identity, candidate, duties, monitoring } = parts;
     let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
-    let (leads, performs) = (watch::Sender::new(false), watch::Sender::new(false));
-    let (unready_volumes, lost_volumes) = (watch::Sender::new(0), watch::Sender::new(0));
-    let policies = watch::Sender::new(None);
+    let (leads, policies) = (watch::Sender::new(false), watch::Sender::new(None));
+    let reports = DutyReports::default();
     let leading = leads.subscribe();
 
     let mut tasks = Tasks::new(stop.clone());
@@ -57,9 +56,7 @@ pub(crate) fn spawn(parts: ControllerProcessParts, stop: CancellationToken) -> T
             events: cluster.events.counter().clone(),
             traffic,
             leads: leads.subscribe(),
-            performs: performs.subscribe(),
-            unready_volumes: unready_volumes.subscribe(),
-            lost_volumes: lost_volumes.subscribe(),
+            reports: reports.clone(),
             policies: policies.subscribe(),
         };
         tasks.spawn("health", service::serve_health(listeners, endpoints, stop.clone()));
@@ -68,8 +65,7 @@ pub(crate) fn spawn(parts: ControllerProcessParts, stop: CancellationToken) -> T
     let of_check = cluster.clone();
     let checking = async move { policies::check(&of_check, &forbidden, &policies).await };
     tasks.spawn_until_stop("policies", checking);
-    let progress = DutyReports { performs, unready_volumes, lost_volumes };
-    let performing = perform_while_leading(cluster, duties, leading, progress);
+    let performing = perform_while_leading(cluster, duties, leading, reports);
     tasks.spawn_until_stop("duties", performing);
     tasks.spawn("lease", lease::compete(client.clone(), candidate, leads, stop));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
@@ -77,22 +73,12 @@ pub(crate) fn spawn(parts: ControllerProcessParts, stop: CancellationToken) -> T
     tasks
 }
 
-/// What the duties report to the health endpoints.
-struct DutyReports {
-    /// `true` once this replica leads and has read the objects that the duties of every controller need.
-    performs: watch::Sender<bool>,
-    /// The number of volumes whose node is not ready, while this replica leads.
-    unready_volumes: watch::Sender<usize>,
-    /// The number of volumes whose node was deleted, while this replica leads.
-    lost_volumes: watch::Sender<usize>,
-}
-
 /// Performs the duties whenever this replica leads. When it ceases to, the duties end between two steps, as after a crash.
 async fn perform_while_leading(
     cluster: Cluster,
     duties: Duties,
     mut leads: watch::Receiver<bool>,
-    progress: DutyReports,
+    reports: DutyReports,
 ) {
     loop {
         // An error means that the task which competes for the Lease has ended. That ends the process.
@@ -101,23 +87,21 @@ async fn perform_while_leading(
         }
         tracing::info!("this replica leads");
         tokio::select! {
-            () = perform(&cluster, &duties, &progress) => return,
+            () = perform(&cluster, &duties, &reports) => return,
             _ = async { leads.wait_for(|leads| !*leads).await.is_ok() } => {
-                progress.performs.send_replace(false);
-                progress.unready_volumes.send_replace(0);
-                progress.lost_volumes.send_replace(0);
+                reports.reset();
                 tracing::info!("this replica does not lead any more");
             }
         }
     }
 }
 
-async fn perform(cluster: &Cluster, duties: &Duties, progress: &DutyReports) {
+async fn perform(cluster: &Cluster, duties: &Duties, reports: &DutyReports) {
     let (nodes, node_cache) = RegisteredNodes::new();
     let (claims, claim_cache) = PendingClaims::new();
     let checking_nodes = async {
         if duties.node_loss.mode != NodeLoss::Off {
-            node_loss::run(cluster, &nodes, duties.node_loss, &progress.lost_volumes).await;
+            node_loss::run(cluster, &nodes, duties.node_loss, &reports.lost_volumes).await;
         }
     };
     let releasing_snapshots = async {
@@ -129,9 +113,9 @@ async fn perform(cluster: &Cluster, duties: &Duties, progress: &DutyReports) {
     tokio::join!(
         nodes.watch(cluster, node_cache),
         claims.watch(cluster, claim_cache),
-        immediate::run(cluster, &nodes, &claims, &progress.performs),
+        immediate::run(cluster, &nodes, &claims, &reports.performs),
         wrong_selections::run(cluster, &nodes, &claims),
-        unready_nodes::run(cluster, &nodes, duties.unready_nodes, &progress.unready_volumes),
+        unready_nodes::run(cluster, &nodes, duties.unready_nodes, &reports.unready_volumes),
         checking_nodes,
         releasing_snapshots,
         OptionFuture::from(duties.builtin.as_ref().map(|source| builtin::run(cluster, source))),

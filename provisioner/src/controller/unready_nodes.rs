@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
-use tokio::sync::watch;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::sleep;
 
 use super::registered_nodes::RegisteredNodes;
@@ -39,19 +39,16 @@ impl Timing {
 /// would keep events about other objects waiting for hours.
 const MAX_EVENTS: usize = 1000;
 
-/// Checks until shutdown. Sends the number of volumes whose node is not ready.
-pub(crate) async fn run(
-    cluster: &Cluster,
-    nodes: &RegisteredNodes,
-    timing: Timing,
-    unready_volumes: &watch::Sender<usize>,
-) {
+/// Checks until shutdown. Sets the number of volumes whose node is not ready.
+pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes, timing: Timing, unready_volumes: &Gauge) {
     nodes.synced.wait().await;
     let Timing { interval, grace } = timing;
     let mut check = UnreadyNodes { cluster, nodes, grace, since: BTreeMap::new(), reported: BTreeSet::new() };
     loop {
         match check.check(Instant::now()).await {
-            Ok(volumes) => drop(unready_volumes.send_replace(volumes)),
+            Ok(volumes) => {
+                unready_volumes.set(volumes as i64);
+            }
             Err(error) => {
                 tracing::warn!(%error, "could not check for nodes that are not ready; the next check is in {interval:?}");
             }

@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use prometheus_client::registry::Registry;
+use service::Gauges;
 
 use crate::api::policies;
 use crate::api::traffic::ApiTraffic;
-use crate::metrics::{self, ProvisionerSample};
 use crate::node::context::Context;
 use crate::node::resize;
 use crate::objects::ownership;
+
+/// The prefix of the metrics. csi/monitoring/README.md lists them.
+const PREFIX: &str = "loopfs_provisioner";
 
 /// The source of the health endpoints' responses.
 pub(crate) struct NodeHealthEndpoints {
@@ -46,6 +49,17 @@ impl NodeHealthEndpoints {
         ctx.claims.cache.state().iter().filter(|claim| waits(claim)).count()
     }
 
+    /// Registers the objects that wait for an attempt.
+    fn register_waiting(&self, registry: &mut Registry) {
+        let help = "Claims for which this node was selected and that have no volume yet";
+        registry.count("claims_waiting", help, self.claims_waiting() as u64);
+        let help = "Claims of this node's volumes that request a larger size than they have";
+        registry.count("expansions_waiting", help, self.expansions_waiting() as u64);
+        let (claims, volumes) = (self.ctx.claims.retries_waiting(), self.ctx.volumes.retries_waiting());
+        let help = "Objects whose last attempt failed, and that are tried again after a wait";
+        registry.counts("retries_waiting", help, "queue", [("claims", claims), ("volumes", volumes)]);
+    }
+
     /// Returns `true` if this node never had storage: it has no record of a file system, and no PersistentVolume names it.
     /// It then serves no claims, and must not delay the rollout to the nodes that do.
     fn is_without_storage(&self) -> bool {
@@ -79,23 +93,18 @@ impl NodeHealthEndpoints {
 
 impl service::HealthEndpoints for NodeHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
-        let audit = self.ctx.audit.get();
-        let sample = ProvisionerSample {
-            claims_waiting: self.claims_waiting(),
-            retries_waiting: [
-                ("claims", self.ctx.claims.retries_waiting()),
-                ("volumes", self.ctx.volumes.retries_waiting()),
-            ],
-            expansions_waiting: self.expansions_waiting(),
-            policies_enforced: *self.ctx.policies.borrow(),
-            api_server_reachable: self.traffic.latest().map(|outcome| outcome.is_ok()),
-            storage_open: self.ctx.storage.driver().is_ok(),
-            audit,
-        };
         let ctx = &self.ctx;
-        let events = ctx.cluster.events.counter();
-        let mut registry = metrics::register(&ctx.operations, events, &self.traffic, &ctx.queues, &sample);
+        let mut registry = service::registry(PREFIX);
+        ctx.operations.register(&mut registry);
+        ctx.cluster.events.counter().register(&mut registry);
+        self.traffic.register(&mut registry);
+        self.traffic.register_latest(&mut registry);
+        ctx.queues.register(&mut registry);
         ctx.claim_scope.register(&mut registry);
+        policies::register(*ctx.policies.borrow(), &mut registry);
+        ctx.storage.register(&mut registry);
+        ctx.audit.register(&mut registry);
+        self.register_waiting(&mut registry);
         Ok(registry)
     }
 
@@ -127,16 +136,14 @@ mod tests {
 
     use http::StatusCode;
     use loopfs::ErrorKind;
-    use prometheus_client::encoding::text;
     use serde_json::json;
-    use service::HealthEndpoints as _;
-    use service::documentation::{documented, served};
+    use service::{HealthEndpoints as _, documentation};
 
     use super::*;
     use crate::api::events::Reason;
     use crate::api::request::ApiRequest;
     use crate::claim_labels::scope::ClaimScope;
-    use crate::metrics::{AuditFindings, Operation};
+    use crate::node::operations::Operation;
     use crate::testing::mock_api_server::{Caches, TestContext};
     use crate::testing::{fake_store, fixtures};
 
@@ -149,9 +156,7 @@ mod tests {
     async fn scraped(endpoints: &NodeHealthEndpoints) -> String {
         let mut registry = endpoints.metrics().await.unwrap();
         service::register_readiness(&mut registry, true);
-        let mut text = String::new();
-        text::encode(&mut text, &registry).unwrap();
-        text
+        documentation::page(&registry)
     }
 
     #[tokio::test]
@@ -163,14 +168,14 @@ mod tests {
         drop(endpoints.ctx.queues.queue("claims"));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
-        endpoints.ctx.audit.set(Some(AuditFindings::default()));
+        endpoints.ctx.audit.set(Some(Default::default()));
         for verb in ["list", "create"] {
             let request = ApiRequest { verb, resource: "persistentvolumes".to_owned() };
             endpoints.traffic.ended(request, Ok(StatusCode::OK));
         }
         let watch = ApiRequest { verb: "watch", resource: "persistentvolumes".to_owned() };
         endpoints.traffic.delivered(&watch);
-        assert_eq!(served(&scraped(&endpoints).await), documented("loopfs_provisioner_"));
+        documentation::assert_documented(&scraped(&endpoints).await, PREFIX);
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ pub(crate) mod delete;
 pub(crate) mod foreign_files;
 pub(crate) mod health_endpoints;
 pub(crate) mod lost_disk;
+pub(crate) mod operations;
 pub(crate) mod persistent_volumes;
 pub(crate) mod placement;
 pub(crate) mod process;

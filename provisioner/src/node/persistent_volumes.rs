@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 use crate::api::events::Reason;
 use crate::api::queue::{self, CacheChange, Next, Slow, Workers};
 use crate::error::Error;
-use crate::metrics::Operation;
 use crate::node::context::{Context, RetryKey};
 use crate::node::delete;
+use crate::node::operations::Operation;
 use crate::objects::ownership;
 
 /// PersistentVolumes reconciled concurrently: fewer than claims, for which users wait. During a bulk deletion a new claim should get

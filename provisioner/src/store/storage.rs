@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use prometheus_client::registry::Registry;
+use service::Gauges;
 use tokio::sync::watch;
 
 use crate::store::driver::{Driver, StorageError, StorageState};
@@ -43,6 +45,12 @@ impl Storage {
             }
             StorageState::Untried => Err(StorageError::Untried),
         }
+    }
+
+    /// Registers whether the storage is open.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let help = "1 if the driver reports that the data file system can be used, else 0; an event on the Node has the reason";
+        registry.count("storage_open", help, u64::from(self.driver().is_ok()));
     }
 
     /// Sets the state. Returns `false` if it was the same before.

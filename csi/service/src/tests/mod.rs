@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::documentation::documented;
+use crate::documentation::{README, rows};
 
 const PREFIXES: [&str; 3] = ["loopfs_csi_", "loopfs_provisioner_", "loopfs_controller_"];
 
@@ -27,7 +27,7 @@ fn yaml(text: &str) -> Value {
 fn unknown_names(expression: &str) -> Vec<String> {
     let (mut metrics, mut labels) = (BTreeSet::from([UP.to_owned()]), BTreeSet::new());
     labels.extend(FURTHER_LABELS.map(str::to_owned));
-    for (name, metric) in PREFIXES.into_iter().flat_map(documented) {
+    for (name, metric) in PREFIXES.into_iter().flat_map(|prefix| rows(README, prefix)) {
         labels.extend(metric.labels);
         if metric.kind == "histogram" {
             metrics.extend(["bucket", "count", "sum"].map(|part| format!("{name}_{part}")));

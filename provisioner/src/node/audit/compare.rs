@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use loopfs::volume_store::VolumeId;
 
-use crate::metrics::AuditFindings;
+use super::findings::AuditFindings;
 use crate::objects::identity::Identity;
 use crate::objects::{ownership, pv};
 use crate::store::driver::VolumeList;

@@ -6,9 +6,11 @@
 //! removes a volume that a PersistentVolume names, even if a person created that, and never a PersistentVolume.
 
 mod compare;
+mod findings;
 mod named_by;
 mod report;
 mod run;
 
+pub(crate) use self::findings::LatestFindings;
 pub(crate) use self::report::report;
 pub(crate) use self::run::{AuditSettings, Collection, node_volumes, run};

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use kube::Client;
 
 use super::compare::compare;
+use super::findings::AuditFindings;
 use super::named_by;
-use crate::metrics::AuditFindings;
 use crate::objects::identity::Identity;
 use crate::store::driver::Driver;
 

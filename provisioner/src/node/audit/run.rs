@@ -12,10 +12,10 @@ use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
 use super::compare::compare;
+use super::findings::AuditFindings;
 use super::named_by::{self, LabelledElsewhere};
 use crate::api::events::{Reason, some_names};
 use crate::error::Error;
-use crate::metrics::AuditFindings;
 use crate::node::context::Context;
 use crate::node::custody;
 use crate::node::references::{self, Labelled};

@@ -1,29 +1,17 @@
-//! The metrics for Prometheus. csi/monitoring/README.md lists them, and tests compare that list with the served
-//! metrics.
+//! Counts and times the gRPC calls of all services.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use csi_wire::METHODS;
-use loopfs::loop_device::DeviceCounts;
-use loopfs::volume_store::{Space, StoreCounts};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use service::Gauges;
 use tonic::Code;
 use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
 use tonic::server::NamedService;
-
-use crate::audit::ConditionFindings;
-use crate::error::Result;
-use crate::storage::StorageMonitor;
-
-const PREFIX: &str = "loopfs_csi";
 
 /// The bucket limits in seconds. A read-only call takes half a millisecond. A call that waits for a disk
 /// takes up to the kubelet's timeout.
@@ -52,7 +40,7 @@ impl Calls {
         }
     }
 
-    fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("rpcs", "Calls that have ended, by method and gRPC code", self.ended.clone());
         registry.register_with_unit(
             "rpc_duration",
@@ -73,7 +61,7 @@ impl Calls {
 
     /// Counts a call of a client that disconnected.
     #[cfg(test)]
-    fn count_cancelled(&self, path: &str) {
+    pub(crate) fn count_cancelled(&self, path: &str) {
         drop(self.start(path));
     }
 
@@ -170,112 +158,16 @@ fn name_of(code: Code) -> &'static str {
     }
 }
 
-/// The values gathered for one scrape. Gathering them does not access any volume.
-#[derive(Debug)]
-pub(crate) struct DriverSample {
-    /// `None` while the storage is unavailable.
-    pub(crate) storage: Option<StorageSample>,
-    pub(crate) audit: Option<Arc<ConditionFindings>>,
-}
-
-#[derive(Debug)]
-pub(crate) struct StorageSample {
-    space: Space,
-    census: StoreCounts,
-    devices: DeviceCounts,
-    idle: usize,
-}
-
-impl DriverSample {
-    /// Gathers the values. This lists two directories and sysfs, which takes about 10 µs for each attached
-    /// device and 1 µs for each volume. Blocks.
-    pub(crate) fn collect(monitor: &StorageMonitor, audit: Option<Arc<ConditionFindings>>) -> Self {
-        match StorageSample::collect(monitor) {
-            Ok(storage) => Self { storage: Some(storage), audit },
-            Err(error) => {
-                tracing::debug!(%error, "omitting the metrics of the storage, which is unavailable");
-                Self { storage: None, audit: None }
-            }
-        }
-    }
-}
-
-impl StorageSample {
-    fn collect(monitor: &StorageMonitor) -> Result<Self> {
-        let storage = monitor.verified()?;
-        Ok(Self {
-            space: storage.store().space()?,
-            census: storage.store().counts()?,
-            devices: storage.devices().loops().counts()?,
-            idle: storage.devices().loops().idle(),
-        })
-    }
-}
-
-/// Returns all current values. A value that cannot be determined is omitted, rather than reported as 0 or with its last
-/// value.
-pub(crate) fn register(calls: &Calls, sample: &DriverSample) -> Registry {
-    let mut registry = Registry::with_prefix(PREFIX);
-    let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("build", "Version of the driver", version);
-    calls.register(&mut registry);
-    let available = u64::from(sample.storage.is_some());
-    registry.count(
-        "storage_open",
-        "1 if the storage is available and volumes can be served, else 0; the log has the reason",
-        available,
-    );
-    if let Some(storage) = &sample.storage {
-        register_storage(&mut registry, storage);
-    }
-    if let Some(audit) = &sample.audit {
-        register_audit(&mut registry, audit);
-    }
-    registry
-}
-
-fn register_storage(registry: &mut Registry, storage: &StorageSample) {
-    let StorageSample { space, census, devices, idle } = storage;
-    registry.bytes("store_capacity", "Size of the data file system", space.total.0);
-    registry.bytes("store_available", "Size of the largest volume that can be created", space.available.0);
-    registry.bytes("store_promised", "Bytes reserved for volumes, whether used or not", space.reserved.0);
-    let volumes = [("Filesystem", census.directories as u64), ("Block", census.images as u64)];
-    registry.counts("volumes", "Volumes by kind", "kind", volumes);
-    let trash = "Files and directories of deleted volumes that are not freed yet";
-    registry.count("trash_entries", trash, census.trash as u64);
-    registry.count("attached_devices", "Loop devices that are attached to a file", devices.attached as u64);
-    registry.count("idle_devices", "Idle loop devices that are kept for the next attachments", *idle as u64);
-    let buffered = "Attached loop devices whose I/O goes through the page cache";
-    registry.count("devices_without_direct_io", buffered, devices.without_direct_io as u64);
-}
-
-fn register_audit(registry: &mut Registry, audit: &ConditionFindings) {
-    registry.counts(
-        "abnormal_volumes",
-        "Abnormal volumes by reason, as of the last audit",
-        "reason",
-        audit.by_reason().map(|(reason, count)| (reason.as_str(), count as u64)),
-    );
-    registry.seconds(
-        "audit_timestamp",
-        "End of the last audit, as seconds since the Unix epoch",
-        audit.ended(),
-    );
-    registry.seconds("audit_duration", "Duration of the last audit", audit.took());
-}
-
 #[cfg(test)]
 mod tests {
-    use service::documentation::{documented, served};
+    use service::documentation;
 
     use super::*;
 
     fn text(calls: &Calls) -> String {
         let mut registry = Registry::default();
         calls.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
+        documentation::page(&registry)
     }
 
     #[test]
@@ -296,25 +188,5 @@ mod tests {
         ] {
             assert!(text.contains(&format!("{line}\n")), "{line} is not in\n{text}");
         }
-    }
-
-    #[test]
-    fn served_metrics_are_the_documented_ones() {
-        let calls = Calls::new();
-        // Counters without a value are not served.
-        calls.count_cancelled("/csi.v1.Identity/Probe");
-        let storage = StorageSample {
-            space: Space::default(),
-            census: StoreCounts::default(),
-            devices: DeviceCounts::default(),
-            idle: 0,
-        };
-        let sample =
-            DriverSample { storage: Some(storage), audit: Some(Arc::new(ConditionFindings::default())) };
-        let mut registry = register(&calls, &sample);
-        service::register_readiness(&mut registry, true);
-        let mut page = String::new();
-        prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
-        assert_eq!(served(&page), documented("loopfs_csi_"));
     }
 }

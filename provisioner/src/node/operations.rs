@@ -62,7 +62,7 @@ impl Operations {
         took.observe(begun.elapsed().as_secs_f64());
     }
 
-    pub(super) fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         let help = "Attempts to create, expand and delete volumes, by result and reason";
         registry.register("operations", help, self.ended.clone());
         let help = "Duration of the attempts, by result";
@@ -74,6 +74,7 @@ impl Operations {
 mod tests {
     use loopfs::ErrorKind;
     use loopfs::volume_store::VolumeId;
+    use service::documentation;
 
     use super::*;
     use crate::store::driver::StorageError;
@@ -90,8 +91,7 @@ mod tests {
         operations.ended(Operation::Delete, Instant::now(), Err(&taken));
         let mut registry = Registry::default();
         operations.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = documentation::page(&registry);
         for line in [
             r#"operations_total{operation="provision",result="success",reason=""} 1"#,
             r#"operations_total{operation="provision",result="failure",reason="NoSpace"} 2"#,

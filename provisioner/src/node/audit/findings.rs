@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use loopfs::volume_store::VolumeId;
+use prometheus_client::registry::Registry;
+use service::Gauges;
 use tokio::sync::watch;
 
 /// The findings of an audit.
@@ -40,12 +42,21 @@ impl Default for LatestFindings {
 }
 
 impl LatestFindings {
-    pub(crate) fn get(&self) -> Option<(AuditFindings, Duration)> {
-        self.0.borrow().clone()
-    }
-
     pub(crate) fn set(&self, findings: Option<AuditFindings>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.0.send_replace(findings.map(|findings| (findings, now)));
+    }
+
+    /// Registers the latest findings. There are none before the first audit, and if it failed.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let latest = self.0.borrow();
+        let Some((findings, ended)) = &*latest else { return };
+        let found = [
+            ("volume_without_pv", findings.orphans.len() as u64),
+            ("pv_without_volume", findings.missing.len() as u64),
+        ];
+        let help = "Orphaned volumes, and PersistentVolumes without a volume, found by the last audit";
+        registry.counts("audit_findings", help, "finding", found);
+        registry.seconds("audit_timestamp", "Unix time at which the last audit ended", *ended);
     }
 }

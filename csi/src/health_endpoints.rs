@@ -12,8 +12,11 @@ use tonic::transport::Endpoint;
 
 use crate::audit::ConditionAudit;
 use crate::blocking;
-use crate::metrics::{self, Calls, DriverSample};
+use crate::calls::Calls;
 use crate::storage::{Probe, Readiness, StorageMonitor};
+
+/// The prefix of the metrics. csi/monitoring/README.md lists them.
+const PREFIX: &str = "loopfs_csi";
 
 /// The maximum time of a call to the driver's own gRPC server.
 const SELF_CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,10 +40,17 @@ pub(crate) struct DriverHealthEndpoints {
 
 impl service::HealthEndpoints for DriverHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
-        let (monitor, findings) = (Arc::clone(&self.monitor), self.audit.findings());
-        let sample = blocking::run(move || Ok(DriverSample::collect(&monitor, findings))).await;
-        let sample = sample.map_err(|error| error.to_string())?;
-        Ok(metrics::register(&self.calls, &sample))
+        let mut registry = service::registry(PREFIX);
+        self.calls.register(&mut registry);
+        let (monitor, audit) = (Arc::clone(&self.monitor), Arc::clone(&self.audit));
+        let registered = blocking::run(move || {
+            // Findings about storage that is unavailable are out of date.
+            if monitor.register(&mut registry) {
+                audit.register(&mut registry);
+            }
+            Ok(registry)
+        });
+        registered.await.map_err(|error| error.to_string())
     }
 
     /// Checks that the process serves calls, even if its storage is unavailable. The check uses the driver's own
@@ -81,5 +91,33 @@ async fn require_response(endpoint: &Path) -> Result<(), String> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(format!("the driver does not respond on {socket}: {error:#}")),
         Err(_elapsed) => Err(format!("the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::loop_device::DeviceCounts;
+    use loopfs::publish::PublishRoot;
+    use loopfs::volume_store::{Space, StoreCounts};
+    use service::documentation;
+
+    use super::*;
+    use crate::audit::ConditionFindings;
+    use crate::storage::metrics::register_counts;
+
+    #[test]
+    fn served_metrics_are_the_documented_ones() {
+        let mut registry = service::registry(PREFIX);
+        let calls = Calls::new();
+        // Counters without a value are not served.
+        calls.count_cancelled("/csi.v1.Identity/Probe");
+        calls.register(&mut registry);
+        let root = Arc::new(PublishRoot::open(Path::new("/")).unwrap());
+        let monitor = StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), "/nowhere".into(), root);
+        assert!(!monitor.register(&mut registry));
+        register_counts(&mut registry, Space::default(), StoreCounts::default(), DeviceCounts::default(), 0);
+        ConditionFindings::default().register(&mut registry);
+        service::register_readiness(&mut registry, true);
+        documentation::assert_documented(&documentation::page(&registry), PREFIX);
     }
 }
