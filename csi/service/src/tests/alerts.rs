@@ -1,4 +1,4 @@
-//! Tests of rules.yaml and rules_test.yaml. The lane unit has promtool check both files.
+//! Tests of the alert rules and of rules_test.yaml. The lane unit has promtool check both files.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use serde_json::Value;
 use super::{unknown_names, yaml};
 use crate::documentation::README;
 
-pub(super) const RULES: &str = include_str!("../../../monitoring/rules.yaml");
+const RULES: &str = include_str!("../../../deploy/monitoring/prometheusrule.yaml");
 const RULES_TEST: &str = include_str!("../../../monitoring/rules_test.yaml");
 
 fn rules() -> Vec<Value> {
-    let groups = yaml(RULES)["groups"].as_array().unwrap().clone();
+    let groups = yaml(RULES)["spec"]["groups"].as_array().unwrap().clone();
     groups.iter().flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
 }
 
@@ -30,9 +30,16 @@ fn headings() -> BTreeSet<String> {
     section.lines().filter_map(|line| Some(line.strip_prefix("### ")?.to_owned())).collect()
 }
 
+/// Fails with the names that only one of two places has.
+#[track_caller]
+fn assert_same(left: &BTreeSet<String>, right: &BTreeSet<String>, places: &str) {
+    let different: Vec<_> = left.symmetric_difference(right).collect();
+    assert!(different.is_empty(), "only one of {places} has {different:?}");
+}
+
 #[test]
 fn each_alert_has_a_heading_in_the_readme_and_each_heading_an_alert() {
-    assert_eq!(names(), headings());
+    assert_same(&names(), &headings(), "prometheusrule.yaml and the headings of alerts in README.md");
     assert_eq!(names().len(), rules().len(), "two alerts have one name");
 }
 
@@ -73,6 +80,7 @@ fn expected(fires: bool) -> BTreeSet<String> {
 
 #[test]
 fn each_alert_has_series_for_which_it_fires_and_series_for_which_it_does_not() {
-    assert_eq!(expected(true), names());
-    assert_eq!(expected(false), names());
+    let places = "prometheusrule.yaml and the tests of rules_test.yaml in which an alert";
+    assert_same(&names(), &expected(true), &format!("{places} fires"));
+    assert_same(&names(), &expected(false), &format!("{places} does not fire"));
 }

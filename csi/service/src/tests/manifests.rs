@@ -2,10 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::alerts::RULES;
 use super::yaml;
 
-const PROMETHEUS_RULE: &str = include_str!("../../../deploy/monitoring/prometheusrule.yaml");
 const POD_MONITOR: &str = include_str!("../../../deploy/monitoring/podmonitor.yaml");
 const NETWORK_POLICY: &str = include_str!("../../../deploy/monitoring/networkpolicy.yaml");
 const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
@@ -15,8 +13,6 @@ const CONTROLLER: &str = include_str!("../../../deploy/controller.yaml");
 const JOB: &str = "loopfs";
 /// The label of pods by which the component selects them.
 const NAME: &str = "app.kubernetes.io/name";
-
-const UPDATE: &str = "UPDATE_RULES";
 
 /// Returns the templates of the driver's pods: those of the DaemonSet, and those of the Deployment of the controller.
 fn pod_templates() -> [Value; 2] {
@@ -41,20 +37,6 @@ fn all_metrics_ports() -> Vec<Value> {
 fn selector() -> Value {
     let names = pod_templates().map(|template| template["metadata"]["labels"][NAME].clone());
     json!({ "matchExpressions": [{ "key": NAME, "operator": "In", "values": names }] })
-}
-
-#[test]
-fn the_prometheus_rule_has_the_rules_of_the_rules_file() {
-    let (head, _) = PROMETHEUS_RULE.split_once("\nspec:\n").unwrap();
-    let (_, groups) = RULES.split_once("\ngroups:\n").unwrap();
-    let indented = |line: &str| format!("  {line}").trim_end().to_owned() + "\n";
-    let groups: String = groups.lines().map(indented).collect();
-    let expected = format!("{head}\nspec:\n  groups:\n{groups}");
-    if std::env::var_os(UPDATE).is_some() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/monitoring/prometheusrule.yaml");
-        return std::fs::write(path, expected).unwrap();
-    }
-    assert_eq!(yaml(PROMETHEUS_RULE)["spec"], yaml(RULES), "run the test with {UPDATE}=1 to write the file");
 }
 
 #[test]
