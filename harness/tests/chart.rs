@@ -113,24 +113,6 @@ fn each_value_of_the_first_level_has_a_comment_or_values_with_comments() {
     }
 }
 
-/// Returns the names of the parameters that `storageclass.yaml` lists in its comments.
-fn listed_parameters() -> BTreeSet<String> {
-    let text = read("deploy/storageclass.yaml");
-    let parameters = text.lines().skip_while(|line| *line != "# parameters:").skip(1);
-    let names = parameters.filter_map(|line| line.strip_prefix("#   ")?.split_once(": "));
-    names
-        .filter(|(name, _)| name.chars().all(char::is_alphanumeric))
-        .map(|(name, _)| name.to_owned())
-        .collect()
-}
-
-#[test]
-fn the_schema_knows_the_parameters_that_the_class_lists() {
-    let schema = schema();
-    let parameters = &schema["definitions"]["storageClass"]["properties"]["parameters"]["properties"];
-    assert_eq!(keys(parameters), listed_parameters());
-}
-
 /// Returns the quoted paths in the first statement of a text that begins with a word.
 fn paths(text: &str, begin: &str, end: &str) -> BTreeSet<String> {
     let statement = text.split(begin).nth(1).unwrap_or_else(|| panic!("no {begin}"));

@@ -3,10 +3,11 @@
 use csi_wire::csi as wire;
 use csi_wire::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use csi_wire::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use loopfs::volume_store::{SnapshotId, VolumeId};
+use loopfs::volume_store::{SnapshotId, VolumeId, VolumeSpec};
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use proptest::sample::select;
 use prost::Message;
 
 use super::snapshots::Filter;
@@ -15,14 +16,16 @@ use crate::request::{self, CapacityRange, ListRequest, deleted_id, existing_id};
 
 /// Arbitrary texts, and texts that are often mishandled.
 fn text() -> impl Strategy<Value = String> {
+    let setting = || select(VolumeSpec::SETTINGS);
+    let value = setting().prop_flat_map(|setting| select(setting.allowed.split(' ').collect::<Vec<_>>()));
     prop_oneof![
         4 => "\\PC{0,40}",
         2 => "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,40}",
         2 => "[a-zA-Z0-9._\\-]{1,140}",
         1 => "after:[a-z./]{0,8}",
         1 => Just("n".repeat(4096)),
-        1 => "bytesPerInode|directIO|logicalBlockSize|provisioning",
-        1 => "required|preferred|512|4096|thick|thin",
+        1 => setting().prop_map(|setting| setting.name.to_owned()),
+        1 => value.prop_map(str::to_owned),
         1 => Just("csi.loopfs.dev/filesystem-uuid".to_owned()),
         1 => Just(String::new()),
     ]

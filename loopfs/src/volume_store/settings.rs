@@ -249,24 +249,30 @@ mod tests {
         }
     }
 
+    /// Both documented values are accepted, and make a difference: a setting without an effect fails too.
     #[test]
     fn each_documented_value_is_accepted() {
         let names: Vec<_> = VolumeSpec::SETTINGS.iter().map(|setting| setting.name).collect();
         assert!(names.is_sorted());
         for setting in VolumeSpec::SETTINGS {
-            let values: Vec<_> = setting.allowed.split(' ').collect();
-            match values.as_slice() {
-                [one, "or", other] => {
-                    for value in [one, other] {
-                        spec().set(setting.name, value).unwrap();
+            let set = |value: &str| {
+                let mut changed = spec();
+                changed.set(setting.name, value).map(|()| changed)
+            };
+            let words: Vec<_> = setting.allowed.split(' ').collect();
+            let (one, other) = match words[..] {
+                [one, "or", other] => (one, other),
+                [.., "a", "number", "from", least, "to", most] => {
+                    let [below, above] =
+                        [least.parse::<i64>().unwrap() - 1, most.parse::<i64>().unwrap() + 1];
+                    for outside in [below, above] {
+                        assert!(set(&outside.to_string()).is_err(), "{setting} accepts {outside}");
                     }
+                    (least, most)
                 }
-                [.., "from", least, "to", most] => {
-                    let range = (BYTES_PER_INODE_RANGE.start(), BYTES_PER_INODE_RANGE.end());
-                    assert_eq!((&least.parse().unwrap(), &most.parse().unwrap()), range);
-                }
-                _ => panic!("{setting}"),
-            }
+                _ => panic!("{setting}: end with `a number from A to B`, or write `A or B`"),
+            };
+            assert_ne!(set(one).unwrap(), set(other).unwrap(), "{setting} has no effect");
         }
     }
 

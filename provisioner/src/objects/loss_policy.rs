@@ -61,7 +61,7 @@ const PARAMETER: &str = "onNodeLoss";
 const GRACE_PARAMETER: &str = "nodeLossGraceSeconds";
 
 /// The parameters, as [`SettingsError`](csi_wire::SettingsError) lists them.
-pub(crate) const ALLOWED: [&str; 2] = [
+pub(crate) const ALLOWED: &[&str] = &[
     "onNodeLoss (retain, deleteVolume or deleteClaim)",
     "nodeLossGraceSeconds (seconds after the deletion of the Node object, a number from 1 to 31536000)",
 ];

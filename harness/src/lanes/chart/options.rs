@@ -410,7 +410,6 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"pools": {"fast": {"nodeSelector": {}}}}), "/pools/fast/nodeSelector"),
         (json!({"pools": {"Fast": {"nodeSelector": {"a": "b"}}}}), "Fast"),
         (json!({"storageClasses": {"a": {"reclaimPolicy": "Keep"}}}), "/storageClasses/a/reclaimPolicy"),
-        (json!({"storageClasses": {"a": {"parameters": {"thin": "yes"}}}}), "thin"),
         (
             json!({"storageClasses": {"a": {"parameters": {"bytesPerInode": 4096}}}}),
             "/storageClasses/a/parameters/bytesPerInode",
