@@ -71,8 +71,12 @@ pub struct Args {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use rstest::rstest;
 
     use super::*;
+
+    const BASE: [&str; 5] =
+        ["loopfs-csi", "--driver-name=a.b", "--node-name=n", "--data-dir=/d", "--endpoint=unix:///s"];
 
     #[test]
     fn the_command_line_definition_is_valid() {
@@ -81,11 +85,19 @@ mod tests {
 
     #[test]
     fn registration_requires_the_kubelet_csi_socket() {
-        let base =
-            ["loopfs-csi", "--driver-name=a.b", "--node-name=n", "--data-dir=/d", "--endpoint=unix:///s"];
-        assert!(Args::try_parse_from(base).is_ok());
-        assert!(Args::try_parse_from(base.into_iter().chain(["--registration-dir=/r"])).is_err());
+        assert!(Args::try_parse_from(BASE).is_ok());
+        assert!(Args::try_parse_from(BASE.into_iter().chain(["--registration-dir=/r"])).is_err());
         let both = ["--registration-dir=/r", "--kubelet-csi-socket=/k/s"];
-        assert!(Args::try_parse_from(base.into_iter().chain(both)).is_ok());
+        assert!(Args::try_parse_from(BASE.into_iter().chain(both)).is_ok());
+    }
+
+    /// The chart and the units of systemd pass on the options of administrators without a check.
+    #[rstest]
+    #[case::unknown("--audits=300")]
+    #[case::below_the_range("--audit-interval=0")]
+    #[case::in_the_manifests_already("--data-dir=/e")]
+    fn errors_name_the_invalid_option(#[case] option: &str) {
+        let error = Args::try_parse_from(BASE.into_iter().chain([option])).unwrap_err().to_string();
+        assert!(error.contains(option.split('=').next().unwrap()), "{error}");
     }
 }

@@ -90,7 +90,7 @@ pub struct ControllerArgs {
     pub builtin_objects: Option<String>,
     /// Largest share of the nodes with volumes, in percent, that may be deleted at once. If it is exceeded, by two nodes or more, no object
     /// of their volumes is deleted, because it is more likely that Node objects were deleted by mistake
-    #[arg(long, env = "NODE_LOSS_AT_MOST", value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub node_loss_at_most: u8,
 }
 
@@ -145,6 +145,7 @@ pub struct AuditArgs {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use rstest::rstest;
 
     use super::*;
 
@@ -158,5 +159,15 @@ mod tests {
         let arguments = ["p", "node", "--node-name", "n", "--driver-socket", "unix:///control.sock"];
         let error = Args::try_parse_from(arguments).unwrap_err().to_string();
         assert!(error.contains("--driver-name"), "{error}");
+    }
+
+    /// The chart and the units of systemd pass on the options of administrators without a check.
+    #[rstest]
+    #[case::of_the_other_role("node", "--node-loss-at-most=50")]
+    #[case::above_the_range("node", "--collect-at-most=101")]
+    #[case::of_the_controller("controller", "--node-loss-at-most=101")]
+    fn errors_name_the_invalid_option(#[case] role: &str, #[case] option: &str) {
+        let error = Args::try_parse_from(["p", role, option]).unwrap_err().to_string();
+        assert!(error.contains(option.split('=').next().unwrap()), "{error}");
     }
 }

@@ -154,7 +154,6 @@ components.
 {{- include "loopfs.moveDataDir" (dict "pod" $pod "from" $values.dataDir "to" $settings.dataDir) -}}
 {{- end -}}
 {{- include "loopfs.pullSecrets" (dict "root" $.root "pod" $pod) -}}
-{{- include "loopfs.nodeOptions" (dict "values" $values "pod" $pod) -}}
 {{- range $container := $pod.containers -}}
 {{- $image := $values.images.loopfs -}}
 {{- $name := $container.name -}}
@@ -164,6 +163,12 @@ components.
 {{- end -}}
 {{- $_ := set $container "image" (include "loopfs.image" $image) -}}
 {{- $_ := set $container "imagePullPolicy" $values.images.pullPolicy -}}
+{{- with get $values.options $name -}}
+{{- $_ := set $container "args" (concat $container.args .) -}}
+{{- end -}}
+{{- if and $values.seLinuxOptions (not $container.securityContext.privileged) -}}
+{{- $_ := set $container.securityContext "seLinuxOptions" $values.seLinuxOptions -}}
+{{- end -}}
 {{- $own := $settings.resources | default (dict) -}}
 {{- if hasKey $own $name -}}
 {{- $_ := set $container "resources" (index $own $name) -}}
@@ -197,10 +202,8 @@ Returns the Deployment of the controller. Context: "root", and "base", the objec
 {{- end -}}
 {{- include "loopfs.pullSecrets" (dict "root" .root "pod" $pod) -}}
 {{- range $container := $pod.containers -}}
-{{- include "loopfs.logLevel" (dict "level" $values.logLevel "container" $container) -}}
-{{- if ne (int $settings.nodeLossAtMostPercent) 20 -}}
-{{- $percent := dict "name" "NODE_LOSS_AT_MOST" "value" (toString (int $settings.nodeLossAtMostPercent)) -}}
-{{- $_ := set $container "env" (append $container.env $percent) -}}
+{{- with $settings.options -}}
+{{- $_ := set $container "args" (concat $container.args .) -}}
 {{- end -}}
 {{- $_ := set $container "image" (include "loopfs.image" $values.images.loopfs) -}}
 {{- $_ := set $container "imagePullPolicy" $values.images.pullPolicy -}}
@@ -208,53 +211,6 @@ Returns the Deployment of the controller. Context: "root", and "base", the objec
 {{- end }}
 ---
 {{ toYaml $deployment }}
-{{- end -}}
-
-{{/*
-Adds the options of the programs of a node to a pod: audits, collection and the log level, where they differ from the defaults of the
-programs. Containers that are not privileged get the SELinux options.
-
-Context: "values", and "pod", the specification of the pod.
-*/}}
-{{- define "loopfs.nodeOptions" -}}
-{{- $audit := .values.audit -}}
-{{- $collect := .values.collect -}}
-{{- $csi := list -}}
-{{- $provisioner := list -}}
-{{- if ne (int $audit.conditionSeconds) 60 -}}
-{{- $csi = append $csi (printf "--audit-interval=%d" (int $audit.conditionSeconds)) -}}
-{{- end -}}
-{{- if $audit.projects -}}
-{{- $csi = append $csi "--audit-projects" -}}
-{{- end -}}
-{{- if $audit.repairProjects -}}
-{{- $csi = append $csi "--repair-projects" -}}
-{{- end -}}
-{{- if ne (int $audit.seconds) 600 -}}
-{{- $provisioner = append $provisioner (printf "--audit-interval=%d" (int $audit.seconds)) -}}
-{{- end -}}
-{{- if $collect.enabled -}}
-{{- $provisioner = concat $provisioner (list "--collect" (printf "--collect-after=%d" (int $collect.afterSeconds)) (printf "--collect-at-most=%d" (int $collect.atMostPercent))) -}}
-{{- end -}}
-{{- $options := dict "csi" $csi "provisioner" $provisioner -}}
-{{- range $container := .pod.containers -}}
-{{- if hasKey $options $container.name -}}
-{{- $_ := set $container "args" (concat $container.args (index $options $container.name)) -}}
-{{- include "loopfs.logLevel" (dict "level" $.values.logLevel "container" $container) -}}
-{{- end -}}
-{{- if and $.values.seLinuxOptions (not $container.securityContext.privileged) -}}
-{{- $_ := set $container.securityContext "seLinuxOptions" $.values.seLinuxOptions -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/*
-Sets the log level of a container, if it differs from the default of the programs. Context: "level" and "container".
-*/}}
-{{- define "loopfs.logLevel" -}}
-{{- if ne .level "info" -}}
-{{- $_ := set .container "env" (append .container.env (dict "name" "LOG_LEVEL" "value" .level)) -}}
-{{- end -}}
 {{- end -}}
 
 {{/*

@@ -203,6 +203,9 @@ mod tests {
                 expected,
                 "{name}: the service (left) and the container (right)"
             );
+            // Without braces, systemd splits the variable at spaces.
+            let others = format!(" \\\n    ${}_OPTIONS\n", name.to_uppercase());
+            assert!(unit.contains(&others), "{name}: an administrator cannot add other options: {unit}");
         }
     }
 
