@@ -4,16 +4,15 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::PathBuf;
 
-use anyhow::Result;
-use clap::builder::PossibleValuesParser;
+use anyhow::{Context, Result};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use nix::fcntl::Flock;
 use testvm::session::Session;
 use testvm_cluster::background;
 
-use super::catalogue::{self, Set, When};
 use super::runner::Selection;
-use super::sabotage::Sabotage;
-use super::sabotages;
+use super::stories::{STORIES, flow, names, sabotages};
+use super::story::{Broken, Set, When};
 use crate::node_options::{KubernetesOptions, NodeOptions};
 
 /// The name of the reports and of the lock of the command.
@@ -24,7 +23,7 @@ const RUN: &str = "e2e";
 pub struct CommandArgs {
     /// Run these stories, and those that install and remove the driver; `cargo harness list` prints them. Without a STORY, the
     /// main ones run: flow and read-only-claims.
-    #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
+    #[arg(value_name = "STORY", value_parser = PossibleValuesParser::new(names()), hide_possible_values = true, conflicts_with = "broken")]
     named: Vec<String>,
 
     /// Run all stories that need no programs of other projects.
@@ -66,12 +65,12 @@ pub struct Args {
     pub(super) keep: bool,
 
     /// Run only this story, and those that install and remove the driver; may be given more than once.
-    #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(catalogue::names()), hide_possible_values = true, conflicts_with = "broken")]
+    #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(names()), hide_possible_values = true, conflicts_with = "broken")]
     stories: Vec<String>,
 
     /// Change the environment while a story runs. The run must fail and name the change.
-    #[arg(long = "break", value_parser = sabotages::parser(), value_name = "WHAT")]
-    pub(super) broken: Option<&'static Sabotage>,
+    #[arg(long = "break", value_parser = sabotage_parser(), value_name = "WHAT")]
+    pub(super) broken: Option<Broken>,
 
     /// Instead of running the stories, break each in all ways of --break, and pass only if each failure names its cause.
     #[arg(long, conflicts_with = "broken")]
@@ -194,8 +193,8 @@ impl Args {
 
     pub(super) fn selection(&self) -> Selection<'_> {
         let unnamed = match self.broken {
-            _ if self.is_on_kind() => Set::Flow,
-            Some(sabotage) => Set::One(sabotage.story),
+            _ if self.is_on_kind() => Set::One(flow::STORY.name),
+            Some((story, _)) => Set::One(story.name),
             None => self.unnamed,
         };
         Selection { named: &self.stories, unnamed, kubelet_root: self.nodes.variant().kubelet_root }
@@ -211,9 +210,12 @@ impl Args {
     /// Refuses options that cannot work together.
     pub(super) fn check(&self) -> Result<()> {
         self.nodes.check()?;
-        let broken = self.broken.map(|sabotage| sabotage.story);
-        let named = self.stories.iter().map(String::as_str).chain(broken);
-        catalogue::require_suitable(named, self.nodes.variant().kubelet_root)?;
+        let named = STORIES.iter().filter(|story| self.stories.iter().any(|name| name == story.name));
+        let mut named = named.chain(self.broken.map(|(story, _)| story));
+        let kubelet_root = self.nodes.variant().kubelet_root;
+        if let Some(story) = named.find(|story| !story.suits(kubelet_root)) {
+            anyhow::bail!("story {} needs {}", story.name, story.needs());
+        }
         let runs_all = self.stories.is_empty() && !matches!(self.unnamed, Set::Main | Set::Node);
         let on_node = [
             self.self_check.then_some("--self-check"),
@@ -242,10 +244,18 @@ impl Args {
         }
         line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
-        line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name.into()]));
+        line.extend(self.broken.iter().flat_map(|(_, sabotage)| ["--break".into(), sabotage.name.into()]));
         line.extend(self.kubernetes.words());
         line
     }
+}
+
+/// Parses the value of `--break`.
+fn sabotage_parser() -> impl TypedValueParser<Value = Broken> {
+    let value = |(_, sabotage): Broken| PossibleValue::new(sabotage.name).help(sabotage.about);
+    PossibleValuesParser::new(sabotages().map(value)).try_map(|name| {
+        sabotages().find(|(_, sabotage)| sabotage.name == name).context("there is no such sabotage")
+    })
 }
 
 #[cfg(test)]
@@ -271,7 +281,7 @@ mod tests {
         let again = parse(words).again();
         assert_eq!(again, words);
         let broken = Line::parse_from(again).args.into_args().broken;
-        assert_eq!(broken.map(|sabotage| sabotage.name), Some("no-disk"));
+        assert_eq!(broken.map(|(_, sabotage)| sabotage.name), Some("no-disk"));
         let words = [
             "e2e",
             "--keep",

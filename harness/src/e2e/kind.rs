@@ -15,7 +15,6 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
 use testvm_cluster::{ContainerImage, KubernetesSource, client};
 
-use super::catalogue::STORIES;
 use super::runner::{AfterFailure, Plan, Runner, Selection, StoryRunner};
 use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
@@ -131,7 +130,7 @@ async fn test(
         let nodes = NodeOptions::default();
         let after_failure = AfterFailure::GoOn(reports);
         let plan = Plan { nodes: &nodes, selection: stories.selection, sabotage: None, after_failure };
-        StoryRunner::begin(session, report, &env, plan).await.run_all(STORIES).await;
+        StoryRunner::begin(session, report, &env, plan).await.run_all().await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
         if stories.documents && report.succeeded() {
             // The report has the reason of a failure.

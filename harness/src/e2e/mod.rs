@@ -5,7 +5,6 @@
 //! harness's own, and are reported as skipped on other clusters.
 
 mod args;
-mod catalogue;
 mod console;
 mod doctor;
 mod documents;
@@ -17,17 +16,18 @@ mod parts;
 mod restarts;
 mod run;
 mod runner;
-mod sabotage;
 mod sabotages;
 mod self_check;
 mod state_dump;
 mod stories;
+mod story;
 mod upgrade;
 
 pub use self::args::{Args, CommandArgs};
-pub(crate) use self::catalogue::{Set, lines};
 pub(crate) use self::driver::{
     install_driver, install_driver_with_snapshots, nothing_left, replace_driver, write_state,
 };
 pub use self::run::run;
+pub(crate) use self::stories::lines;
+pub(crate) use self::story::Set;
 pub(crate) use self::upgrade::run as run_upgrade;

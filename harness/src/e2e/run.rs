@@ -11,7 +11,6 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, ClusterProfile, background, client, gvisor, snapshotter};
 
 use super::args::Args;
-use super::catalogue::STORIES;
 use super::own_cluster::{self, NAMESPACE, Places};
 use super::runner::{AfterFailure, Plan, Runner, Selection, StoryRunner};
 use super::{kind, self_check, state_dump, stories};
@@ -65,7 +64,7 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
         if args.self_check {
             Box::pin(self_check::run(session, &mut report, &env, plan)).await;
         } else {
-            Box::pin(StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES)).await;
+            Box::pin(StoryRunner::begin(session, &mut report, &env, plan).await.run_all()).await;
         }
         state_dump::write(&env, &reports).await;
         if !report.succeeded() {
@@ -115,10 +114,10 @@ async fn start(
 /// Builds what only some stories need: each is large.
 async fn additions(session: &Session, selection: Selection<'_>) -> Result<Additions> {
     let mut additions = Additions::default();
-    if selection.contains_name(stories::gvisor::NAME) {
+    if selection.contains_name(stories::gvisor::STORY.name) {
         additions.tools = gvisor::programs(session).await?;
     }
-    if selection.contains_name(stories::snapshots::NAME) {
+    if selection.contains_name(stories::snapshots::STORY.name) {
         additions.images = snapshotter::images(session).await?.into();
     }
     Ok(additions)
@@ -143,7 +142,7 @@ async fn against_any_cluster(
     let nodes = NodeOptions::default();
     let after_failure = AfterFailure::GoOn(reports);
     let plan = Plan { nodes: &nodes, selection, sabotage: None, after_failure };
-    StoryRunner::begin(session, &mut report, &env, plan).await.run_all(STORIES).await;
+    StoryRunner::begin(session, &mut report, &env, plan).await.run_all().await;
     state_dump::write(&env, reports).await;
     let started = Instant::now();
     // The removal also runs if a story failed or was stopped.

@@ -12,9 +12,8 @@ use testvm::steps::{StepFailed, StepResult, Steps};
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
-use super::catalogue::{Run, STORIES, Set, State, Story, When};
-use super::sabotage::Sabotage;
-use super::stories::{flow, install, removal};
+use super::stories::{STORIES, flow, install, removal};
+use super::story::{Broken, Run, RunState, Set, Story, When};
 use super::{restarts, state_dump};
 use crate::listing::record_time;
 use crate::node_options::NodeOptions;
@@ -72,7 +71,7 @@ pub(super) struct Plan<'a> {
     pub(super) nodes: &'a NodeOptions,
     pub(super) selection: Selection<'a>,
     /// The run then ends with the first failure.
-    pub(super) sabotage: Option<&'static Sabotage>,
+    pub(super) sabotage: Option<Broken>,
     pub(super) after_failure: AfterFailure<'a>,
 }
 
@@ -90,7 +89,7 @@ pub(super) struct StoryRunner<'a> {
     session: &'a Session,
     report: &'a mut Report,
     plan: Plan<'a>,
-    state: State<'a>,
+    state: RunState<'a>,
     /// `None` if the containers of the driver cannot be watched. Then no story runs.
     watch: Option<Watch>,
     /// `false` for runs without progress lines.
@@ -108,9 +107,9 @@ pub(super) trait Runner {
     /// Reports the selected stories that did not run.
     fn report_not_run(&mut self);
 
-    /// Runs stories in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
-    async fn run_all(&mut self, stories: &[Story]) {
-        for story in stories {
+    /// Runs the stories in their order, and recovers from each that fails. The first that cannot be recovered from ends the run.
+    async fn run_all(&mut self) {
+        for story in STORIES {
             if self.run(story).await.is_err() && self.recover(story).await.is_err() {
                 break;
             }
@@ -122,7 +121,7 @@ pub(super) trait Runner {
 impl Runner for StoryRunner<'_> {
     async fn run(&mut self, story: &Story) -> StepResult {
         // The flow is the first story with claims.
-        if story.name == flow::NAME {
+        if story.name == flow::STORY.name {
             self.create_namespace().await?;
         }
         if !self.plan.selection.contains(story) {
@@ -160,7 +159,7 @@ impl Runner for StoryRunner<'_> {
 fn go_on<'a>(
     after_failure: AfterFailure<'a>,
     failed: &Story,
-    sabotage: Option<&Sabotage>,
+    sabotage: Option<Broken>,
     cancelled: bool,
 ) -> Option<&'a Path> {
     match after_failure {
@@ -181,18 +180,18 @@ impl<'a> StoryRunner<'a> {
     ) -> StoryRunner<'a> {
         // The report has the reason of a failure.
         let watch = restarts::watch(session, report, env).await.ok();
-        let state = State { env, nodes: plan.nodes, before: None };
+        let state = RunState { env, nodes: plan.nodes, before: None };
         StoryRunner { session, report, plan, state, watch, shown: true, failed: 0 }
     }
 
     /// Runs a story, and checks the driver's containers.
     pub(super) async fn run_story(&mut self, story: &Story) -> StepResult {
         let Some(watch) = &mut self.watch else { return Err(StepFailed) };
-        let sabotage = self.plan.sabotage.filter(|sabotage| sabotage.story == story.name);
         let env = self.state.env;
-        let change = sabotage.map(|sabotage| move || (sabotage.change)(env));
+        let sabotage = self.plan.sabotage.filter(|(broken, _)| broken.name == story.name);
+        let sabotage = sabotage.map(|(_, sabotage)| (sabotage, move || (sabotage.change)(env)));
         let mut steps = begin(self.session, self.report, story.name, self.shown);
-        if let (Some(sabotage), Some(change)) = (sabotage, &change) {
+        if let Some((sabotage, change)) = &sabotage {
             steps = steps.inserting(sabotage.title(), sabotage.before, change);
         }
         let state = &mut self.state;
@@ -237,7 +236,7 @@ impl<'a> StoryRunner<'a> {
     }
 
     /// Changes the environment while the next stories run.
-    pub(super) fn sabotage(&mut self, sabotage: Option<&'static Sabotage>) {
+    pub(super) fn sabotage(&mut self, sabotage: Option<Broken>) {
         self.plan.sabotage = sabotage;
     }
 
@@ -261,9 +260,7 @@ fn begin<'a>(session: &'a Session, report: &'a mut Report, name: &'static str, s
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalogue::names;
-    use super::super::sabotages::SABOTAGES;
-    use super::super::stories::{gvisor, snapshots};
+    use super::super::stories::{gvisor, names, sabotages, snapshots};
     use super::*;
 
     /// Runs nothing. `failing` fails, and `can_recover` tells whether the run can go on.
@@ -290,8 +287,8 @@ mod tests {
     }
 
     async fn calls(can_recover: bool) -> Vec<String> {
-        let mut runner = FakeRunner { failing: flow::NAME, can_recover, calls: Vec::new() };
-        runner.run_all(STORIES).await;
+        let mut runner = FakeRunner { failing: flow::STORY.name, can_recover, calls: Vec::new() };
+        runner.run_all().await;
         runner.calls
     }
 
@@ -309,13 +306,12 @@ mod tests {
 
     #[test]
     fn a_failure_ends_some_runs() {
-        let story = |name: &str| STORIES.iter().find(|story| story.name == name).unwrap();
         let reports = Path::new("/reports");
-        let (kept, flow) = (AfterFailure::GoOn(reports), story(flow::NAME));
+        let (kept, flow) = (AfterFailure::GoOn(reports), &flow::STORY);
         assert_eq!(go_on(kept, flow, None, false), Some(reports));
         assert_eq!(go_on(AfterFailure::End, flow, None, false), None);
-        assert_eq!(go_on(kept, story("install"), None, false), None);
-        assert_eq!(go_on(kept, flow, Some(&SABOTAGES[0]), false), None);
+        assert_eq!(go_on(kept, &install::STORY, None, false), None);
+        assert_eq!(go_on(kept, flow, sabotages().next(), false), None);
         assert_eq!(go_on(kept, flow, None, true), None);
     }
 
@@ -326,8 +322,8 @@ mod tests {
 
     #[test]
     fn stories_of_other_projects_must_be_named() {
-        for name in [gvisor::NAME, snapshots::NAME] {
-            for set in [Set::Flow, Set::Main, Set::Node, Set::Short, Set::Long, Set::All] {
+        for name in [gvisor::STORY.name, snapshots::STORY.name] {
+            for set in [Set::Main, Set::Node, Set::Short, Set::Long, Set::All] {
                 assert!(!selected(&[], set, KubeletRoot::DataDisk).contains(&name), "{set:?}");
             }
             assert!(selected(&["clones", name], Set::All, KubeletRoot::RootDisk).contains(&name));
@@ -340,12 +336,11 @@ mod tests {
 
     #[test]
     fn every_selection_has_the_first_and_the_last_story() {
-        for set in [Set::Flow, Set::Main, Set::Node, Set::Short, Set::Long, Set::All, Set::OtherProjects] {
+        for set in [Set::Main, Set::Node, Set::Short, Set::Long, Set::All, Set::OtherProjects] {
             let stories = selected(&[], set, KubeletRoot::RootDisk);
-            assert!(
-                stories.len() > 2 && stories[0] == install::NAME && stories.last() == Some(&removal::NAME),
-                "{set:?}: {stories:?}"
-            );
+            let (first, last) = (stories[0], stories[stories.len() - 1]);
+            assert_eq!((first, last), (install::STORY.name, removal::STORY.name), "{set:?}: {stories:?}");
+            assert!(stories.len() > 2, "{set:?}: {stories:?}");
         }
         assert_eq!(selected(&["clones"], Set::All, KubeletRoot::RootDisk), ["install", "clones", "removal"]);
     }
@@ -354,7 +349,7 @@ mod tests {
     fn two_stories_need_the_kubelet_on_the_data_disk() {
         let all = selected(&[], Set::All, KubeletRoot::DataDisk);
         let other: Vec<&str> = names().filter(|name| !all.contains(name)).collect();
-        assert_eq!(other, [gvisor::NAME, snapshots::NAME]);
+        assert_eq!(other, [gvisor::STORY.name, snapshots::STORY.name]);
         let on_root_disk = selected(&[], Set::All, KubeletRoot::RootDisk);
         let missing: Vec<&str> = all.into_iter().filter(|name| !on_root_disk.contains(name)).collect();
         assert_eq!(missing, ["kubelet-root", "kubelet-quotas"]);

@@ -8,11 +8,9 @@ use testvm::report::{Case, Outcome, Report};
 use testvm::session::Session;
 use testvm::steps::{StepFailed, StepResult};
 
-use super::catalogue::{STORIES, Story};
 use super::runner::{Plan, StoryRunner};
-use super::sabotage::Sabotage;
-use super::sabotages::SABOTAGES;
-use super::stories::{install, removal};
+use super::stories::{install, removal, sabotages};
+use super::story::{Broken, Story};
 use crate::test_env::environment::TestEnv;
 
 const NAME: &str = "self-check";
@@ -23,18 +21,19 @@ pub(super) async fn run(session: &Session, report: &mut Report, env: &TestEnv<'_
     let runner = StoryRunner::begin(session, &mut inner, env, plan).await.hidden();
     let mut check = SelfCheck { env, runner };
     let mut works = record(session, report, "install the driver", check.prepare()).await;
-    for sabotage in SABOTAGES.iter().filter(|sabotage| plan.selection.asks_for(story(sabotage.story))) {
-        let title = format!("--break {}: {} fails", sabotage.name, sabotage.story);
+    for broken in sabotages().filter(|(story, _)| plan.selection.asks_for(story)) {
+        let (story, sabotage) = broken;
+        let title = format!("--break {}: {} fails", sabotage.name, story.name);
         if !works {
             report.push(NAME, &title, Outcome::NotRun, Duration::ZERO);
             continue;
         }
-        record(session, report, &title, check.notices(sabotage)).await;
+        record(session, report, &title, check.notices(broken)).await;
         let title = format!("--break {}: repaired", sabotage.name);
-        works = record(session, report, &title, check.repair(sabotage)).await;
+        works = record(session, report, &title, check.repair(broken)).await;
     }
     if works {
-        record(session, report, "nothing is left", check.pass(removal::NAME)).await;
+        record(session, report, "nothing is left", check.pass(&removal::STORY)).await;
     }
 }
 
@@ -63,39 +62,39 @@ struct SelfCheck<'a> {
 
 impl SelfCheck<'_> {
     async fn prepare(&mut self) -> Result<String> {
-        self.pass(install::NAME).await?;
+        self.pass(&install::STORY).await?;
         let first = self.runner.cases().len();
         let created = self.runner.create_namespace().await;
         self.result(first, created)
     }
 
     /// Runs the story of the sabotage, and returns its failure.
-    async fn notices(&mut self, sabotage: &'static Sabotage) -> Result<String> {
+    async fn notices(&mut self, broken: Broken) -> Result<String> {
         let first = self.runner.cases().len();
-        self.runner.sabotage(Some(sabotage));
-        let outcome = self.runner.run_story(story(sabotage.story)).await;
+        self.runner.sabotage(Some(broken));
+        let outcome = self.runner.run_story(broken.0).await;
         self.runner.sabotage(None);
-        judge(&self.runner.cases()[first..], sabotage, outcome.is_err())
+        judge(&self.runner.cases()[first..], broken, outcome.is_err())
     }
 
     /// Installs the driver again, because it may be frozen, or the kubelet may delay its next restart. Then removes what the story
     /// left.
-    async fn repair(&mut self, sabotage: &Sabotage) -> Result<String> {
+    async fn repair(&mut self, (story, sabotage): Broken) -> Result<String> {
         self.env.timeouts.restore();
         if let Some(repair) = sabotage.repair {
             repair(self.env).await.context("undo the sabotage")?;
         }
         install::stop(self.env).await?;
-        self.pass(install::NAME).await?;
+        self.pass(&install::STORY).await?;
         let first = self.runner.cases().len();
-        let cleaned = self.runner.clean_up(story(sabotage.story)).await;
+        let cleaned = self.runner.clean_up(story).await;
         self.result(first, cleaned)
     }
 
     /// Runs a story that must pass.
-    async fn pass(&mut self, name: &str) -> Result<String> {
+    async fn pass(&mut self, story: &Story) -> Result<String> {
         let first = self.runner.cases().len();
-        let outcome = self.runner.run_story(story(name)).await;
+        let outcome = self.runner.run_story(story).await;
         self.result(first, outcome)
     }
 
@@ -108,20 +107,15 @@ impl SelfCheck<'_> {
     }
 }
 
-/// Returns the story of this name. A test compares the names of the sabotages with the catalogue.
-fn story(name: &str) -> &'static Story {
-    STORIES.iter().find(|story| story.name == name).unwrap_or(&STORIES[0])
-}
-
 /// Returns the first failure after the sabotage, which must contain the words that name it.
-fn judge(cases: &[Case], sabotage: &Sabotage, failed: bool) -> Result<String> {
+fn judge(cases: &[Case], (story, sabotage): Broken, failed: bool) -> Result<String> {
     let title = sabotage.title();
     let changed = cases.iter().position(|case| case.name == title && case.outcome == Outcome::Passed);
     let Some(changed) = changed else {
         anyhow::ensure!(!failed, "the story failed before the sabotage: {:#}", failure(cases));
         anyhow::bail!("the story has no step {:?}", sabotage.before);
     };
-    anyhow::ensure!(failed, "{} passed", sabotage.story);
+    anyhow::ensure!(failed, "{} passed", story.name);
     let failure = failure(&cases[changed..]).to_string();
     let missing: Vec<_> = sabotage.expected.iter().filter(|word| !failure.contains(**word)).collect();
     anyhow::ensure!(missing.is_empty(), "the failure does not contain {missing:?}: {failure}");
@@ -158,7 +152,7 @@ mod tests {
             report.push("install", case.split(": no").next().unwrap(), outcome, Duration::ZERO);
         }
         let failed = !report.succeeded();
-        let judged = judge(&report.cases, &SABOTAGES[0], failed);
+        let judged = judge(&report.cases, sabotages().next().unwrap(), failed);
         match (judged, expected) {
             (Ok(failure), Ok(())) => assert!(failure.contains("prjquota"), "{failure}"),
             (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),

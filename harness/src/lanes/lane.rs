@@ -279,7 +279,7 @@ pub(super) const LANES: &[Lane] = &[
         takes: KUBERNETES,
         run: |session, args| {
             Box::pin(async {
-                let args = e2e::Args::of(Set::Flow, args.e2e.kubernetes()).with_reports("kind");
+                let args = e2e::Args::of(Set::Main, args.e2e.kubernetes()).with_reports("kind");
                 e2e::run(session, &args.on_kind()).await
             })
         },

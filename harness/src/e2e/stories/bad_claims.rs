@@ -9,16 +9,42 @@ use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{Container, freeze};
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
+use crate::e2e::sabotages::{add_volume, remove_volume};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim, holder};
 
-pub(in crate::e2e) const NAME: &str = "bad-claims";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "bad-claims",
+    about: "claims that cannot be provisioned get an event with the reason",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[
+        Sabotage {
+            name: "silence",
+            about: "The driver is frozen, and reports nothing of a claim",
+            before: "an access mode of several nodes is rejected",
+            change: |env| Box::pin(freeze_driver(env)),
+            repair: None,
+            expected: &["expected an event that contains", "ReadWriteMany"],
+        },
+        Sabotage {
+            name: "left-behind",
+            about: "A rejected claim leaves a volume",
+            before: "nothing is left on the node",
+            change: |env| Box::pin(add_volume(env)),
+            repair: Some(|env| Box::pin(remove_volume(env))),
+            expected: &["left behind", "pvc-00000000"],
+        },
+    ],
+};
 
 /// A size that exceeds every node's file system.
 const TOO_LARGE: Size = Size::mebibytes(1 << 30);
@@ -47,7 +73,7 @@ enum Component {
     Scheduler,
 }
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let before = match env.node {
         Some(node) => Some((node, steps.step("list what is on the node", Inventory::take(node)).await?)),
         None => None,
@@ -182,4 +208,16 @@ async fn check_zero_size(env: &TestEnv<'_>) -> Result<()> {
         }
         Ok(_) => anyhow::bail!("the API server accepted a claim of zero bytes"),
     }
+}
+
+/// Freezes the driver, so that no event announces anything any more.
+async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    for pod in env.live_driver_pods().await? {
+        for container in env.driver.containers() {
+            freeze(node, &Container::of(&pod, container)?).await?;
+        }
+    }
+    env.timeouts.shorten();
+    Ok(())
 }

@@ -1,6 +1,9 @@
 //! The component `claim-labels` is added and removed while volumes are in use. No claim is missed, with and without a controller.
 
+use std::time::Duration;
+
 use anyhow::Result;
+use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
@@ -9,19 +12,35 @@ use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, objects};
+use tokio::time::{Instant, sleep};
 
 use crate::e2e::parts::component;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claim_labels::until_recorded;
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::InUse;
 
-pub(in crate::e2e) const NAME: &str = "claim-labels";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "claim-labels",
+    about: "each node watches only its own claims: the component is added and removed while volumes are in use",
+    when: When::Long,
+    run: Run::OwnNode(|steps, state, cluster, _| Box::pin(run(steps, state.env, cluster))),
+    sabotages: &[Sabotage {
+        name: "labels",
+        about: "The claims have no labels",
+        before: "each bound claim has the label of its node",
+        change: |env| Box::pin(remove_labels(env)),
+        repair: None,
+        expected: &["claim labels-before-", "has the labels"],
+    }],
+};
 
 const COMPONENT: &str = "claim-labels";
 const CONTROLLER: &str = "loopfs-controller";
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
     let (root, kubectl) = (steps.session().workspace.root(), cluster.kubectl());
     let mut in_use = InUse::of("labels-before");
     steps.step("pods use a directory and a block volume", in_use.create(env)).await?;
@@ -80,7 +99,7 @@ async fn labelled(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(in crate::e2e) async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
+async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
     let namespace = env.driver.namespace();
     let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), namespace);
     objects::patch(&deployments, CONTROLLER, &json!({"spec": {"replicas": replicas}})).await?;
@@ -91,4 +110,23 @@ pub(in crate::e2e) async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -
     })
     .await
     .map(drop)
+}
+
+/// Stops the controller, deletes the binding of the policy that labels claims, and removes the labels.
+async fn remove_labels(env: &TestEnv<'_>) -> Result<()> {
+    scale_controller(env, 0).await?;
+    let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(env.client.clone());
+    let policy = "loopfs-claim-labels";
+    objects::delete(&bindings, policy).await?;
+    let label = format!("{}/node", env.driver.name);
+    let patch = json!({"metadata": {"labels": {&label: null}}});
+    let deadline = Instant::now() + env.timeouts.end;
+    for claim in objects::list(&env.claims(), "").await? {
+        // The API server applies the policy until it has noticed the deletion, which no event announces.
+        while objects::patch(&env.claims(), &claim.name_any(), &patch).await?.labels().contains_key(&label) {
+            anyhow::ensure!(Instant::now() < deadline, "the API server still applies the policy {policy}");
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+    Ok(())
 }

@@ -13,13 +13,28 @@ use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 use testvm_cluster::workload::until_pod_runs;
 
+use crate::e2e::sabotages::overwrite_files;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{check_text, end, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim, holder};
 
-pub(in crate::e2e) const NAME: &str = "clones";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "clones",
+    about: "a claim with another claim as its data source, and one that a volume populator fills",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[Sabotage {
+        name: "clone",
+        about: "The clone does not have what was written to the original",
+        before: "the clone has what was written",
+        change: |env| Box::pin(overwrite_files(env)),
+        repair: None,
+        expected: &["pod clone-filesystem reads \"of another", " instead of \"of the original\""],
+    }],
+};
 
 /// The size of the claims, which the store rounds up. A clone that requests the same size as its source gets the same capacity.
 const DECIMAL_SIZE: &str = "2M";
@@ -30,7 +45,7 @@ const CHANGED: &str = "no longer shared";
 /// The kinds of volumes, and the path of the text in a pod that has the volume at `/vol`.
 const KINDS: [(VolumeMode, &str); 2] = [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")];
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     clone_claims(steps, env).await?;
     populate(steps, env).await
 }

@@ -8,18 +8,33 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
+use crate::e2e::sabotages::overwrite_files;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{check_text, end, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "deletion-in-use";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "deletion-in-use",
+    about: "a claim is deleted by force while a pod uses its volume",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[Sabotage {
+        name: "data-in-use",
+        about: "The data of a volume in use is lost with its claim",
+        before: "the pod still has its data",
+        change: |env| Box::pin(overwrite_files(env)),
+        repair: None,
+        expected: &["pod in-use-filesystem reads \"of another"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 const TEXT: &str = "still here";
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     for (mode, file) in [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")] {
         let name = format!("in-use-{}", mode.as_str().to_lowercase());
         let volume = steps

@@ -13,16 +13,32 @@ use testvm_cluster::{KubeletRoot, Node, objects};
 
 use super::{install, removal};
 use crate::e2e::parts::node_without_storage::{driver_pod, mount_disk};
+use crate::e2e::sabotages::reject_writes;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::nodes::DATA_DIR;
 use crate::test_env::claims;
 use crate::test_env::disturbances::{kill, replace_pods};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::pods::{check_text, end, start, write};
+use crate::test_env::rejected_writes::{Rejected, allow};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "driver-restart";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "driver-restart",
+    about: "the driver's pods are replaced while volumes are in use, and the driver killed while its disk is missing",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env, state.nodes.variant().kubelet_root))),
+    sabotages: &[Sabotage {
+        name: "restarted-driver",
+        about: "The API server rejects new PersistentVolumes after the driver was replaced",
+        before: "a new claim is provisioned and mounted",
+        change: |env| Box::pin(reject_writes(env, Rejected::Creations)),
+        repair: Some(|env| Box::pin(allow(env))),
+        expected: &["pod after-restart does not run"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 /// The names of the pods and their claims.
@@ -38,11 +54,7 @@ const ENDING: [(&str, VolumeMode); 2] =
 const DRIVER: &str = "csi";
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    kubelet_root: KubeletRoot,
-) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, kubelet_root: KubeletRoot) -> StepResult {
     steps.step("a pod uses a claim", start_pod(env, RUNNING)).await?;
     steps.step("replace the driver's pods", replace(env)).await?;
     steps.step("the new pods are ready and serve requests", install::served(env)).await?;

@@ -4,26 +4,55 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::Container;
 use testvm_cluster::exec::{exec_ok, http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 use testvm_cluster::{Node, objects};
 
-use crate::test_env::claims;
+use crate::e2e::sabotages::{mount_writable, named, reject_writes};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::volume_mounts;
+use crate::test_env::rejected_writes::{Rejected, allow};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
+use crate::test_env::workload::{self, FLOW, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
+use crate::test_env::{claims, pods};
 
-pub(in crate::e2e) const NAME: &str = "flow";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "flow",
+    about: "a mounted, a read-only and a block volume, expanded in use while the driver is killed",
+    when: When::Main,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[
+        Sabotage {
+            name: "readonly",
+            about: "The pod can write to the volume that its arguments call read-only",
+            before: "the claims are bound to volumes of exactly that size",
+            change: |env| Box::pin(mount_flow_writable(env)),
+            repair: None,
+            expected: &["a write was allowed on the read-only volume", "/vol/readonly"],
+        },
+        Sabotage {
+            name: "resize",
+            about: "The API server rejects the expansion of the volumes",
+            before: "ask for 4Mi",
+            change: |env| Box::pin(reject_writes(env, Rejected::CreationsAndUpdates)),
+            repair: Some(|env| Box::pin(allow(env))),
+            expected: &["has not grown", "4Mi asked", "it has 1Mi"],
+        },
+    ],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 const GROWN: Size = Size::mebibytes(4);
@@ -34,7 +63,7 @@ const OF_A_RESIZE: [&str; 4] =
 /// The title of the step that needs pods of the driver.
 const LOGS: &str = "logs of the driver can be read";
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     run_without_logs(steps, env).await?;
     steps.step(LOGS, driver_logs(env)).await
 }
@@ -258,4 +287,16 @@ async fn until_claims(
     complaint: impl Fn(&PersistentVolumeClaim) -> Option<String>,
 ) -> Result<()> {
     until_none_complains(env.claims(), "claim", &FLOW_CLAIMS, within, complaint).await.map(drop)
+}
+
+/// Has the pod mount its read-only volume writable.
+async fn mount_flow_writable(env: &TestEnv<'_>) -> Result<()> {
+    let sets = env.stateful_sets();
+    let mut set = objects::read(&sets, FLOW).await?;
+    sets.delete(FLOW, &DeleteParams::background()).await.map_err(api_error).context("delete it")?;
+    // The controller may delete the pod first.
+    drop(pods::end(env, FLOW_POD).await);
+    mount_writable(set.spec.get_or_insert_default().template.spec.get_or_insert_default());
+    set = StatefulSet { metadata: named(FLOW), spec: set.spec, status: None };
+    objects::create(&sets, &set).await.map(drop)
 }

@@ -15,13 +15,28 @@ use testvm_cluster::{Node, objects};
 
 use super::flow::{check_mount_options, exec_sees, verdict};
 use super::removal::nothing_left;
+use crate::e2e::sabotages::replace_pod;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Held, READ_ONLY_PATH, VolumeMode, WRITABLE_PATH, claim, holder, holder_of};
 use crate::test_env::{claims, pods, runtime_classes};
 
-pub(in crate::e2e) const NAME: &str = "gvisor";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "gvisor",
+    about: "volumes of pods under gVisor",
+    when: When::OtherProjects,
+    run: Run::OwnNode(|steps, state, _, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "host-kernel",
+        about: "The pod runs on the kernel of the node",
+        before: "the kernel that the pod sees is gVisor's",
+        change: |env| Box::pin(replace_pod(env, POD, |pod| pod.runtime_class_name = None)),
+        repair: None,
+        expected: &["the pod runs on"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 const GROWN: Size = Size::mebibytes(4);
@@ -39,7 +54,7 @@ const ABSENT_HANDLER: &str = "no-such-handler";
 const UNKNOWN: &str = "no-such-class";
 const REJECTED: &str = "gvisor-rejected";
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = steps.step("list what is on the node", Inventory::take(node)).await?;
     steps.step("a pod starts under gVisor with two volumes of 1Mi", start(env)).await?;
     steps.step("[INIT-PASSED]", verdict(env, POD, "[INIT-PASSED]", env.timeouts.start)).await?;

@@ -15,6 +15,8 @@ use testvm_cluster::Node;
 use tokio::time::{Instant, sleep};
 
 use super::{outages, removal};
+use crate::e2e::sabotages::{add_volume, remove_volume};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
@@ -22,7 +24,20 @@ use crate::test_env::rejected_writes::{Rejected, allow, reject, was_rejected};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "half-provisioned";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "half-provisioned",
+    about: "the provisioner is killed between a volume and its PersistentVolume",
+    when: When::All,
+    run: Run::OwnNode(|steps, state, _, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "second-volume",
+        about: "A volume is created again",
+        before: "the claims have the volumes that were made, and the deleted one has none",
+        change: |env| Box::pin(add_volume(env)),
+        repair: Some(|env| Box::pin(remove_volume(env))),
+        expected: &["pvc-00000000", "and those that were made first are"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 const KEPT: [(&str, VolumeMode); 2] =
@@ -32,7 +47,7 @@ const DELETED: (&str, VolumeMode) = ("half-deleted", VolumeMode::Filesystem);
 /// The poll interval: no event announces that an unneeded volume is deleted.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = steps.step("list what is on the node", Inventory::take(node)).await?;
     steps.step("the API server takes no objects of volumes", reject(env, Rejected::Creations)).await?;
     let made =

@@ -9,19 +9,35 @@ use testvm_cluster::{Cluster, objects};
 
 use super::install;
 use crate::e2e::doctor;
+use crate::e2e::sabotages::reject_writes;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::helm::{Helm, RELEASE, is_kept};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::{InUse, running};
+use crate::test_env::rejected_writes::{Rejected, allow};
 use crate::test_env::workload::VolumeMode;
 
-pub(in crate::e2e) const NAME: &str = "helm";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "helm",
+    about: "the chart installs the driver, over the manifests and without them, while volumes are in use",
+    when: When::Long,
+    run: Run::OwnNode(|steps, state, cluster, _| Box::pin(run(steps, state.env, cluster))),
+    sabotages: &[Sabotage {
+        name: "chart",
+        about: "The API server rejects the expansion of volumes after the chart was installed",
+        before: "the volumes are expanded in use",
+        change: |env| Box::pin(reject_writes(env, Rejected::CreationsAndUpdates)),
+        repair: Some(|env| Box::pin(allow(env))),
+        expected: &["claim helm-filesystem is not given 2Mi"],
+    }],
+};
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
     let helm = Helm::build(steps.session());
     let helm = steps.step("build Helm", helm).await?;
     let (kubeconfig, values) = (cluster.kubeconfig(), json!({}));
-    let mut in_use = InUse::of(NAME);
+    let mut in_use = InUse::of("helm");
     steps.step("pods use a directory and a block volume", in_use.create(env)).await?;
     let containers = steps.step("list the containers of all pods with volumes", running(env)).await?;
     let taken = async {

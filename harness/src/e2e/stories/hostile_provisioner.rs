@@ -5,18 +5,34 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
+use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::containers::{self, Container};
 use testvm_cluster::exec::exec_in;
 use testvm_cluster::{KUBELET_ROOT, Node};
 
+use crate::e2e::parts::serving::change_container;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::nodes::DATA_DIR;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 use crate::test_env::{claims, pods};
 
-pub(in crate::e2e) const NAME: &str = "hostile-provisioner";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "hostile-provisioner",
+    about: "an attacker in the provisioner's container reaches neither the volumes nor the node",
+    when: When::All,
+    run: Run::OwnNode(|steps, state, _, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "privileges",
+        about: "A program in the provisioner's container can get the user of its file",
+        before: "each attack fails in the provisioner's container",
+        change: |env| Box::pin(allow_privileges(env)),
+        repair: None,
+        expected: &["an attacker in the container provisioner can run a program as root"],
+    }],
+};
 
 /// The tenant's pod and its claim.
 const TENANT: &str = "tenant";
@@ -48,7 +64,7 @@ struct Attack<'a> {
     node_socket: String,
 }
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let attack = steps.step("a tenant's pod has a volume", Attack::prepare(env, node)).await?;
     // Otherwise an attack that cannot succeed anywhere would pass.
     steps.step("root on the node succeeds with each attack", attack.as_root()).await?;
@@ -135,4 +151,10 @@ impl<'a> Attack<'a> {
 fn lines<'a>(output: &'a str, begin: &str) -> Result<Vec<&'a str>> {
     output.lines().next().context("the attack printed nothing")?;
     Ok(output.lines().filter_map(|line| line.strip_prefix(begin)).collect())
+}
+
+/// Allows programs in the provisioner's container to get the privileges of their files.
+async fn allow_privileges(env: &TestEnv<'_>) -> Result<()> {
+    let context = json!({"allowPrivilegeEscalation": true});
+    change_container(env, &json!({"name": PROVISIONER, "securityContext": context})).await
 }

@@ -6,13 +6,28 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_event, until_one};
 
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "infeasible-resize";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "infeasible-resize",
+    about: "an expansion beyond the node's space is rejected, a smaller one succeeds",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[Sabotage {
+        name: "rejected-resize",
+        about: "A volume has grown although its expansion was rejected",
+        before: "the pod goes on with what it had",
+        change: |env| Box::pin(on_node(env, DOUBLE_LIMITS)),
+        repair: None,
+        expected: &["expected 1048576 bytes in"],
+    }],
+};
 
 const CLAIM: &str = "infeasible";
 const SIZE: Size = Size::mebibytes(1);
@@ -20,8 +35,9 @@ const SIZE: Size = Size::mebibytes(1);
 const TOO_LARGE: Size = Size::mebibytes(1 << 30);
 /// A size less than the rejected one and greater than the current one.
 const REDUCED: Size = Size::mebibytes(3);
+const DOUBLE_LIMITS: &str = "for volume in DATA/volumes/*; do TOOL quota set --bytes 2MiB \"$volume\"; done";
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     steps
         .step("a pod uses a claim of 1Mi", async {
             let object =

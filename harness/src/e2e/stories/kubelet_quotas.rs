@@ -16,14 +16,29 @@ use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
 use super::{driver_restart, install};
-use crate::test_env::environment::TestEnv;
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::projects::{FIRST_OF_KUBELET, Projects};
 use crate::test_env::sizes::Size;
 use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{SCRATCH, VolumeMode, claim, scratch_pod};
 use crate::test_env::{claims, pods};
 
-pub(in crate::e2e) const NAME: &str = "kubelet-quotas";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "kubelet-quotas",
+    about: "project ids of the kubelet and of volumes on one file system",
+    when: When::Node,
+    run: Run::KubeletOnDataDisk(|steps, state, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "kubelet-limits",
+        about: "The projects of the kubelet have no limits",
+        before: "the kubelet has given each emptyDir a project",
+        change: |env| Box::pin(remove_kubelet_limits(env)),
+        repair: None,
+        expected: &["has no limit"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 /// The size limit of an emptyDir. The kubelet sets no such limit in the file system, it compares.
@@ -40,7 +55,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 const POLL_TIMEOUT: Duration = Duration::from_secs(240);
 const CLAIM_LABEL: (&str, &str) = ("story", "kubelet-quotas");
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     steps.step("pods with a user namespace write to emptyDirs", start(env)).await?;
     let before = steps.step("the kubelet has given each emptyDir a project", assigned(env, node)).await?;
     steps
@@ -236,4 +251,13 @@ async fn clear(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> 
         anyhow::ensure!(then.is_none_or(|then| then.limit == record.limit), "{then:?} and {record:?}");
     }
     delete_runtime_class(env).await
+}
+
+/// Removes the limits from the projects of the kubelet.
+async fn remove_kubelet_limits(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    for (id, _) in Projects::read(node).await?.records_of_kubelet() {
+        on_node(env, format!("xfs_quota -x -c 'limit -p bhard=0 bsoft=0 {id}' DATA")).await?;
+    }
+    Ok(())
 }

@@ -9,13 +9,32 @@ use testvm_cluster::exec::exec_ok;
 use testvm_cluster::mount_table::{Mounted, mounts};
 use testvm_cluster::{KUBELET_ROOT, Node};
 
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Held, SCRATCH, VolumeMode, claim, scratch_pod};
 use crate::test_env::{claims, pods};
 
-pub(in crate::e2e) const NAME: &str = "kubelet-root";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "kubelet-root",
+    about: "a kubelet with its directory on the data disk",
+    when: When::Node,
+    run: Run::KubeletOnDataDisk(|steps, state, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "noexec",
+        about: "The directory of the kubelet forbids programs",
+        before: "the kubelet's root is a mount of the data disk with nodev, nosuid and exec",
+        change: |env| {
+            Box::pin(on_node(env, format!("mount -o remount,bind,nodev,nosuid,noexec {KUBELET_ROOT}")))
+        },
+        repair: Some(|env| {
+            Box::pin(on_node(env, format!("mount -o remount,bind,nodev,nosuid,exec {KUBELET_ROOT}")))
+        }),
+        expected: &["/var/lib/kubelet", "noexec"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 /// The names of the pod and its claims.
@@ -25,7 +44,7 @@ const BLOCK: &str = "kubelet-root-block";
 const DEVICE: &str = "/device";
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     steps
         .step("the kubelet's root is a mount of the data disk with nodev, nosuid and exec", mounted(node))
         .await?;

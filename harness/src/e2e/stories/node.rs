@@ -13,6 +13,8 @@ use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX, objects};
 
 use crate::e2e::doctor;
 use crate::e2e::parts::{detached_device, node_debug};
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
 use crate::test_env::claims;
@@ -22,7 +24,20 @@ use crate::test_env::sizes::Size;
 use crate::test_env::volume_work::{KUBELET, VOLUME_PROGRAMS, by_kubelet_for_volumes, loop_devices};
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "node";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "node",
+    about: "the kubelet and losetup of the node, the programs that the kubelet starts, and node-debug",
+    when: When::Node,
+    run: Run::OwnNode(|steps, state, _, node| Box::pin(run(steps, state.env, state.nodes, node))),
+    sabotages: &[Sabotage {
+        name: "losetup",
+        about: "Another losetup than that of the run comes first on the node",
+        before: "the node has the losetup of this run",
+        change: |env| Box::pin(on_node(env, format!("ln -s TOOL {LOSETUP_LINK}"))),
+        repair: Some(|env| Box::pin(on_node(env, format!("rm {LOSETUP_LINK}")))),
+        expected: &["losetup --version prints", "losetup from loopfs"],
+    }],
+};
 
 const POD: &str = "one-device";
 const SIZE: Size = Size::mebibytes(2);
@@ -31,12 +46,7 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 /// The losetup of util-linux in the root file system of a node.
 const UTIL_LINUX_LOSETUP: &str = "/usr/sbin/losetup";
 
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    options: &NodeOptions,
-    node: &Node,
-) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, options: &NodeOptions, node: &Node) -> StepResult {
     let kubelet = options.variant().kubelet;
     steps.step("the node reports the kubelet of this run", reports(env, node, kubelet)).await?;
     let title = "the node has the losetup of this run";

@@ -17,22 +17,36 @@ use testvm_cluster::{Cluster, DataDisk, Node, objects};
 use super::orphans::{self, FILE, TEXT};
 use super::{install, second_node};
 use crate::e2e::parts::component;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "node-loss";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "node-loss",
+    about: "a node is deleted by mistake, and lost; it comes back with its data",
+    when: When::Long,
+    run: Run::OwnNode(|steps, state, cluster, _| Box::pin(run(steps, state.env, cluster))),
+    sabotages: &[Sabotage {
+        name: "retained-claim",
+        about: "The volume of a lost node is to be retained",
+        before: "the grace time is now a second, and the machine and its Node go",
+        change: |env| Box::pin(retain_on_node_loss(env)),
+        repair: Some(|env| Box::pin(remove_lost_volume(env))),
+        expected: &["wait for the deletion of persistentvolumeclaims/on-a-lost-node", "it still exists"],
+    }],
+};
 
 const COMPONENT: &str = "node-loss";
 const SIZE: Size = Size::mebibytes(1);
-pub(in crate::e2e) const CLAIM: &str = "on-a-lost-node";
+const CLAIM: &str = "on-a-lost-node";
 const WRITER: &str = "before-the-loss";
 const READER: &str = "after-the-return";
 const GRACE: &str = "csi.loopfs.dev/node-loss-grace-seconds";
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> StepResult {
     let (root, kubectl) = (steps.session().workspace.root(), cluster.kubectl());
     let added = component::add(env, root, kubectl, COMPONENT);
     let added = steps.step("apply the component node-loss", added).await?;
@@ -134,4 +148,18 @@ async fn goes(env: &TestEnv<'_>, node: &Node, volume: &PersistentVolume) -> Resu
 async fn deleted(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     objects::until_gone(env.claims(), CLAIM, env.timeouts.end).await?;
     claims::gone(env, &volume.name_any()).await
+}
+
+/// Has the driver keep the claim.
+async fn retain_on_node_loss(env: &TestEnv<'_>) -> Result<()> {
+    let volume = claims::volume_of(env, CLAIM).await?.name_any();
+    let retain = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}});
+    claims::patch_volume(env, &volume, &retain).await
+}
+
+/// Deletes that PersistentVolume, whose node does not run any more.
+async fn remove_lost_volume(env: &TestEnv<'_>) -> Result<()> {
+    let volume = claims::volume_of(env, CLAIM).await?.name_any();
+    objects::delete(&claims::volumes(env), &volume).await?;
+    claims::patch_volume(env, &volume, &json!({"metadata": {"finalizers": null}})).await
 }

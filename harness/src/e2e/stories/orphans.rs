@@ -9,13 +9,38 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::{exec_in, exec_ok, exec_with_input};
 use testvm_cluster::objects;
 
+use crate::e2e::sabotages::{add_volume, overwrite_files, remove_volume};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "orphans";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "orphans",
+    about: "the audit lists a volume whose PersistentVolume was deleted",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[
+        Sabotage {
+            name: "orphan",
+            about: "A volume has no PersistentVolume before the story deletes one",
+            before: "the audit finds nothing",
+            change: |env| Box::pin(add_volume(env)),
+            repair: Some(|env| Box::pin(remove_volume(env))),
+            expected: &["the audit lists"],
+        },
+        Sabotage {
+            name: "orphan-data",
+            about: "The data of a volume is lost with its PersistentVolume",
+            before: "a new object brings its data back",
+            change: |env| Box::pin(overwrite_files(env)),
+            repair: None,
+            expected: &["the volume contains \"of another volume\""],
+        },
+    ],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 const FIRST: &str = "orphaned";
@@ -30,7 +55,7 @@ const RESTORE: [&str; 2] = ["/loopfs-provisioner", "restore-objects"];
 const AUDIT: [&str; 4] =
     ["/loopfs-provisioner", "node", "--driver-socket=unix:///control/control.sock", "--audit"];
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let volume = steps.step("a pod writes to a claim", write(env)).await?;
     steps.step("the audit finds nothing", listed(env, "")).await?;
     steps.step("the volume's object is deleted, and its data kept", orphan(env, FIRST, &volume)).await?;

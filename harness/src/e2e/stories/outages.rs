@@ -14,6 +14,8 @@ use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, Node, objects};
 
 use super::removal;
+use crate::e2e::sabotages::{add_volume, remove_volume};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
@@ -21,7 +23,20 @@ use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "outages";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "outages",
+    about: "the provisioner and the API server are killed while they work",
+    when: When::All,
+    run: Run::OwnNode(|steps, state, cluster, node| Box::pin(run(steps, state.env, cluster, node))),
+    sabotages: &[Sabotage {
+        name: "too-many-volumes",
+        about: "A volume more is on the node than there are claims",
+        before: "each claim has one volume, and no volume is without",
+        change: |env| Box::pin(add_volume(env)),
+        repair: Some(|env| Box::pin(remove_volume(env))),
+        expected: &["100 claims, and on the node the volumes"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 /// The number of claims of a batch: enough that some are unbound when a process is killed after the first is bound. On an emulated node,
@@ -29,12 +44,7 @@ const SIZE: Size = Size::mebibytes(1);
 const CLAIMS: usize = 100;
 const PROVISIONER: &str = "provisioner";
 
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    cluster: &Cluster,
-    node: &Node,
-) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster, node: &Node) -> StepResult {
     let before = steps.step("list what is on the node", Inventory::take(node)).await?;
     steps.step("the provisioner is killed with volumes in the making", kill_at_work(env, node)).await?;
     steps

@@ -15,6 +15,8 @@ use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
 use super::install;
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::disturbances::cut_power;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
@@ -22,7 +24,20 @@ use crate::test_env::sizes::Size;
 use crate::test_env::users::{User, is_ready, start, until_pods};
 use crate::test_env::workload::VolumeMode;
 
-pub(in crate::e2e) const NAME: &str = "power-cut";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "power-cut",
+    about: "the power of a node is cut while 50 volumes are in use",
+    when: When::Long,
+    run: Run::OwnNode(|steps, state, _, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "unsynced",
+        about: "The data written before the power cut is not synced",
+        before: "cut the power",
+        change: |env| Box::pin(unsync(env)),
+        repair: None,
+        expected: &["is not what was written", "/vol/power-cut-"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 
@@ -37,7 +52,7 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(420);
 const PODS: usize = 5;
 const CLAIMS_EACH: usize = 10;
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let users = users();
     let volumes = PODS * CLAIMS_EACH;
     let title = format!("{PODS} pods run with {volumes} volumes, half of them block volumes");
@@ -78,8 +93,9 @@ async fn keep(env: &TestEnv<'_>, users: &[User], options: &[&str]) -> Result<()>
     volume_check(env, users, "write-pattern", options).await
 }
 
-/// Writes the same data again, without a sync.
-pub(in crate::e2e) async fn write_unsynced(env: &TestEnv<'_>) -> Result<()> {
+/// Has the data that the pods wrote in memory only. The power cut must lose it.
+async fn unsync(env: &TestEnv<'_>) -> Result<()> {
+    on_node(env, "rm -r DATA/volumes/*/*; sync").await?;
     keep(env, &users(), &["--unsynced"]).await
 }
 

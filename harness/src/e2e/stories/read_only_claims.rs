@@ -5,13 +5,28 @@ use anyhow::Result;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec;
 
+use crate::e2e::sabotages::{mount_writable, replace_pod};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end, start, start_read_only};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "read-only-claims";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "read-only-claims",
+    about: "a pod that requests its claim read-only cannot write to it",
+    when: When::Main,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[Sabotage {
+        name: "writable-claim",
+        about: "The pod has the claim that it requests read-only writable",
+        before: "the same pod cannot write to the volume",
+        change: |env| Box::pin(replace_pod(env, "read-only-filesystem-reader", mount_writable)),
+        repair: None,
+        expected: &["a write was allowed on the read-only volume"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(2);
 const TEXT: &str = "written before";
@@ -20,7 +35,7 @@ const TEXT: &str = "written before";
 /// which is 1, apart from the numbers that begin with 1.
 const WRITE_REFUSED: [&str; 3] = ["os error 30", "os error 1)", "os error 13"];
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     for (mode, file) in [(VolumeMode::Filesystem, "/vol/file"), (VolumeMode::Block, "/vol")] {
         let claim_name = format!("read-only-{}", mode.as_str().to_lowercase());
         let reader = format!("{claim_name}-reader");

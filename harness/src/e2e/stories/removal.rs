@@ -13,15 +13,47 @@ use serde_json::json;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
+use testvm_cluster::containers::{kill_in, until_replaced};
 use testvm_cluster::waiting::{State, until, until_one};
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 
-pub(in crate::e2e) const NAME: &str = "removal";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "removal",
+    about: "delete everything; nothing is left in the API or on the node",
+    when: When::Always,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env, state.before.as_ref()))),
+    sabotages: &[
+        Sabotage {
+            name: "leak",
+            about: "A loop device, a project id with a limit, a mount and a file are left on the node",
+            before: "files, project ids, loop devices and mounts are as before",
+            change: |env| Box::pin(leak(env)),
+            repair: Some(|env| Box::pin(on_node(env, REMOVE_LEAK))),
+            expected: &[
+                "leaked",
+                "loop device attached to",
+                "project id 4242 with a limit of 1024 blocks",
+                "mount of /leaked at",
+                "/leaked/file",
+            ],
+        },
+        Sabotage {
+            name: "restart",
+            about: "A container of the driver is killed, which the story does not declare",
+            before: "no volume of the driver is left",
+            change: |env| Box::pin(kill_undeclared(env)),
+            repair: None,
+            expected: &["container csi of pod", "restarted, which the test did not cause", "exit code 137"],
+        },
+    ],
+};
 
 /// The poll interval: the driver deletes data in the background, which no event announces.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -140,4 +172,33 @@ pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before:
         anyhow::ensure!(Instant::now() < deadline, "leaked {}", list(&more));
         sleep(POLL_INTERVAL).await;
     }
+}
+
+/// One object of each kind that an [`Inventory`] has. The project id is not one of the store or of the kubelet, which would free
+/// theirs. The loop device is read-only, because the driver also finds the writable devices of other programs and detaches them with
+/// its own.
+const LEAK: &str = "mkdir -p DATA/leaked /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+truncate --size 1M DATA/leaked/file
+losetup --read-only --find DATA/leaked/file
+mount --bind DATA/leaked /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+xfs_quota -x -c 'limit -p bhard=1m 4242' DATA";
+
+const REMOVE_LEAK: &str = "umount /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+rmdir /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
+losetup --detach \"$(losetup --noheadings --output NAME --associated DATA/leaked/file)\"
+rm -r DATA/leaked
+xfs_quota -x -c 'limit -p bhard=0 4242' DATA";
+
+async fn leak(env: &TestEnv<'_>) -> Result<()> {
+    on_node(env, LEAK).await?;
+    env.timeouts.shorten();
+    Ok(())
+}
+
+/// Kills the csi container of the driver without a declaration, and waits until another runs in its place.
+async fn kill_undeclared(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    let killed = kill_in(node, &env.driver_pods(), env.driver.pod_labels(), "csi").await?;
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until_replaced(env.driver_pods(), scope, &[killed], env.timeouts.start).await
 }

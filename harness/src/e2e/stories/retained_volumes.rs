@@ -11,13 +11,28 @@ use testvm_cluster::exec::exec_ok;
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
+use crate::e2e::sabotages::overwrite_files;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "retained-volumes";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "retained-volumes",
+    about: "reclaim policy Retain: the data stays, and another claim gets it",
+    when: When::All,
+    run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state.env))),
+    sabotages: &[Sabotage {
+        name: "retained-data",
+        about: "The data of a retained volume is lost",
+        before: "another claim is given the volume, with its data",
+        change: |env| Box::pin(overwrite_files(env)),
+        repair: None,
+        expected: &["the retained volume contains \"of another volume\""],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 const FIRST: &str = "retained";
@@ -25,7 +40,7 @@ const SECOND: &str = "retained-again";
 const FILE: &str = "/vol/file";
 const TEXT: &str = "kept";
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let class = steps.step("create a class that retains", retaining(env)).await?;
     let volume = steps.step("a pod writes to a claim of it", write(env, &class)).await?;
     steps.step("the claim is deleted, and the volume says where its data is", release(env, &volume)).await?;

@@ -3,8 +3,10 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
+use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::until_event;
@@ -13,24 +15,33 @@ use testvm_cluster::{Cluster, DataDisk, Node, objects};
 
 use super::install;
 use crate::e2e::parts::{full_node, node_without_storage};
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
-use crate::test_env::environment::TestEnv;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::pods::{end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
-pub(in crate::e2e) const NAME: &str = "second-node";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "second-node",
+    about: "a second node joins, gets volumes, and leaves; a claim that names it gets another",
+    when: When::All,
+    run: Run::OwnNode(|steps, state, cluster, node| Box::pin(run(steps, state.env, cluster, node))),
+    sabotages: &[Sabotage {
+        name: "capacity",
+        about: "A node without storage has capacity",
+        before: "the driver is not registered there and publishes no free capacity",
+        change: |env| Box::pin(publish_capacity(env)),
+        repair: Some(|env| Box::pin(remove_other_nodes(env))),
+        expected: &["is published"],
+    }],
+};
 
 pub(super) const INDEX: u8 = 1;
 
 const MODE: VolumeMode = VolumeMode::Filesystem;
 
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    cluster: &Cluster,
-    first: &Node,
-) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster, first: &Node) -> StepResult {
     let booted = cluster.boot_node(steps.session(), INDEX, DataDisk::Unmounted);
     let second = steps.step("boot a second node without a data file system", booted).await?;
     node_without_storage::run(steps, env, &second).await?;
@@ -60,7 +71,7 @@ pub(super) async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
 }
 
 /// Deletes the object of a stopped node, and those of its pods of the driver.
-pub(in crate::e2e) async fn delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
+pub(super) async fn delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     objects::delete(&nodes, name).await?;
     for pod in env.live_driver_pods().await? {
@@ -72,4 +83,34 @@ pub(in crate::e2e) async fn delete(env: &TestEnv<'_>, name: &str) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// Has an object say that the second node, which has no storage, has some.
+async fn publish_capacity(env: &TestEnv<'_>) -> Result<()> {
+    let second = other_nodes(env).await?.pop().context("there is no second node")?;
+    let capacity: CSIStorageCapacity = serde_json::from_value(json!({
+        "metadata": {"name": "sabotage"},
+        "storageClassName": env.driver.class_name(),
+        "nodeTopology": {"matchLabels": {"node": second}},
+        "capacity": "1Gi",
+        "maximumVolumeSize": "1Gi",
+    }))?;
+    let capacities = Api::namespaced(env.client.clone(), &env.namespace);
+    objects::create(&capacities, &capacity).await.map(drop)
+}
+
+/// Removes the nodes that the story has stopped.
+async fn remove_other_nodes(env: &TestEnv<'_>) -> Result<()> {
+    for name in other_nodes(env).await? {
+        delete(env, &name).await?;
+    }
+    Ok(())
+}
+
+/// Returns the names of all nodes but the first.
+async fn other_nodes(env: &TestEnv<'_>) -> Result<Vec<String>> {
+    let first = env.node.context(FOREIGN_NODE)?.name();
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    let nodes = objects::list(&nodes, "").await?;
+    Ok(nodes.iter().map(ResourceExt::name_any).filter(|name| name != first).collect())
 }

@@ -9,6 +9,8 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_logged};
 
+use crate::e2e::sabotages::replace_pod;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};
@@ -16,7 +18,25 @@ use crate::test_env::sizes::Size;
 use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{VolumeMode, claim, holder};
 
-pub(in crate::e2e) const NAME: &str = "user-namespaces";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "user-namespaces",
+    about: "the limit of a volume, with and without a user namespace of the pod",
+    when: When::All,
+    run: Run::OwnNode(|steps, state, _, _| Box::pin(run(steps, state.env))),
+    sabotages: &[Sabotage {
+        name: "host-users",
+        about: "The pod has no user namespace",
+        before: "the pod is root of a namespace of its own, and writes",
+        change: |env| {
+            Box::pin(replace_pod(env, OWN, |pod| {
+                pod.host_users = None;
+                pod.runtime_class_name = None;
+            }))
+        },
+        repair: None,
+        expected: &["the pod's ids are mapped as"],
+    }],
+};
 
 const SIZE: Size = Size::mebibytes(1);
 /// The names of pods and their claims.
@@ -25,7 +45,7 @@ const OWN: &str = "own-users";
 /// The host's user namespace maps all ids to themselves.
 const IDENTITY: [&str; 3] = ["0", "0", "4294967295"];
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     steps.step("pods with and without a user namespace start with a volume", start(env)).await?;
     steps.step("hostUsers: true: the pod changes the project id of its volume", changes(env)).await?;
     steps

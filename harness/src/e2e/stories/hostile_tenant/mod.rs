@@ -6,17 +6,35 @@ mod kubelet;
 mod sub_paths;
 mod tenants;
 
+use anyhow::Result;
+use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 
 use self::foreign_files::Settings;
 use self::tenants::{OTHER, move_in};
 use super::removal;
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
+use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 
-pub(in crate::e2e) const NAME: &str = "hostile-tenant";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "hostile-tenant",
+    about: "a tenant attacks the node and another tenant by names, links, project ids and special files",
+    when: When::All,
+    run: Run::OwnNode(|steps, state, _, node| Box::pin(run(steps, state.env, node))),
+    sabotages: &[Sabotage {
+        name: "other-tenant",
+        about: "The files of the other tenant can be written by everybody",
+        before: "csi puts the files back, and the provisioner reports both volumes",
+        change: |env| Box::pin(open_other_volume(env)),
+        repair: None,
+        expected: &["the other tenant's volume was", "666"],
+    }],
+};
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let prepared = async { Ok((env.in_other_namespace(OTHER)?, Settings::read(env).await?)) };
     let (other, settings) = steps.step("read the settings of csi", prepared).await?;
     let attacked = attack(steps, env, node, &other, &settings).await;
@@ -57,4 +75,10 @@ async fn attack(
     steps.step(title, removal::nothing_left(env, node, &tenants.inventory)).await?;
     let title = "the other tenant has its data, its quota and its owners as before";
     steps.step(title, tenants.check_other()).await
+}
+
+/// Makes the files of the other tenant's volume writable for everybody.
+async fn open_other_volume(env: &TestEnv<'_>) -> Result<()> {
+    let volume = claims::volume_of(&env.in_other_namespace(OTHER)?, OTHER).await?.name_any();
+    on_node(env, format!("find DATA/volumes/{volume} -type f -exec chmod 0666 {{}} +")).await
 }

@@ -13,20 +13,33 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, Node};
 
 use super::removal;
+use crate::e2e::sabotages::on_node;
+use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
+use crate::test_env::snapshots::delete_all;
 use crate::test_env::workload::VolumeMode;
 
-pub(in crate::e2e) const NAME: &str = "snapshots";
+pub(in crate::e2e) const STORY: Story = Story {
+    name: "snapshots",
+    about: "VolumeSnapshots with snapshot-controller: restored, retained, deleted, interrupted",
+    when: When::OtherProjects,
+    run: Run::OwnNode(|steps, state, cluster, node| Box::pin(run(steps, state.env, cluster, node))),
+    sabotages: &[Sabotage {
+        name: "snapshot-data",
+        about: "A snapshot does not have the content of its volume",
+        before: "a volume of the same size has the content of the snapshot",
+        change: |env| {
+            Box::pin(on_node(env, "find DATA -name kept -type f -exec sh -c 'echo other > $1' sh {} \\;"))
+        },
+        repair: Some(|env| Box::pin(delete_all(env))),
+        expected: &["kept"],
+    }],
+};
 
 const MODES: [VolumeMode; 2] = [VolumeMode::Filesystem, VolumeMode::Block];
 
-pub(in crate::e2e) async fn run(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    cluster: &Cluster,
-    node: &Node,
-) -> StepResult {
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster, node: &Node) -> StepResult {
     let before = steps.step("list what is on the node", Inventory::take(node)).await?;
     let installed = controllers::install(steps, env, cluster).await?;
     for mode in MODES {
