@@ -2,27 +2,36 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 
 use super::id::VolumeId;
 use super::on_disk::Image;
 use super::source::ContentSource;
-use super::spec::{
-    BYTES_PER_INODE, BYTES_PER_INODE_RANGE, DIRECT_IO, ImageSpec, LOGICAL_BLOCK_SIZE, LogicalBlockSize,
-    PROVISIONING, Provisioning, VolumeSpec,
-};
+use super::spec::{ImageSpec, LogicalBlockSize, Provisioning, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::DirectIo;
 use crate::sys::statx;
 
+const BYTES_PER_INODE: &str = "bytesPerInode";
+const DIRECT_IO: &str = "directIO";
+const LOGICAL_BLOCK_SIZE: &str = "logicalBlockSize";
+const PROVISIONING: &str = "provisioning";
+
+/// An inode takes 512 bytes on disk, so a smaller ratio would allow more inodes than fit into the file system. With a larger
+/// one, a volume of ordinary size could hold no files at all.
+const BYTES_PER_INODE_RANGE: RangeInclusive<u64> = 512..=1 << 30;
+
 /// A setting that [`VolumeSpec::set`] accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Setting {
     /// The name.
     pub name: &'static str,
     /// The allowed values, as text for people.
     pub allowed: &'static str,
+    /// Sets an allowed value. Returns `None` if the value is not allowed; the specification is unchanged then.
+    set: fn(&mut VolumeSpec, &str) -> Option<()>,
 }
 
 impl fmt::Display for Setting {
@@ -57,10 +66,28 @@ impl VolumeSpec {
         Setting {
             name: BYTES_PER_INODE,
             allowed: "bytes of capacity per inode, a number from 512 to 1073741824",
+            set: |spec, value| bytes_per_inode(value).map(|ratio| spec.bytes_per_inode = ratio),
         },
-        Setting { name: DIRECT_IO, allowed: "required or preferred" },
-        Setting { name: LOGICAL_BLOCK_SIZE, allowed: "512 or 4096" },
-        Setting { name: PROVISIONING, allowed: "thick or thin" },
+        Setting {
+            name: DIRECT_IO,
+            allowed: "required or preferred",
+            set: |spec, value| {
+                let direct_io = DirectIo::parse(value).filter(|direct_io| *direct_io != DirectIo::Off);
+                direct_io.map(|direct_io| spec.image.direct_io = direct_io)
+            },
+        },
+        Setting {
+            name: LOGICAL_BLOCK_SIZE,
+            allowed: "512 or 4096",
+            set: |spec, value| {
+                LogicalBlockSize::parse(value).map(|size| spec.image.logical_block_size = Some(size))
+            },
+        },
+        Setting {
+            name: PROVISIONING,
+            allowed: "thick or thin",
+            set: |spec, value| Provisioning::parse(value).map(|when| spec.image.provisioning = when),
+        },
     ];
 
     /// Sets a setting by its name, for configuration outside the program. A setting that does not apply to the kind of volume is
@@ -71,18 +98,8 @@ impl VolumeSpec {
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
         let known = Self::SETTINGS.iter().find(|setting| setting.name == name);
         let Some(setting) = known else { return Err(SettingError::Unknown { name: name.to_owned() }) };
-        let taken = match setting.name {
-            BYTES_PER_INODE => bytes_per_inode(value).map(|ratio| self.bytes_per_inode = ratio),
-            DIRECT_IO => DirectIo::parse(value)
-                .filter(|direct_io| *direct_io != DirectIo::Off)
-                .map(|direct_io| self.image.direct_io = direct_io),
-            LOGICAL_BLOCK_SIZE => {
-                LogicalBlockSize::parse(value).map(|size| self.image.logical_block_size = Some(size))
-            }
-            PROVISIONING => Provisioning::parse(value).map(|when| self.image.provisioning = when),
-            _ => None,
-        };
-        taken.ok_or_else(|| SettingError::Value { name: setting.name, value: value.to_owned() })
+        (setting.set)(self, value)
+            .ok_or_else(|| SettingError::Value { name: setting.name, value: value.to_owned() })
     }
 }
 

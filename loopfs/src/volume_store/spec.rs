@@ -13,15 +13,6 @@ use crate::loop_device::{DirectIo, Discard};
 use crate::project_quota::ProjectId;
 use crate::units::{Bytes, Inodes};
 
-pub(super) const BYTES_PER_INODE: &str = "bytesPerInode";
-pub(super) const DIRECT_IO: &str = "directIO";
-pub(super) const LOGICAL_BLOCK_SIZE: &str = "logicalBlockSize";
-pub(super) const PROVISIONING: &str = "provisioning";
-
-/// An inode takes 512 bytes on disk, so a smaller ratio would allow more inodes than fit into the file system. With a larger
-/// one, a volume of ordinary size could hold no files at all.
-pub(super) const BYTES_PER_INODE_RANGE: std::ops::RangeInclusive<u64> = 512..=1 << 30;
-
 /// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VolumeKind {

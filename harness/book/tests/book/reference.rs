@@ -12,7 +12,6 @@ const ERRORS: &str = "provisioner/src/error.rs";
 const CODES: &str = "csi/src/services/rpc.rs";
 const CONDITIONS: &str = "loopfs/src/volume_store/condition.rs";
 const SETTINGS: &str = "loopfs/src/volume_store/settings.rs";
-const SETTING_NAMES: &str = "loopfs/src/volume_store/spec.rs";
 const NODE_LOSS: &str = "provisioner/src/objects/loss_policy.rs";
 const RESERVED: &str = "csi/wire/src/reserved.rs";
 
@@ -110,12 +109,11 @@ fn the_readme_of_the_driver_explains_every_condition_of_a_volume() {
 
 /// Returns the parameters of a StorageClass, each as the error messages list it: `name (allowed values)`.
 fn parameters() -> BTreeSet<String> {
-    let names = read(SETTING_NAMES);
-    let settings = read(SETTINGS);
-    let settings = part(&settings, "SETTINGS: &[Setting] = &[", "\n    ];");
+    let source = read(SETTINGS);
+    let settings = part(&source, "SETTINGS: &[Setting] = &[", "\n    ];");
     let settings = settings.split("name: ").skip(1).map(|setting| {
         let (constant, rest) = setting.split_once(',').expect("a setting has a name and allowed values");
-        let name = literals(part(&names, &format!("const {constant}: &str = "), ";")).next().unwrap();
+        let name = literals(part(&source, &format!("const {constant}: &str = "), ";")).next().unwrap();
         format!("{name} ({})", literals(rest).next().unwrap())
     });
     let node_loss = read(NODE_LOSS);
