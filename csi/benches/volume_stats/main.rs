@@ -103,7 +103,9 @@ fn run(directory: &Path, du: &[&str], counts: [usize; 2]) -> Result<()> {
 fn spec(files: usize) -> VolumeSpec {
     let inodes = (files + files::directories(files) + 1).next_multiple_of(1024) as u64;
     let capacity = Bytes(inodes * BYTES_PER_INODE.get());
-    VolumeSpec { bytes_per_inode: BYTES_PER_INODE, ..VolumeSpec::new(VolumeKind::Filesystem, capacity) }
+    let mut spec = VolumeSpec::new(VolumeKind::Filesystem, capacity);
+    spec.directory.bytes_per_inode = BYTES_PER_INODE;
+    spec
 }
 
 fn measure(driver: &Client, du: &[&str], volumes: &[Published]) -> Result<()> {

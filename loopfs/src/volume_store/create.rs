@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, fchmod, fstat};
+use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{fsync, ftruncate, linkat};
 
 use super::expand::allocate;
 use super::id::VolumeId;
-use super::on_disk::{Annotations, DirectoryAttributes, Image, capacity, is_pending, remove_pending};
+use super::on_disk::{Annotations, Image, capacity, is_pending, remove_pending};
 use super::source::{ContentSource, OwnedContentSource};
 use super::space::{PendingReservation, reservation_of_directory, reservation_of_image};
 use super::spec::{VolumeKind, VolumeSpec};
@@ -167,14 +167,10 @@ impl VolumeStore {
 
     fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let limits = reservation_of_directory(capacity, spec.bytes_per_inode);
-        let attributes = |project| DirectoryAttributes { project, bytes_per_inode: spec.bytes_per_inode };
-        let staged = self.stage(entry, "create", limits, attributes)?;
-        // Any user can write to the directory, so a program that runs as any user can use the volume. Only root can pass the parent
-        // directories. chmod is needed because the mode of mkdir was subject to the umask.
-        let made = fchmod(&staged, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO)
-            .context("chmod", entry)
-            .and_then(|()| spec.annotations.write(&staged, spec.pending, entry));
+        let limits = reservation_of_directory(capacity, spec.directory);
+        let staged = self.stage(entry, "create", limits, spec.directory)?;
+        let made = spec.directory.apply(&staged, entry);
+        let made = made.and_then(|()| spec.annotations.write(&staged, spec.pending, entry));
         match made {
             Ok(()) => staged.publish(),
             Err(error) => Err(staged.discard(error)),

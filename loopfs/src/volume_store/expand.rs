@@ -49,8 +49,8 @@ impl VolumeStore {
     fn expand_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
-            let DirectoryAttributes { project, bytes_per_inode } = volume.attributes()?;
-            let expanded = reservation_of_directory(capacity, bytes_per_inode);
+            let DirectoryAttributes { project, spec } = volume.attributes()?;
+            let expanded = reservation_of_directory(capacity, spec);
             let limits = || {
                 // The project id of a deleted volume may be another volume's by now.
                 self.require_undeleted(&volume.entry, entry, "expand")?;

@@ -85,7 +85,7 @@ mod volume;
 pub use condition::{AbnormalReason, Condition};
 pub use foreign::{ChargedTo, ForeignEvidence, ForeignFiles};
 pub use id::{SnapshotId, VolumeId};
-pub use on_disk::{Annotations, Image};
+pub use on_disk::{Annotations, DirectorySpec, Image};
 pub use recover::Recovered;
 pub use settings::{Setting, SettingError};
 pub use snapshot::Snapshot;

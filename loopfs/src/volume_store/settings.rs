@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 
 use super::id::VolumeId;
-use super::on_disk::Image;
+use super::on_disk::{DirectorySpec, Image};
 use super::source::ContentSource;
 use super::spec::{ImageSpec, LogicalBlockSize, Provisioning, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -66,7 +66,7 @@ impl VolumeSpec {
         Setting {
             name: BYTES_PER_INODE,
             allowed: "bytes of capacity per inode, a number from 512 to 1073741824",
-            set: |spec, value| bytes_per_inode(value).map(|ratio| spec.bytes_per_inode = ratio),
+            set: |spec, value| bytes_per_inode(value).map(|ratio| spec.directory.bytes_per_inode = ratio),
         },
         Setting {
             name: DIRECT_IO,
@@ -110,9 +110,17 @@ fn bytes_per_inode(value: &str) -> Option<NonZeroU64> {
     BYTES_PER_INODE_RANGE.contains(&ratio.get()).then_some(ratio)
 }
 
-/// Returns how the inode ratio of a directory differs from the requested one, or `None` if it does not.
-pub(super) fn other_ratio(found: NonZeroU64, requested: NonZeroU64) -> Option<String> {
-    (found != requested).then(|| format!("{BYTES_PER_INODE} is {found}, but {requested} is requested"))
+/// Returns how a setting differs from the requested one, or `None` if it does not.
+fn difference<T: PartialEq + fmt::Display>(name: &str, found: T, requested: T) -> Option<String> {
+    (found != requested).then(|| format!("{name} is {found}, but {requested} is requested"))
+}
+
+impl DirectorySpec {
+    /// Returns how the recorded settings differ from the requested ones, or `None` if they do not.
+    pub(super) fn differs(self, requested: Self) -> Option<String> {
+        let Self { bytes_per_inode } = self;
+        difference(BYTES_PER_INODE, bytes_per_inode, requested.bytes_per_inode)
+    }
 }
 
 impl Image {
@@ -178,17 +186,9 @@ impl Image {
     /// Returns how the settings differ from the requested ones, or `None` if they do not.
     pub(super) fn differs(self, requested: ImageSpec) -> Option<String> {
         let Self { direct_io, logical_block_size, provisioning } = self;
-        let differs = |name: &str, found: &dyn fmt::Display, requested: &dyn fmt::Display| {
-            Some(format!("{name} is {found}, but {requested} is requested"))
-        };
-        if direct_io != requested.direct_io {
-            return differs(DIRECT_IO, &direct_io.as_str(), &requested.direct_io.as_str());
-        }
-        if provisioning != requested.provisioning {
-            return differs(PROVISIONING, &provisioning.as_str(), &requested.provisioning.as_str());
-        }
-        let other = requested.logical_block_size.filter(|requested| *requested != logical_block_size)?;
-        differs(LOGICAL_BLOCK_SIZE, &logical_block_size, &other)
+        difference(DIRECT_IO, direct_io.as_str(), requested.direct_io.as_str())
+            .or_else(|| difference(PROVISIONING, provisioning.as_str(), requested.provisioning.as_str()))
+            .or_else(|| difference(LOGICAL_BLOCK_SIZE, logical_block_size, requested.logical_block_size?))
     }
 }
 
@@ -209,9 +209,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case("bytesPerInode", "16384", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 16384)]
-    #[case("bytesPerInode", "512", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 512)]
-    #[case("bytesPerInode", "1073741824", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 1 << 30)]
+    #[case("bytesPerInode", "16384", |spec: &VolumeSpec| spec.directory.bytes_per_inode.get() == 16384)]
+    #[case("bytesPerInode", "512", |spec: &VolumeSpec| spec.directory.bytes_per_inode.get() == 512)]
+    #[case("bytesPerInode", "1073741824", |spec: &VolumeSpec| spec.directory.bytes_per_inode.get() == 1 << 30)]
     #[case("directIO", "required", |spec: &VolumeSpec| spec.image.direct_io == DirectIo::Required)]
     #[case("directIO", "preferred", |spec: &VolumeSpec| spec.image.direct_io == DirectIo::Preferred)]
     #[case("logicalBlockSize", "512", |spec: &VolumeSpec| {
@@ -314,6 +314,14 @@ mod tests {
     ) {
         let found = image(DirectIo::Preferred, LogicalBlockSize::B512);
         assert_eq!(found.differs(requested).as_deref(), expected);
+    }
+
+    #[test]
+    fn another_inode_ratio_is_a_difference() {
+        let (found, requested) =
+            (DirectorySpec::default(), DirectorySpec { bytes_per_inode: NonZeroU64::MIN });
+        assert_eq!(found.differs(found), None);
+        assert_eq!(found.differs(requested).unwrap(), "bytesPerInode is 16384, but 1 is requested");
     }
 
     #[rstest]

@@ -1,17 +1,16 @@
 //! The properties of a new volume that a caller requests, and the options of a store.
 
 use std::fmt;
-use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::id::VolumeId;
-use super::on_disk::Annotations;
+use super::on_disk::{Annotations, DirectorySpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device::{DirectIo, Discard};
 use crate::project_quota::ProjectId;
-use crate::units::{Bytes, Inodes};
+use crate::units::Bytes;
 
 /// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,8 +37,8 @@ pub struct VolumeSpec {
     pub kind: VolumeKind,
     /// The least capacity in bytes; the store rounds it up to a multiple of 4096.
     pub capacity: Bytes,
-    /// Bytes of capacity for each inode that a Filesystem volume may hold.
-    pub bytes_per_inode: NonZeroU64,
+    /// The settings of the directory of a Filesystem volume.
+    pub directory: DirectorySpec,
     /// The settings of the image of a Block volume.
     pub image: ImageSpec,
     /// What the caller notes about the volume. An existing volume keeps its own.
@@ -50,17 +49,13 @@ pub struct VolumeSpec {
 }
 
 impl VolumeSpec {
-    /// One inode for each 16384 bytes. In a file system of four allocation groups, these reserve an eighth of the capacity.
-    pub const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(16384).expect("16384 is not 0");
-
-    /// Returns a specification with one inode for each 16384 bytes and without annotations. A Block volume is thick and prefers direct
-    /// I/O.
+    /// Returns a specification with the default settings and without annotations.
     #[must_use]
     pub fn new(kind: VolumeKind, capacity: Bytes) -> Self {
         Self {
             kind,
             capacity,
-            bytes_per_inode: Self::BYTES_PER_INODE,
+            directory: DirectorySpec::default(),
             image: ImageSpec::default(),
             annotations: Annotations::default(),
             pending: false,
@@ -80,11 +75,6 @@ pub(super) fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
         Some(rounded) => Ok(rounded),
         None => refuse("the capacity is larger than any file can be"),
     }
-}
-
-/// Returns the inode limit of a directory: at least two, because the directory itself is one.
-pub(super) fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes {
-    Inodes((capacity.0 / bytes_per_inode).max(2))
 }
 
 /// Counts of the entries of a store.

@@ -11,7 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::on_disk::{DirectoryAttributes, layout};
+use super::on_disk::{DirectoryAttributes, DirectorySpec, layout};
 use super::source::ContentSource;
 use super::space::Reservation;
 use super::store::VolumeStore;
@@ -38,7 +38,7 @@ impl VolumeStore {
         entry: ContentSource<'a>,
         operation: &'static str,
         reservation: Reservation,
-        attributes: impl FnOnce(ProjectId) -> DirectoryAttributes,
+        spec: DirectorySpec,
     ) -> Result<Staged<'a>> {
         let limits = Limits::hard(reservation.bytes, reservation.inodes);
         let staged = self.space_book().reserve_limit(
@@ -51,7 +51,7 @@ impl VolumeStore {
         let staged = Staged { store: self, entry, name, directory, project, limits: reservation };
         // The attributes must exist before the directory has content, because recovery reads from them to which project the
         // content is charged.
-        match attributes(project).write(&staged) {
+        match (DirectoryAttributes { project, spec }).write(&staged) {
             Ok(()) => Ok(staged),
             Err(error) => Err(staged.discard(error)),
         }

@@ -1,6 +1,5 @@
 //! An open volume.
 
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -14,7 +13,6 @@ use super::id::VolumeId;
 use super::on_disk::{
     Annotations, DirectoryAttributes, ForeignRecord, Image, capacity, is_pending, layout, made_from, shares,
 };
-use super::settings;
 use super::source::OwnedContentSource;
 use super::space::Reservation;
 use super::spec::{VolumeKind, VolumeSpec};
@@ -110,17 +108,6 @@ impl Volume {
         self.capacity
     }
 
-    /// Returns the bytes of capacity for each inode, which are fixed at creation. Returns `None` for a Block volume.
-    ///
-    /// # Errors
-    /// Those of getxattr(2).
-    pub fn bytes_per_inode(&self) -> Result<Option<NonZeroU64>> {
-        match self.kind {
-            VolumeKind::Filesystem => Ok(Some(self.attributes()?.bytes_per_inode)),
-            VolumeKind::Block => Ok(None),
-        }
-    }
-
     /// Returns the settings of the image, which are fixed at creation. Returns `None` for a Filesystem volume.
     ///
     /// # Errors
@@ -148,12 +135,10 @@ impl Volume {
     /// size, and settings that have no effect on this kind.
     ///
     /// # Errors
-    /// As [`image`](Self::image) and [`bytes_per_inode`](Self::bytes_per_inode).
+    /// As [`image`](Self::image).
     pub fn settings_differ(&self, spec: &VolumeSpec) -> Result<Option<String>> {
         match self.kind {
-            VolumeKind::Filesystem => {
-                Ok(settings::other_ratio(self.attributes()?.bytes_per_inode, spec.bytes_per_inode))
-            }
+            VolumeKind::Filesystem => Ok(self.attributes()?.spec.differs(spec.directory)),
             VolumeKind::Block => Ok(Image::read(&self.entry)?.differs(spec.image)),
         }
     }

@@ -2,7 +2,6 @@
 //! check which attributes of a file are copied.
 
 use std::fs::File;
-use std::num::NonZeroU64;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
@@ -20,18 +19,15 @@ use nix::unistd::Pid;
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, assert_close, available_after_recount, default_with, id, quota, store, this_test_again,
-    wait_for_deferred_frees, with_few_inodes, xfs,
+    Leaks, assert_close, available_after_recount, default_with, directory_with, id, quota, store,
+    this_test_again, wait_for_deferred_frees, with_few_inodes, xfs,
 };
 
 const MIB: u64 = 1 << 20;
 
 /// The volumes have many small files.
-const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(2048).unwrap();
-
 fn spec(capacity: u64) -> VolumeSpec {
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(capacity));
-    VolumeSpec { bytes_per_inode: BYTES_PER_INODE, ..spec }
+    directory_with(Bytes(capacity), 2048)
 }
 
 fn snapshot_id(text: &str) -> SnapshotId {
@@ -230,7 +226,7 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_reserves_its_usage() {
     let restored = restore("restored", 64 * MIB).unwrap();
     assert_eq!(restored.capacity(), Bytes(64 * MIB));
     assert_eq!(restored.source().unwrap(), Some(OwnedContentSource::Snapshot(one.clone())));
-    assert_eq!(restored.bytes_per_inode().unwrap(), Some(BYTES_PER_INODE));
+    assert_eq!(restored.settings_differ(&spec(0)).unwrap(), None);
     delete_all(&store, &[], &["one"]);
     assert_has_files(volume_path("restored"), 400);
     assert_eq!(
@@ -263,11 +259,7 @@ fn an_empty_directory_can_be_snapshotted() {
 #[case::source_is_a_directory_and_clone_a_block_volume("source", VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB)), ErrorKind::InvalidInput)]
 #[case::clone_is_smaller_than_source("source", spec(2 * MIB), ErrorKind::WouldShrink)]
 #[case::clone_has_size_zero("source", spec(0), ErrorKind::InvalidInput)]
-#[case::clone_has_fewer_inodes_than_source(
-    "source",
-    VolumeSpec { bytes_per_inode: NonZeroU64::new(1 << 20).unwrap(), ..spec(4 * MIB) },
-    ErrorKind::WouldShrink
-)]
+#[case::clone_has_fewer_inodes_than_source("source", directory_with(Bytes(4 * MIB), 1 << 20), ErrorKind::WouldShrink)]
 #[case::clone_exceeds_available_space("source", spec(1 << 40), ErrorKind::NoSpace)]
 fn a_failed_clone_leaves_nothing_behind(
     #[case] source: &str,

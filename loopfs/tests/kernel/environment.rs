@@ -126,10 +126,16 @@ pub(crate) fn id(text: &str) -> VolumeId {
     VolumeId::parse(text).expect("a volume id")
 }
 
+/// Returns the specification of a Filesystem volume with one inode per this many bytes.
+pub(crate) fn directory_with(capacity: Bytes, bytes_per_inode: u64) -> VolumeSpec {
+    let mut spec = VolumeSpec::new(VolumeKind::Filesystem, capacity);
+    spec.directory.bytes_per_inode = NonZeroU64::new(bytes_per_inode).expect("not 0");
+    spec
+}
+
 /// Returns the specification of a Filesystem volume that may have so few inodes that they reserve little space.
 pub(crate) fn with_few_inodes(capacity: Bytes) -> VolumeSpec {
-    let bytes_per_inode = NonZeroU64::new(1 << 22).expect("not 0");
-    VolumeSpec { bytes_per_inode, ..VolumeSpec::new(VolumeKind::Filesystem, capacity) }
+    directory_with(capacity, 1 << 22)
 }
 
 pub(crate) fn quota(file: &impl AsFd) -> ProjectQuota<'_> {

@@ -2,16 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::num::NonZeroU64;
 
 use loopfs::Bytes;
 use loopfs::project_quota::{ProjectId, assign_project, project_of};
 use loopfs::volume_store::{
-    AbnormalReason, ChargedTo, Condition, ForeignEvidence, ForeignFiles, VolumeId, VolumeKind, VolumeSpec,
-    VolumeStore,
+    AbnormalReason, ChargedTo, Condition, ForeignEvidence, ForeignFiles, VolumeId, VolumeStore,
 };
 
-use crate::environment::{Leaks, id, quota, store, xfs};
+use crate::environment::{Leaks, directory_with, id, quota, store, xfs};
 use crate::store::{MIB, entry};
 
 const HOLDER: u64 = 64 * MIB;
@@ -36,9 +34,7 @@ impl Fixture {
         let before = store.space().unwrap().available;
         for (id, size) in [(&holder, HOLDER), (&victim, VICTIM)] {
             // The tolerance includes the space of these inodes.
-            let bytes_per_inode = NonZeroU64::new(1 << 18).unwrap();
-            let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(size));
-            store.create(id, &VolumeSpec { bytes_per_inode, ..spec }).unwrap();
+            store.create(id, &directory_with(Bytes(size), 1 << 18)).unwrap();
         }
         let project = project_of(File::open(entry(&victim)).unwrap()).unwrap();
         let project = ProjectId::new(project).unwrap();

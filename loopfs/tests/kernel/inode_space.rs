@@ -15,7 +15,7 @@ use loopfs::{Bytes, ErrorKind};
 use nix::sys::statvfs::statvfs;
 
 use crate::disk::{Disk, MIN_SIZE};
-use crate::environment::{Leaks, assert_close, id, quota, scratch};
+use crate::environment::{Leaks, assert_close, directory_with, id, quota, scratch};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -106,17 +106,11 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), IoErrorKind::StorageFull | IoErrorKind::QuotaExceeded)
 }
 
-fn directory_of(capacity: u64, bytes_per_inode: &str) -> VolumeSpec {
-    let mut spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(capacity));
-    spec.set("bytesPerInode", bytes_per_inode).unwrap();
-    spec
-}
-
 #[test]
 fn empty_files_take_no_reserved_space() {
     let fixture = Fixture::new(2 * GIB);
-    let first = fixture.create("first", &directory_of(64 * MIB, "512"));
-    let second = fixture.create("second", &directory_of(256 * MIB, "512"));
+    let first = fixture.create("first", &directory_with(Bytes(64 * MIB), 512));
+    let second = fixture.create("second", &directory_with(Bytes(256 * MIB), 512));
     fixture.create_largest("rest");
     fs::create_dir(fixture.directory(&first).join("empty")).unwrap();
     assert_eq!(fixture.create_files(&first, "empty", 130_000), 130_000);
@@ -130,8 +124,8 @@ fn files_in_every_group_stay_reserved() {
     // The rest of an inode number is its number in a group of 75 MiB: of a block, and of one of its 8 inodes.
     const GROUP_BITS: u32 = 15 + 3;
     let fixture = Fixture::new(MIN_SIZE);
-    let many = fixture.create("many", &directory_of(8 * MIB, "512"));
-    let other = fixture.create("other", &directory_of(64 * MIB, "16384"));
+    let many = fixture.create("many", &directory_with(Bytes(8 * MIB), 512));
+    let other = fixture.create("other", &directory_with(Bytes(64 * MIB), 16384));
     // XFS puts directories into all groups in turn, and files into the group of their directory.
     let mut groups = BTreeMap::new();
     for number in 0..16 {
@@ -183,7 +177,7 @@ fn small_volumes_leave_a_thin_device_whole() {
     }
     assert!(volumes.len() > 50, "{} volumes", volumes.len());
     for id in &volumes {
-        fixture.create_files(id, "", small.capacity.0 / small.bytes_per_inode.get() - 2);
+        fixture.create_files(id, "", small.capacity.0 / small.directory.bytes_per_inode.get() - 2);
         fixture.fill(id);
     }
 
@@ -211,7 +205,7 @@ fn small_volumes_leave_a_thin_device_whole() {
 fn more_inodes_than_fit_are_refused() {
     let fixture = Fixture::new(MIN_SIZE);
     // Inodes may take a quarter of the disk.
-    let spec = directory_of(MIN_SIZE / 4, "512");
+    let spec = directory_with(Bytes(MIN_SIZE / 4), 512);
     let error = fixture.store.create(&id("many"), &spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert!(error.to_string().contains("larger bytesPerInode"), "{error}");

@@ -1,6 +1,5 @@
 use std::fs::File;
 use std::io::Write;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -18,8 +17,8 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, assert_close, available_after_recount, id, quota, scratch, store, wait_for_deferred_frees,
-    with_few_inodes, xfs, xfs_without_quota,
+    Leaks, assert_close, available_after_recount, directory_with, id, quota, scratch, store,
+    wait_for_deferred_frees, with_few_inodes, xfs, xfs_without_quota,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -455,9 +454,7 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
 fn malicious_trees_are_removed_and_nothing_outside_them() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("hostile"));
-    let bytes_per_inode = NonZeroU64::new(2048).unwrap();
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(16 * MIB));
-    store.create(&id, &VolumeSpec { bytes_per_inode, ..spec }).unwrap();
+    store.create(&id, &directory_with(Bytes(16 * MIB), 2048)).unwrap();
     let outside = scratch();
     File::create(outside.path().join("precious")).unwrap();
     symlink(outside.path(), entry(&id).join("link")).unwrap();

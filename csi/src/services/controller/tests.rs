@@ -42,7 +42,7 @@ fn a_create_request_is_converted() {
     let create = reader().create(request).unwrap();
     assert_eq!((create.volume.as_str(), create.kind), ("pvc-1", VolumeKind::Filesystem));
     assert_eq!(create.capacity, CapacityRange { required: Some(Bytes(5)), limit: Some(Bytes(10)) });
-    assert_eq!(create.parameters.spec(create.kind, Bytes(0)).bytes_per_inode.get(), 4096);
+    assert_eq!(create.parameters.spec(create.kind, Bytes(0)).directory.bytes_per_inode.get(), 4096);
     assert_eq!((create.source, create.accessible_here), (None, true));
 }
 

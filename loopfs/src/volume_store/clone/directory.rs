@@ -10,7 +10,6 @@ use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::project_quota::Usage;
 use crate::project_tree::{SkipReason, try_clone_tree};
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::DirectoryAttributes;
 use crate::volume_store::space::{Reservation, reservation_of_directory};
 use crate::volume_store::staging::Staged;
 use crate::volume_store::store::VolumeStore;
@@ -32,12 +31,11 @@ impl VolumeStore {
         let usage = original.content.usage(of_source)?;
         let from = original.content.open_dir()?;
         let limits = limits_while_copied(original, &usage, target)?;
-        let bytes_per_inode = match target {
-            CopyTarget::Volume { spec, .. } => spec.bytes_per_inode,
-            CopyTarget::Snapshot { .. } => of_source.bytes_per_inode,
+        let spec = match target {
+            CopyTarget::Volume { spec, .. } => spec.directory,
+            CopyTarget::Snapshot { .. } => of_source.spec,
         };
-        let attributes = |project| DirectoryAttributes { project, bytes_per_inode };
-        let staged = self.stage(target.entry(), target.operation(), limits, attributes)?;
+        let staged = self.stage(target.entry(), target.operation(), limits, spec)?;
         drop(lock);
         let copied = copy_tree(&from, &staged, target, is_wanted);
         // Also held for the removal after an error, because recovery could free the project concurrently.
@@ -81,11 +79,11 @@ fn limits_while_copied(
     match target {
         CopyTarget::Volume { capacity, spec, id } => {
             target.require_capacity_for(original.entry, original.capacity)?;
-            let Reservation { bytes, inodes } = reservation_of_directory(capacity, spec.bytes_per_inode);
+            let Reservation { bytes, inodes } = reservation_of_directory(capacity, spec.directory);
             if inodes < usage.inodes {
                 let cause = format!(
                     "{} has {} inodes, and {capacity} with one for each {} bytes have {}",
-                    original.entry, usage.inodes.0, spec.bytes_per_inode, inodes.0
+                    original.entry, usage.inodes.0, spec.directory.bytes_per_inode, inodes.0
                 );
                 return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, cause)
                     .with_remedy("request more, or a smaller bytesPerInode"));
@@ -101,7 +99,7 @@ fn limits_while_copied(
 
 fn set_final_limits(staged: &mut Staged<'_>, target: CopyTarget<'_>) -> Result<()> {
     let limits = match target {
-        CopyTarget::Volume { capacity, spec, .. } => reservation_of_directory(capacity, spec.bytes_per_inode),
+        CopyTarget::Volume { capacity, spec, .. } => reservation_of_directory(capacity, spec.directory),
         // A snapshot does not grow.
         CopyTarget::Snapshot { .. } => {
             let usage = staged.usage()?;

@@ -11,25 +11,54 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, fchmod};
 
 use super::attribute::{self, field};
 use super::layout::{self, Layout};
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, project_of};
 use crate::sys::xattr;
+use crate::volume_store::source::ContentSource;
 
 const NAME: &CStr = c"trusted.loopfs.volume";
+
+/// The settings of the directory of a Filesystem volume, which are recorded and fixed at creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct DirectorySpec {
+    /// Bytes of capacity for each inode that the volume may hold.
+    pub bytes_per_inode: NonZeroU64,
+}
+
+impl Default for DirectorySpec {
+    /// One inode for each 16384 bytes. In a file system of four allocation groups, these reserve an eighth of the capacity.
+    fn default() -> Self {
+        Self { bytes_per_inode: NonZeroU64::new(16384).expect("16384 is not 0") }
+    }
+}
+
+impl DirectorySpec {
+    /// Applies the settings to a new, empty directory. A clone has the mode and the owner of its source.
+    pub(crate) fn apply(self, directory: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
+        // The directory was created with its limit of inodes.
+        let Self { bytes_per_inode: _ } = self;
+        // Any user can write to the directory, so a program that runs as any user can use the volume. Only root can pass the parent
+        // directories. chmod is needed because the mode of mkdir was subject to the umask.
+        fchmod(directory, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO).context("chmod", entry)
+    }
+}
 
 /// Facts that are fixed at creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectoryAttributes {
     pub(crate) project: ProjectId,
-    pub(crate) bytes_per_inode: NonZeroU64,
+    pub(crate) spec: DirectorySpec,
 }
 
 impl DirectoryAttributes {
     pub(crate) fn write(&self, directory: impl AsFd) -> Result<()> {
-        let text = format!("project={} bytes-per-inode={}", self.project, self.bytes_per_inode);
+        let Self { project, spec: DirectorySpec { bytes_per_inode } } = self;
+        let text = format!("project={project} bytes-per-inode={bytes_per_inode}");
         xattr::set(directory, NAME, text.as_bytes()).context("write the attribute of", "a volume's directory")
     }
 
@@ -41,7 +70,7 @@ impl DirectoryAttributes {
     fn parse(text: &str) -> Option<Self> {
         Some(Self {
             project: ProjectId::new(field(text, "project")?.parse().ok()?)?,
-            bytes_per_inode: field(text, "bytes-per-inode")?.parse().ok()?,
+            spec: DirectorySpec { bytes_per_inode: field(text, "bytes-per-inode")?.parse().ok()? },
         })
     }
 }
@@ -77,7 +106,7 @@ mod tests {
     #[test]
     fn unknown_keys_are_ignored_and_missing_ones_are_an_error() {
         let attributes = DirectoryAttributes::parse("project=7 bytes-per-inode=2048 later=x").unwrap();
-        assert_eq!((attributes.project.get(), attributes.bytes_per_inode.get()), (7, 2048));
+        assert_eq!((attributes.project.get(), attributes.spec.bytes_per_inode.get()), (7, 2048));
         assert_eq!(DirectoryAttributes::parse("project=7"), None);
         assert_eq!(DirectoryAttributes::parse("project=0 bytes-per-inode=2048"), None);
         assert_eq!(DirectoryAttributes::parse("project=7 bytes-per-inode=0"), None);

@@ -16,6 +16,7 @@ mod taken;
 pub use annotations::Annotations;
 pub(crate) use annotations::{is_pending, remove_pending};
 pub(crate) use boot::Boot;
+pub use directory::DirectorySpec;
 pub(crate) use directory::{DirectoryAttributes, assigned_ids};
 pub(crate) use filesystem::{DataFilesystem, classify_missing};
 #[cfg(test)]

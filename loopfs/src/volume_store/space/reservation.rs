@@ -9,7 +9,6 @@
 //!
 //! Chunks of deleted volumes can remain, because files of other volumes are in them. They are therefore read each time.
 
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::stat::fstat;
@@ -17,9 +16,9 @@ use nix::sys::stat::fstat;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::xfs::{self, Geometry, GroupGeometry};
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::{DataFilesystem, Image, capacity, shares};
+use crate::volume_store::on_disk::{DataFilesystem, DirectorySpec, Image, capacity, shares};
 use crate::volume_store::source::ContentSource;
-use crate::volume_store::spec::{Provisioning, VolumeKind, VolumeSpec, inodes_for};
+use crate::volume_store::spec::{Provisioning, VolumeKind, VolumeSpec};
 
 /// Space that the file system must have free beside a new volume: it allocates the blocks of an image piece by piece,
 /// and the records of a directory or quota take blocks too.
@@ -65,9 +64,9 @@ pub(crate) fn reserves_margin(image: impl AsFd, provisioning: Provisioning) -> R
     Ok(provisioning == Provisioning::Thin || shares::may_share(image)?)
 }
 
-/// Returns what the store reserves for a new, empty directory.
-pub(crate) fn reservation_of_directory(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Reservation {
-    Reservation { bytes: capacity, inodes: inodes_for(capacity, bytes_per_inode) }
+/// Returns what the store reserves for a new, empty directory: at least two inodes, because the directory itself is one.
+pub(crate) fn reservation_of_directory(capacity: Bytes, spec: DirectorySpec) -> Reservation {
+    Reservation { bytes: capacity, inodes: Inodes((capacity.0 / spec.bytes_per_inode).max(2)) }
 }
 
 /// Returns what the store reserves for a new, empty image. A thin one also reserves the margin for its extent tree, because no
@@ -224,7 +223,7 @@ impl Space {
 
 fn reservation_of(capacity: Bytes, spec: &VolumeSpec) -> Reservation {
     match spec.kind {
-        VolumeKind::Filesystem => reservation_of_directory(capacity, spec.bytes_per_inode),
+        VolumeKind::Filesystem => reservation_of_directory(capacity, spec.directory),
         VolumeKind::Block => reservation_of_image(capacity, spec.image.provisioning),
     }
 }
@@ -466,11 +465,11 @@ mod tests {
     fn spec() -> impl Strategy<Value = VolumeSpec> {
         let kind = prop_oneof![Just(VolumeKind::Filesystem), Just(VolumeKind::Block)];
         let provisioning = prop_oneof![Just(Provisioning::Thick), Just(Provisioning::Thin)];
-        let bytes_per_inode = prop_oneof![Just(512), Just(16384), Just(1 << 30)];
+        let bytes_per_inode = prop_oneof![Just("512"), Just("16384"), Just("1073741824")];
         (kind, provisioning, bytes_per_inode).prop_map(|(kind, provisioning, bytes_per_inode)| {
             let mut spec = VolumeSpec::new(kind, Bytes(0));
             spec.image.provisioning = provisioning;
-            spec.bytes_per_inode = NonZeroU64::new(bytes_per_inode).unwrap();
+            spec.set("bytesPerInode", bytes_per_inode).unwrap();
             spec
         })
     }
