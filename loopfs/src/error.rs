@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_prints_operation_object_remedy_and_errno_once() {
+    fn an_error_prints_each_part_once() {
         let error =
             Error::sys("open", "/dev/loop-control", Errno::ENOENT).with_remedy("load the loop module");
         assert_eq!(
@@ -347,7 +347,7 @@ mod tests {
         "2 requested",
         "request less; the trash holds 1; empty it"
     )]
-    fn a_further_cause_is_added_with_its_remedy(
+    fn an_added_cause_keeps_its_remedy(
         #[case] explanation: Explanation,
         #[case] cause: &str,
         #[case] remedy: &str,
@@ -367,8 +367,9 @@ mod tests {
         assert_eq!(with_sizes.to_string(), error.to_string());
     }
 
+    /// The `std::io::Error` has the kind of the errno and contains the whole loopfs error.
     #[test]
-    fn an_io_error_has_the_kind_of_the_errno_and_holds_the_whole_error() {
+    fn an_io_error_keeps_the_error() {
         let error = Error::sys("open", "/dev/loop-control", Errno::ENOENT).with_kind(ErrorKind::Unsupported);
         let converted = std::io::Error::from(error.clone());
         assert_eq!(converted.kind(), std::io::ErrorKind::NotFound);

@@ -51,7 +51,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_uuid_or_an_error(text in "\\PC{0,40}") {
+        fn any_text_is_parsed_or_rejected(text in "\\PC{0,40}") {
             if let Ok(uuid) = text.parse::<FilesystemUuid>() {
                 prop_assert_eq!(uuid.to_string(), text.to_ascii_lowercase());
             }

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_stays_held_is_an_error_that_names_the_file_and_the_remedy() {
+    fn a_timeout_names_file_and_remedy() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let held = shared(open(&file), Duration::MAX, OPERATION).unwrap();
         let error = exclusive(open(&file), Duration::from_millis(20), OPERATION).unwrap_err();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_gets_the_lock_when_its_holder_releases_it() {
+    fn a_waiter_gets_a_released_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let held = exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
         std::thread::scope(|scope| {

@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_size_formatted_without_a_fraction_is_exact(bytes: u64, shift in 0..64u32) {
+        fn sizes_without_fractions_are_exact(bytes: u64, shift in 0..64u32) {
             let bytes = Bytes(bytes >> shift);
             let shown = format!("{bytes:#}");
             prop_assert!(shown.len() <= "1023.9KiB".len(), "{}", shown);
@@ -257,14 +257,14 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_parsed_or_rejected_without_panic(text in "\\PC{0,30}") {
+        fn any_text_is_parsed_or_rejected(text in "\\PC{0,30}") {
             if let Ok(Bytes(bytes)) = text.parse() {
                 prop_assert_eq!(bytes.to_string().parse(), Ok(Bytes(bytes)));
             }
         }
 
         #[test]
-        fn round_up_returns_the_next_multiple_of_the_unit(size in 0..=LARGEST) {
+        fn round_up_returns_the_next_multiple(size in 0..=LARGEST) {
             let rounded = Bytes(size).round_up().unwrap().0;
             prop_assert!(rounded >= size && rounded - size < ALLOCATION_UNIT);
             prop_assert_eq!(rounded % ALLOCATION_UNIT, 0);
@@ -272,18 +272,18 @@ mod tests {
         }
 
         #[test]
-        fn basic_blocks_hold_at_least_the_size(size in 0..=LARGEST) {
+        fn basic_blocks_hold_the_size(size in 0..=LARGEST) {
             prop_assert!(Bytes::from_basic_blocks(Bytes(size).to_basic_blocks()) >= Bytes(size));
         }
 
         #[test]
-        fn round_up_returns_none_for_a_size_that_is_too_large(size in LARGEST + 1..=u64::MAX) {
+        fn rounding_up_huge_sizes_returns_none(size in LARGEST + 1..=u64::MAX) {
             prop_assert_eq!(Bytes(size).round_up(), None);
         }
     }
 
     #[test]
-    fn bytes_are_printed_exactly_and_in_a_larger_unit() {
+    fn bytes_print_exactly_and_rounded() {
         assert_eq!(Bytes(512).to_string(), "512 bytes");
         assert_eq!(Bytes::MIB.to_string(), "1048576 bytes (1 MiB)");
         assert_eq!(Bytes(1_234_567).to_string(), "1234567 bytes (1.2 MiB)");

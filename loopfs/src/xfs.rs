@@ -71,7 +71,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn another_file_system_has_no_geometry_of_xfs() {
+    fn other_filesystems_have_no_geometry() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         assert_eq!(geometry(&file).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(expand(&file, 1).unwrap_err().kind(), ErrorKind::Unsupported);

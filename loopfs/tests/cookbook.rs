@@ -27,7 +27,7 @@ fn examples() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_cookbook_links_to_every_example_and_to_no_other() {
+fn the_cookbook_links_to_every_example() {
     let cookbook = read("docs/cookbook.md");
     let mut linked: Vec<&str> = cookbook
         .split("](../examples/")
@@ -42,7 +42,7 @@ fn the_cookbook_links_to_every_example_and_to_no_other() {
 }
 
 #[test]
-fn every_example_has_a_kernel_test_and_is_scraped_for_the_documentation() {
+fn every_example_is_tested_and_scraped() {
     let (tests, manifest) = (read("tests/kernel/cookbook.rs"), read("Cargo.toml"));
     for (name, _) in examples() {
         assert!(tests.contains(&format!("fn {name}_")), "tests/kernel/cookbook.rs has no test of {name}");
@@ -54,7 +54,7 @@ fn every_example_has_a_kernel_test_and_is_scraped_for_the_documentation() {
 }
 
 #[test]
-fn every_example_is_short_and_names_its_kernel_its_capability_and_its_command_line() {
+fn every_example_is_short_and_introduced() {
     for (name, source) in examples() {
         let lines = source.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
         let lines = lines.count();

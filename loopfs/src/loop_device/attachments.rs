@@ -157,8 +157,9 @@ mod tests {
         model::with(|model| model.calls.get("open").copied().unwrap_or_default())
     }
 
+    /// Each request finds all devices of the file, but only the first request opens the devices of other files.
     #[test]
-    fn all_devices_of_a_file_are_found_and_others_are_asked_once() {
+    fn other_files_devices_are_queried_once() {
         model::reset(|_| {});
         let (ours, other) = (file(), file());
         bind(4, &ours);
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_bound_again_is_asked_again() {
+    fn a_rebound_device_is_queried_again() {
         model::reset(|_| {});
         let (ours, other) = (file(), file());
         bind(4, &other);
@@ -192,8 +193,9 @@ mod tests {
         assert_eq!(attachments.devices_of(backing).unwrap(), [0; 0]);
     }
 
+    /// Text is outdated if it was written during another boot.
     #[test]
-    fn text_that_is_damaged_or_of_another_boot_is_ignored() {
+    fn damaged_or_outdated_text_is_ignored() {
         let none = Attachments::default();
         let text = Attachments { uevents: 7, ..none.clone() }.to_text();
         assert_eq!(Attachments::from_text(&text).uevents, 7);

@@ -177,7 +177,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_binding_or_an_error(text in "(loop[0-9]{1,12} )?(seq=[0-9]* )?\\PC{0,60}") {
+        fn any_text_is_parsed_or_rejected(text in "(loop[0-9]{1,12} )?(seq=[0-9]* )?\\PC{0,60}") {
             if let Ok(binding) = text.parse::<Binding>() {
                 prop_assert_eq!(binding.to_string().parse::<Binding>().unwrap(), binding);
             }

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lock_of_a_descriptor_is_read() {
+    fn caller_lock_returns_the_held_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let other = file.reopen().unwrap();
         assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::None);

@@ -150,8 +150,9 @@ mod tests {
         std::array::from_fn(|_| file.reopen().expect("the file again"))
     }
 
+    /// All copies of a descriptor share one lock, which other descriptors see until the last copy is closed.
     #[test]
-    fn a_lock_is_visible_until_the_last_copy_of_its_descriptor_is_closed() {
+    fn a_lock_lasts_until_last_close() {
         let [backing, other] = opened();
         write(&backing, Access::ReadWrite, 1_048_575).unwrap();
         assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(1_048_575));
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_of_a_writable_and_a_read_only_device_do_not_hide_each_other() {
+    fn read_only_and_writable_locks_coexist() {
         let [writable, read_only, other] = opened();
         write(&writable, Access::ReadWrite, 7).unwrap();
         write(&read_only, Access::ReadOnly, 0).unwrap();
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_lock_can_be_taken_again() {
+    fn a_released_lock_can_be_reacquired() {
         let [backing, other] = opened();
         write(&backing, Access::ReadWrite, 7).unwrap();
         clear(&backing, Access::ReadWrite).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_another_program_on_the_whole_file_is_unreadable() {
+    fn a_whole_file_lock_is_unreadable() {
         let [theirs, ours, other] = opened();
         let whole = lock_of(libc::F_WRLCK, 0, 0);
         fcntl(&theirs, FcntlArg::F_OFD_SETLK(&whole)).unwrap();

@@ -44,8 +44,9 @@ pub(super) fn old_and_new(change: impl Fn(&mut LoopModel), test: impl Fn()) {
     }
 }
 
+/// Earlier kernels unbind a device immediately if only the caller has it open, and later ones wait for the last close.
 #[test]
-fn a_device_is_attached_and_detached_on_kernels_before_and_after_the_change_of_detach() {
+fn a_device_is_attached_and_detached() {
     old_and_new(
         |_| {},
         || {
@@ -66,7 +67,7 @@ fn a_device_is_attached_and_detached_on_kernels_before_and_after_the_change_of_d
 }
 
 #[test]
-fn a_deferred_detach_is_waited_for_or_taken_back() {
+fn deferred_detaches_complete_or_are_cancelled() {
     old_and_new(
         |_| {},
         || {
@@ -99,7 +100,7 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
 }
 
 #[test]
-fn a_changed_range_is_the_same_attachment() {
+fn a_changed_range_keeps_the_attachment() {
     old_and_new(
         |_| {},
         || {
@@ -119,7 +120,7 @@ fn a_changed_range_is_the_same_attachment() {
 
 /// Another user asked for what this call does not, so the device stays as it is.
 #[test]
-fn other_properties_of_a_device_are_refused() {
+fn requests_for_different_properties_are_refused() {
     reset(|_| {});
     let image = image();
     let auto_clear = || options().lifetime(Lifetime::AutoClear);
@@ -405,7 +406,7 @@ fn a_failed_detach_returns_the_device(
 
 /// The kernel has accepted the request, so there is nothing to repeat.
 #[test]
-fn a_detach_that_cannot_be_examined_is_deferred() {
+fn a_detach_is_deferred_unless_verified() {
     old_and_new(
         |_| {},
         || {
@@ -453,14 +454,12 @@ fn a_failed_attachment_names_both_errors() {
     });
 }
 
+/// The first five devices are lost to another process before the library can bind them.
 #[rstest]
 #[case::taken(Errno::EBUSY)]
 #[case::torn_down(Errno::ENXIO)]
 #[case::removed(Errno::ENODEV)]
-fn a_device_that_is_lost_is_replaced_by_the_next(
-    #[case] errno: Errno,
-    #[values("open", "configure")] call: &'static str,
-) {
+fn a_lost_device_is_replaced(#[case] errno: Errno, #[values("open", "configure")] call: &'static str) {
     old_and_new(
         |model| drop(model.failures.insert(call, [errno; 5].into())),
         || {
@@ -473,7 +472,7 @@ fn a_device_that_is_lost_is_replaced_by_the_next(
 }
 
 #[test]
-fn losing_for_ever_ends_at_the_deadline_with_the_errno() {
+fn losing_every_device_times_out() {
     let busy = |model: &mut LoopModel| drop(model.failures.insert("configure", [Errno::EBUSY; 1000].into()));
     old_and_new(busy, || {
         let (control, image) = (LoopControl::open().unwrap(), image());
@@ -484,7 +483,7 @@ fn losing_for_ever_ends_at_the_deadline_with_the_errno() {
 }
 
 #[test]
-fn a_property_that_is_not_granted_is_named_and_nothing_stays_bound() {
+fn an_unsupported_property_leaves_nothing_attached() {
     old_and_new(
         |model| model.lacks_direct_io = true,
         || {
@@ -500,7 +499,7 @@ fn a_property_that_is_not_granted_is_named_and_nothing_stays_bound() {
 }
 
 #[test]
-fn another_program_that_is_faster_keeps_its_device() {
+fn a_faster_program_keeps_its_device() {
     for after in 0..CALLS {
         old_and_new(
             |model| model.foreign_binds_after = Some(after),
@@ -521,7 +520,7 @@ fn another_program_that_is_faster_keeps_its_device() {
 }
 
 #[test]
-fn an_index_that_was_asked_for_is_that_one_or_an_error() {
+fn a_requested_index_is_never_substituted() {
     old_and_new(
         |model| model.bind_foreign(7),
         || {
@@ -555,7 +554,7 @@ fn an_index_being_removed_is_awaited(
 
 /// The process dies at each call of an operation in turn. The next process recovers.
 #[test]
-fn a_crash_at_any_call_is_recovered_from() {
+fn crashes_at_any_call_are_recovered() {
     for after in 0..CALLS {
         old_and_new(
             |model| model.bind_foreign(0),
@@ -584,8 +583,9 @@ fn a_crash_at_any_call_is_recovered_from() {
     }
 }
 
+/// If the kernel has no disk sequence numbers, reattaching the file at the same index makes the binding valid again.
 #[test]
-fn a_stale_binding_is_distinguished_from_a_live_one() {
+fn opening_a_stale_binding_fails() {
     for lacks_sequences in [false, true] {
         old_and_new(
             |model| model.lacks_sequences = lacks_sequences,
@@ -608,7 +608,7 @@ fn a_stale_binding_is_distinguished_from_a_live_one() {
 }
 
 #[test]
-fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
+fn indices_of_removed_devices_are_reused() {
     old_and_new(
         |_| {},
         || {
@@ -633,7 +633,7 @@ fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
 /// Runs on three kernels: one enables discards with each binding, one keeps them disabled until they are enabled, and one keeps
 /// them disabled until the device is removed.
 #[test]
-fn discards_follow_the_last_request_after_a_crash_at_any_call() {
+fn discards_follow_last_request_after_crash() {
     let kernels = [(true, false), (false, false), (false, true)];
     for (after, (forgets, keeps)) in (0..CALLS).flat_map(|after| kernels.map(|kernel| (after, kernel))) {
         old_and_new(
@@ -673,8 +673,9 @@ fn discards_follow_the_last_request_after_a_crash_at_any_call() {
     }
 }
 
+/// The kernel keeps discards disabled until the device is removed, so the library waits until no process has it open.
 #[test]
-fn an_index_whose_discards_stay_disabled_is_recreated_once_no_process_has_it_open() {
+fn enabling_discards_recreates_the_index() {
     old_and_new(
         |model| model.keeps_discards_disabled = true,
         || {
@@ -722,7 +723,7 @@ fn an_index_whose_discards_stay_disabled_is_recreated_once_no_process_has_it_ope
     |model: &mut LoopModel| drop(model.failures.insert("set_discard_limit", [Errno::ENOENT; 2].into())),
     ErrorKind::NotFound
 )]
-fn no_device_stays_bound_if_discards_cannot_be_disabled(
+fn undisabled_discards_leave_nothing_attached(
     #[case] change: fn(&mut LoopModel),
     #[case] expected: ErrorKind,
 ) {
@@ -757,7 +758,7 @@ fn cancelling_a_detach_leaves_discards_disabled() {
 }
 
 #[test]
-fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
+fn busy_devices_are_retried_with_pauses() {
     let busy =
         |model: &mut LoopModel| drop(model.failures.insert("configure", [Errno::EBUSY; 10_000].into()));
     old_and_new(busy, || {
@@ -771,8 +772,9 @@ fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
     });
 }
 
+/// The node has the number of another device, and the library must not bind that one.
 #[test]
-fn a_node_of_another_device_is_an_error_and_is_not_bound() {
+fn a_wrong_device_node_is_refused() {
     old_and_new(
         |model| model.wrong_node = Some((20, 21)),
         || {
@@ -794,14 +796,11 @@ fn a_node_of_another_device_is_an_error_and_is_not_bound() {
     );
 }
 
+/// The file can grow during the call, so the device may have the size of the file before or after it.
 #[rstest]
 #[case::grew_before_the_size_was_read(MIB, MIB + 4096, true)]
 #[case::is_smaller_than_the_file_was(2 * MIB, MIB, false)]
-fn the_size_of_a_device_is_that_of_the_file_before_or_after(
-    #[case] before: u64,
-    #[case] bound: u64,
-    #[case] granted: bool,
-) {
+fn a_wrong_device_size_is_refused(#[case] before: u64, #[case] bound: u64, #[case] granted: bool) {
     reset(|model| model.size_when_bound = Some(bound));
     let (control, image) = (LoopControl::open().unwrap(), image());
     image.set_len(before).unwrap();
@@ -812,8 +811,9 @@ fn the_size_of_a_device_is_that_of_the_file_before_or_after(
     );
 }
 
+/// Another program attached the device, so the file has no index lock although it is tracked.
 #[test]
-fn a_writable_device_of_another_program_is_noticed_though_attachments_are_recorded() {
+fn a_foreign_writable_device_is_noticed() {
     old_and_new(
         |_| {},
         || {
@@ -838,7 +838,7 @@ fn a_writable_device_of_another_program_is_noticed_though_attachments_are_record
 }
 
 #[test]
-fn threads_that_share_a_descriptor_attach_one_device() {
+fn threads_with_one_descriptor_take_turns() {
     reset(|_| {});
     let image = image();
     let locked = exclusion::Exclusion::lock(image.as_fd(), flock::DEFAULT_TIMEOUT).unwrap();
@@ -857,7 +857,7 @@ fn threads_that_share_a_descriptor_attach_one_device() {
 }
 
 #[test]
-fn waiting_for_the_lock_of_a_file_ends_at_the_deadline() {
+fn waiting_for_a_lock_times_out() {
     reset(|_| {});
     let (control, image) = (LoopControl::open().unwrap(), image());
     let hurried = options().deadline(Duration::from_millis(20));
@@ -916,7 +916,7 @@ proptest! {
 
     /// Two processes share a range of indices and have files of their own. Another program binds devices of the same range.
     #[test]
-    fn no_schedule_detaches_or_reuses_a_device_of_another_user(
+    fn no_schedule_affects_other_users_devices(
         schedule in proptest::collection::vec(steps(), 1..40),
         unbinds_at_last_close: bool,
     ) {

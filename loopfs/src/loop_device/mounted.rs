@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_block_devices_of_the_driver_are_nodes() {
+    fn only_loop_devices_are_loop_nodes() {
         let [block, file] = [SFlag::S_IFBLK, SFlag::S_IFREG].map(|kind| kind.bits() | 0o600);
         assert!(is_loop_node(block, DeviceNumber { major: MAJOR, minor: 1 }));
         assert!(!is_loop_node(block, DeviceNumber { major: 8, minor: 1 }));

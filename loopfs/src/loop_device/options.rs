@@ -331,7 +331,7 @@ mod tests {
     #[case::tail_beyond_the_limit(5000, 0, NonZeroU64::new(4096), 512, None)]
     #[case::limit_beyond_the_end(MIB, 0, NonZeroU64::new(MIB + 512), 512, Some("only 1048576 bytes"))]
     #[case::offset_beyond_the_end(MIB, 2 * MIB, None, 512, Some("begin at 2097152"))]
-    fn files_that_are_no_images_are_refused(
+    fn unsuitable_image_files_are_refused(
         #[case] size: u64,
         #[case] offset: u64,
         #[case] limit: Option<NonZeroU64>,

@@ -46,7 +46,7 @@ fn used_again(options: &AttachOptions, end: impl Fn(Vec<LoopDevice>)) {
 }
 
 #[test]
-fn devices_detached_without_the_pool_are_used_again() {
+fn devices_detached_directly_are_reused() {
     used_again(&options(), |devices| {
         for device in devices {
             assert_eq!(device.detach().unwrap(), Detach::Detached);
@@ -55,12 +55,12 @@ fn devices_detached_without_the_pool_are_used_again() {
 }
 
 #[test]
-fn devices_that_go_with_their_last_user_are_used_again() {
+fn autoclear_devices_are_reused() {
     used_again(&options().lifetime(Lifetime::AutoClear), drop);
 }
 
 #[test]
-fn devices_detached_by_another_process_are_used_again() {
+fn devices_another_process_detached_are_reused() {
     used_again(&options(), |devices| {
         let other = small_pool();
         for device in devices {
@@ -70,7 +70,7 @@ fn devices_detached_by_another_process_are_used_again() {
 }
 
 #[test]
-fn devices_that_another_program_had_for_a_while_are_used_again() {
+fn devices_another_program_detached_are_reused() {
     old_and_new(
         |_| {},
         || {
@@ -89,7 +89,7 @@ fn devices_that_another_program_had_for_a_while_are_used_again() {
 }
 
 #[test]
-fn indices_lost_to_an_errno_are_used_again() {
+fn indices_that_failed_are_reused() {
     for errno in [Errno::EBUSY, Errno::ENXIO, Errno::ENODEV] {
         old_and_new(
             |model| drop(model.failures.insert("configure", [errno; 2].into())),
@@ -100,7 +100,7 @@ fn indices_lost_to_an_errno_are_used_again() {
 
 /// One process only attaches and another one detaches: the first finds the idle devices long before the range is used up.
 #[test]
-fn devices_are_not_added_while_others_of_the_range_are_idle() {
+fn idle_devices_limit_added_devices() {
     old_and_new(
         |_| {},
         || {
@@ -119,7 +119,7 @@ fn devices_are_not_added_while_others_of_the_range_are_idle() {
 }
 
 #[test]
-fn devices_whose_deferred_detach_is_complete_are_removed() {
+fn deferred_devices_are_removed_once_detached() {
     old_and_new(
         |_| {},
         || {
@@ -140,7 +140,7 @@ fn devices_whose_deferred_detach_is_complete_are_removed() {
 
 /// The deferred detaches of others are looked at a few at a time.
 #[test]
-fn an_attachment_looks_at_few_of_the_devices_that_are_closing() {
+fn an_attachment_examines_few_closing_devices() {
     old_and_new(
         |_| {},
         || {
@@ -212,7 +212,7 @@ fn indices_of_mounted_nodes_are_unused() {
 
 /// A program has published the node at a second place, and detached the device when it left the first one.
 #[test]
-fn own_detached_devices_are_unused_while_mounted() {
+fn mounted_devices_are_not_reused() {
     old_and_new(
         |model| model.mounted = [10].into(),
         || {
@@ -267,7 +267,7 @@ fn open_devices_are_unused() {
 
 /// Earlier kernels unbind a device for the only process that has it open, although that process keeps it open.
 #[test]
-fn a_device_that_its_user_unbinds_is_unused() {
+fn a_user_detached_device_stays_unused() {
     reset(|_| {});
     let (control, image) = (small_pool(), image());
     let device = control.attach(image.as_fd(), &options()).unwrap();
@@ -280,7 +280,7 @@ fn a_device_that_its_user_unbinds_is_unused() {
 
 /// Another process with the same range has published the device in the meantime, and its tenant has unbound it.
 #[test]
-fn a_device_that_another_process_bound_is_unused() {
+fn a_device_bound_elsewhere_stays_unused() {
     reset(|model| model.unbinds_at_last_close = true);
     let (control, image) = (small_pool(), image());
     control.detach(control.attach(image.as_fd(), &options()).unwrap()).unwrap();
@@ -294,7 +294,7 @@ fn a_device_that_another_process_bound_is_unused() {
 
 /// The mount table is read when the index is added, and not only by the scan before.
 #[test]
-fn a_node_mounted_after_the_scan_counts() {
+fn nodes_mounted_after_scans_are_skipped() {
     old_and_new(
         |_| {},
         || {
@@ -348,7 +348,7 @@ fn the_pool_opens_no_other_device() {
 #[case::eight(8, 0x8000..0x1_0000)]
 #[case::fifteen(15, 0x8000..0x1_0000)]
 #[case::most(255, 0x800..0x1000)]
-fn the_default_range_fits_the_number_of_partitions(#[case] max_part: u32, #[case] range: Range<u32>) {
+fn the_default_range_fits_max_part(#[case] max_part: u32, #[case] range: Range<u32>) {
     reset(|model| model.max_part = max_part);
     assert_eq!(PoolOptions::default().range, range);
     let index = LoopControl::open().unwrap().attach(image().as_fd(), &options()).unwrap().index();
@@ -356,7 +356,7 @@ fn the_default_range_fits_the_number_of_partitions(#[case] max_part: u32, #[case
 }
 
 #[test]
-fn a_range_beyond_the_last_index_is_refused_and_the_parameter_named() {
+fn an_excessive_range_names_max_part() {
     reset(|model| model.max_part = 15);
     let error = LoopControl::with_pool(PoolOptions { range: 0xffff..0x1_0001, keep_idle: 0 }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
@@ -382,10 +382,11 @@ fn the_longest_deadline_has_no_end() {
 const CHILD: &str = "LOOPFS_TEST_WITHOUT_THREADS";
 
 /// In a process of its own, for it takes the memory for threads away from all of it.
+/// If the pool cannot start threads, it removes idle devices one by one.
 #[test]
-fn without_threads_idle_devices_are_removed_one_by_one() {
+fn idle_devices_are_removed_without_threads() {
     if std::env::var_os(CHILD).is_none() {
-        let test = "loop_device::pool_tests::without_threads_idle_devices_are_removed_one_by_one";
+        let test = "loop_device::pool_tests::idle_devices_are_removed_without_threads";
         let program = std::env::current_exe().unwrap();
         let child = std::process::Command::new(program)
             .args(["--exact", test, "--nocapture", "--test-threads=1"])

@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "in a query")]
-    fn a_panic_of_a_query_is_propagated() {
+    fn a_panic_in_queries_is_propagated() {
         reset(|_| {});
         let panic = |_| -> Result<()> { std::panic::resume_unwind(Box::new("in a query")) };
         let mut queries = query_devices(numbers(600..601), panic);

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_device_is_set_up_read_and_detached() {
+    fn a_device_is_bound_and_detached() {
         model::reset(|_| {});
         let index = find_free().unwrap();
         let file = file();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_device_is_busy_and_stays_bound_to_its_file() {
+    fn binding_a_bound_device_fails() {
         model::reset(|model| model.bind_foreign(3));
         let device = Device::open_index(3, Access::ReadWrite).unwrap();
         let error = device.set_up(file(), &Setup::default()).unwrap_err();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_to_an_unbound_device_fail_with_enxio() {
+    fn unbound_devices_return_enxio() {
         model::reset(|_| {});
         add(7).unwrap();
         let device = Device::open_index(7, Access::ReadOnly).unwrap();

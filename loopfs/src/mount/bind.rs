@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_is_either_set_or_cleared() {
+    fn every_flag_is_set_or_cleared() {
         let attributes = MountFlags { read_only: true, nosuid: true, ..MountFlags::default() }.attributes();
         assert_eq!(attributes.attr_set, u64::from(sys::MOUNT_ATTR_RDONLY | sys::MOUNT_ATTR_NOSUID));
         for flag in [sys::MOUNT_ATTR_NODEV, sys::MOUNT_ATTR_NOEXEC, sys::MOUNT_ATTR__ATIME] {

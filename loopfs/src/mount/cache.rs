@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cache_and_the_table_have_the_same_mounts() {
+    fn cache_and_table_have_equal_mounts() {
         let places = |mounts: &mut dyn Iterator<Item = &Mount>| {
             let place =
                 |mount: &Mount| (mount.id, mount.device, mount.root.clone(), mount.mount_point.clone());
@@ -231,14 +231,15 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_a_mount_are_named_as_in_the_table() {
+    fn flag_names_match_the_mount_table() {
         let flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOATIME;
         assert_eq!(options(flags.into()).collect::<Vec<_>>(), ["ro", "nodev", "noatime"]);
         assert_eq!(options(0).collect::<Vec<_>>(), ["rw", "relatime"]);
     }
 
+    /// The path leads to the mount on top, so the root found there would be the wrong file.
     #[test]
-    fn the_root_of_a_mount_that_another_covers_is_not_that_of_the_other() {
+    fn a_covered_mount_has_no_root() {
         let mounts = table::read().unwrap();
         let proc = table::at(&mounts, Path::new("/proc")).unwrap().clone();
         let directory = KnownMount::from(proc.clone()).root_file().unwrap();

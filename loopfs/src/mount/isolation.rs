@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_recognised_before_its_parent_waits_for_it() {
+    fn an_unreaped_process_has_ended() {
         assert!(!has_ended(Path::new("/proc/self")));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_receives_in_the_peer_groups_of_its_mounts() {
+    fn processes_receive_in_their_peer_groups() {
         assert!(is_process_id(b"1") && !is_process_id(b"self"));
         let own = PathBuf::from(format!("/proc/{}", std::process::id()));
         assert!(!receives_in(&own, "0", &mut BTreeSet::new()).unwrap());

@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn a_later_mount_covers_an_earlier_one() {
+    fn a_later_mount_covers_earlier_ones() {
         let twice = [TEXT, b"50 40 254:16 /x /var/lib/loopfs/data ro - xfs /dev/vdb rw\n"].concat();
         let mounts = parse(&twice).unwrap();
         assert_eq!(at(&mounts, Path::new("/var/lib/loopfs/data")).unwrap().id, 50);
     }
 
     #[test]
-    fn the_mount_that_holds_a_file_is_found_through_a_symbolic_link() {
+    fn symbolic_links_lead_to_their_mount() {
         let directory = tempfile::tempdir().unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("/proc/self", &link).unwrap();
@@ -188,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_parse_or_fail_and_never_panic(table in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_parse_or_fail(table in proptest::collection::vec(any::<u8>(), 0..300)) {
             drop(parse(&table));
         }
     }

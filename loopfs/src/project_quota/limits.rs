@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_with_a_meaning_of_their_own_are_refused() {
+    fn reserved_ids_are_refused() {
         assert_eq!(ProjectId::new(0), None);
         assert_eq!(ProjectId::new(u32::MAX), None);
         assert_eq!(ProjectId::new(7).map(ProjectId::get), Some(7));
@@ -281,7 +281,7 @@ mod tests {
     proptest! {
         /// The kernel's side is modelled by what it does with a request: store it, rounded up.
         #[test]
-        fn what_is_requested_and_stored_rounded_up_is_honoured(
+        fn limits_rounded_up_are_honoured(
             (kinds, bytes, inodes) in ((0..4u8, 0..4u8), (1..1u64 << 62, 1..1u64 << 62), (1..u64::MAX, 1..u64::MAX)),
         ) {
             let sorted = |(a, b): (u64, u64)| (a.min(b), a.max(b));
@@ -301,7 +301,7 @@ mod tests {
         }
 
         #[test]
-        fn a_soft_limit_above_the_hard_one_is_refused(hard in 1..1u64 << 62, more in 1..1u64 << 62) {
+        fn soft_limits_above_hard_are_refused(hard in 1..1u64 << 62, more in 1..1u64 << 62) {
             let bytes = Limit::SoftHard { soft: Bytes(hard + more), hard: Bytes(hard) };
             let inodes = Limit::SoftHard { soft: Inodes(hard + more), hard: Inodes(hard) };
             for limits in [Limits { bytes, ..Limits::KEEP }, Limits { inodes, ..Limits::KEEP }] {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_with_another_meaning_to_the_kernel_are_refused() {
+    fn values_with_special_meanings_are_refused() {
         for bytes in [
             Limit::Hard(Bytes(0)),
             Limit::SoftHard { soft: Bytes(0), hard: Bytes(1) },
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_asked_is_not_honoured_and_more_inodes_neither() {
+    fn deviating_limits_are_not_honoured() {
         let stored = |bytes: u64, inodes: u64| StoredLimits {
             bytes: Bounds { soft: None, hard: Some(Bytes(bytes)) },
             inodes: Bounds { soft: None, hard: Some(Inodes(inodes)) },
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn grace_periods_have_forty_bits_where_the_kernel_says_so() {
+    fn grace_periods_can_have_forty_bits() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let mut quota = DiskQuota { btimer: -2, btimer_hi: 1, ..DiskQuota::default() };
         assert_eq!(

@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_left_to_the_errno() {
+    fn unexplained_errnos_have_no_meaning() {
         assert_eq!(meaning_of_quota(Errno::EINVAL, Enforcement::Enforcing, false), None);
         assert_eq!(meaning_of_quota(Errno::EIO, Enforcement::NoQuota, true), None);
         assert_eq!(meaning_of_attributes(Errno::EINVAL, false), None);

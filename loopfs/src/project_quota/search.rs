@@ -91,8 +91,9 @@ mod tests {
 
     use super::*;
 
+    /// A block is used if it holds the quota record of an id in use.
     #[test]
-    fn unused_ids_of_used_blocks_are_found() {
+    fn unused_ids_in_blocks_are_found() {
         assert_eq!(
             beside([3, 5, 21, u32::MAX], 5).collect::<Vec<_>>(),
             [0, 1, 2, 4, 6, 7, 8, 9, 20, 22, 23, 24]
@@ -150,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_id_is_found_if_and_only_if_one_is_free(
+        fn a_free_id_is_always_found(
             range in small_range(),
             used in prop::collection::btree_set(0..60u32, 0..60),
             next_fit in prop::option::of(any::<u32>()),
@@ -166,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn every_id_of_a_range_is_allocated_once(range in small_range(), seed: u64) {
+        fn each_id_is_allocated_once(range in small_range(), seed: u64) {
             let mut model = Model::new(BTreeSet::new(), &range, seed);
             let mut next_fit = None;
             for _ in range.clone() {
@@ -178,8 +179,9 @@ mod tests {
         }
     }
 
+    /// The number of ids in use does not change the number of queries per allocation.
     #[test]
-    fn the_cost_does_not_grow_with_the_ids_in_use() {
+    fn the_cost_stays_constant() {
         let range = 0x4c00_0000..=0x4cff_ffff;
         let mut model = Model::new(BTreeSet::new(), &range, 7);
         let mut next_fit = None;
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_gap_of_a_large_range_is_found() {
+    fn the_last_gap_is_found() {
         let range = 1..=100_000;
         let mut used: BTreeSet<u32> = range.clone().collect();
         used.remove(&50_000);

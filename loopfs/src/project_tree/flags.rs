@@ -73,15 +73,16 @@ mod tests {
 
     use super::*;
 
+    /// These are the project inheritance flag, the flags that the kernel only reports, and unknown flags.
     #[test]
-    fn project_inheritance_and_read_only_flags_are_dropped() {
+    fn uncopied_flags_are_dropped() {
         let reported = FS_XFLAG_PREALLOC | FS_XFLAG_HASATTR | FS_XFLAG_PROJINHERIT;
         assert!(Flags::new(u64::from(reported) | 1 << 40, 8, 8).are_none());
         assert_eq!(Flags::new(u64::from(reported), 8, 8), Flags::default());
     }
 
     #[test]
-    fn a_hint_is_zero_without_its_flag() {
+    fn a_hint_without_flag_is_zero() {
         let both = Flags::new(u64::from(FS_XFLAG_EXTSIZE | FS_XFLAG_COWEXTSIZE | FS_XFLAG_SYNC), 8192, 4096);
         assert_eq!(both.hints(), (8192, 4096));
         assert_eq!(both.only(FS_XFLAG_COWEXTSIZE).hints(), (0, 4096));

@@ -167,8 +167,9 @@ mod tests {
     use super::*;
     use crate::sys::file_handle;
 
+    /// The record of a file is removed after the walk has met the last link.
     #[test]
-    fn a_file_is_removed_after_its_last_name() {
+    fn a_record_ends_with_its_links() {
         let directory = tempfile::tempdir().unwrap();
         let handle = |name: &str| {
             file_handle::of(std::fs::File::create(directory.path().join(name)).unwrap()).unwrap()

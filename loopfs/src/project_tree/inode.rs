@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changing_the_project_keeps_all_other_attributes() {
+    fn changing_projects_keeps_other_attributes() {
         let read = fsxattr::fsxattr {
             fsx_xflags: 0x8000_0008,
             fsx_extsize: 1,

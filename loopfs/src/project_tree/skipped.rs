@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skipped_is_empty_only_if_every_count_is_zero() {
+    fn a_nonzero_count_is_not_empty() {
         assert!(Skipped::default().is_empty());
         let one = SpecialFiles { fifos: 1, ..SpecialFiles::default() };
         for skipped in [
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_file_system_do_not_concern_one_inode_only() {
+    fn filesystem_errors_concern_no_single_inode() {
         for errno in [Errno::EROFS, Errno::EIO, Errno::ENOSPC, Errno::EUCLEAN, Errno::EMFILE, Errno::ENOMEM] {
             assert!(!concerns_one_inode(errno), "{errno}");
         }

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_is_read_again_before_it_is_enforced() {
+    fn an_exceeded_bound_is_read_again() {
         let mut bound = BoundedCount::new();
         bound.count = SLACK;
         assert!(!bound.is_exceeded(|| unreachable!("the count does not exceed the bound")));

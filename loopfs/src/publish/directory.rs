@@ -116,7 +116,7 @@ mod tests {
         read_only: true, nosuid: true, nodev: true, noexec: true, access_time: AccessTime::Never, nodiratime: true,
     })]
     #[case("rw", MountFlags { access_time: AccessTime::Strict, ..MountFlags::default() })]
-    fn mount_flags_are_read_from_the_mount_table(#[case] options: &str, #[case] flags: MountFlags) {
+    fn the_mount_table_has_the_flags(#[case] options: &str, #[case] flags: MountFlags) {
         let table = format!("50 40 254:16 /volumes/a /target {options} - xfs /dev/vdb rw,prjquota\n");
         let mounts = mountinfo::parse(table.as_bytes()).unwrap();
         assert_eq!(flags_of(&mounts[0]), flags);

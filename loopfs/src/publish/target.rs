@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn creating_and_removing_a_target_is_idempotent() {
+    fn creation_and_removal_are_idempotent() {
         let scratch = scratch();
         for (name, make) in
             [("d", Target::ensure_directory as fn(&Target) -> Result<()>), ("f", Target::ensure_file)]
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_no_call_created_are_kept() {
+    fn files_of_other_programs_are_kept() {
         let scratch = scratch();
         fs::write(scratch.path("file"), "precious").unwrap();
         fs::create_dir(scratch.path("directory")).unwrap();
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_without_a_parent_directory_is_not_found() {
+    fn a_target_needs_a_parent_directory() {
         let scratch = scratch();
         fs::write(scratch.path("file"), "").unwrap();
         assert!(scratch.try_locate("absent/target").unwrap().is_none());
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_stays_in_its_parent_directory_after_a_rename() {
+    fn a_target_follows_its_renamed_parent() {
         let scratch = scratch();
         fs::create_dir(scratch.path("pod")).unwrap();
         let target = scratch.locate("pod/target");

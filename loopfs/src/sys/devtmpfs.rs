@@ -46,12 +46,12 @@ mod tests {
     #[case(24, Some("devtmpfs"))]
     #[case(240, Some("devpts"))]
     #[case(2, None)]
-    fn the_type_is_that_of_the_mount_with_the_id(#[case] id: u64, #[case] fs_type: Option<&str>) {
+    fn the_type_belongs_to_the_mount(#[case] id: u64, #[case] fs_type: Option<&str>) {
         assert_eq!(type_of_mount(TABLE, id), fs_type);
     }
 
     #[test]
-    fn a_directory_of_another_file_system_is_in_no_devtmpfs() {
+    fn other_filesystems_are_no_devtmpfs() {
         assert!(!is_devtmpfs("/proc"));
         assert!(is_devtmpfs("/no/such/directory"), "the safe assumption");
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_and_request_match_the_kernel_headers() {
+    fn layouts_match_the_kernel_headers() {
         assert_eq!(size_of::<FiemapExtent>(), 56);
         assert_eq!(std::mem::offset_of!(FiemapExtent, flags), 40);
         assert_eq!(std::mem::offset_of!(FiemapRequest, extents), 32);

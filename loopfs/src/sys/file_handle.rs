@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn hard_links_have_the_same_handle_and_other_files_do_not() {
+    fn only_hard_links_share_a_handle() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let file = std::fs::File::create(&path).unwrap();

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_open_for_writing_as_long_as_a_writable_descriptor_is_open() {
+    fn open_writable_descriptors_are_noticed() {
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let reader = File::open(&path).unwrap();
         assert_eq!(is_open_for_writing(&reader), Ok(false));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_open_elsewhere_as_long_as_another_open_file_description_exists() {
+    fn other_open_file_descriptions_are_noticed() {
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let duplicate = file.try_clone().unwrap();

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_and_requests_match_the_kernel_headers() {
+    fn layouts_match_the_kernel_headers() {
         assert_eq!(size_of::<fsxattr>(), 28);
         assert_eq!(ioctl_sys::ior!(b'X', 31, size_of::<fsxattr>()), linux_raw_sys::ioctl::FS_IOC_FSGETXATTR);
         assert_eq!(ioctl_sys::iow!(b'X', 32, size_of::<fsxattr>()), linux_raw_sys::ioctl::FS_IOC_FSSETXATTR);

@@ -60,8 +60,9 @@ mod tests {
         assert_eq!(found, [&b"."[..], b"..", names[0], names[1], names[2]]);
     }
 
+    /// At the end of an existing directory, the call returns an empty batch instead.
     #[test]
-    fn the_list_ends_with_an_empty_batch_and_that_of_a_removed_directory_fails() {
+    fn listing_a_removed_directory_fails() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("directory");
         std::fs::create_dir(&path).unwrap();
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn another_descriptor_continues_the_list_at_a_saved_position() {
+    fn a_saved_position_continues_the_list() {
         let directory = tempfile::tempdir().unwrap();
         for name in 0..2000 {
             File::create(directory.path().join(format!("{name:0>40}"))).unwrap();

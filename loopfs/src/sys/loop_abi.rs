@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_and_requests_match_the_kernel_headers() {
+    fn layouts_match_the_kernel_headers() {
         assert_eq!(size_of::<loop_info64>(), 232);
         assert_eq!(size_of::<loop_config>(), 304);
         assert_eq!(offset_of!(loop_info64, lo_flags), 52);

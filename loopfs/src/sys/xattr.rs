@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_split_at_each_nul() {
+    fn a_list_is_split_at_nuls() {
         assert_eq!(split(b""), Vec::<CString>::new());
         assert_eq!(split(b"user.a\0user.b=\0"), [c"user.a".to_owned(), c"user.b=".to_owned()]);
         assert_eq!(split(b"user.a\0cut"), [c"user.a".to_owned()]);

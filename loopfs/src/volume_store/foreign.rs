@@ -298,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_record_of_any_path_reads_back_and_fits_into_the_attribute(
+        fn any_record_fits_and_reads_back(
             charged in charged_to(),
             names: u64,
             example in "\\PC{0,300}|[\n\t a=]{0,20}",
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_volume_is_named_without_its_suffix() {
+    fn deleted_volumes_print_without_suffix() {
         let charged = ChargedTo::Deleted("pvc-1.2.0123456789abcdef".to_owned());
         assert_eq!(charged.to_string(), "the deleted volume pvc-1.2");
     }

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_returns_the_newest_path_until_it_is_removed() {
+    fn a_record_returns_the_newest_path() {
         let directory = tempfile::tempdir().unwrap();
         let (records, boot) = records(directory.path());
         let id = "pvc-1";
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_boot_is_ignored() {
+    fn records_of_other_boots_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let (records, boot) = records(directory.path());
         let id = "pvc-1";
@@ -338,7 +338,7 @@ mod tests {
     #[case::all_volumes("/volumes", None)]
     #[case::the_whole("/", None)]
     #[case::deleted("/trash/pvc-1.0123456789abcdef", None)]
-    fn the_root_of_a_mount_names_the_volume(#[case] root: &str, #[case] expected: Option<&str>) {
+    fn a_mounts_root_names_the_volume(#[case] root: &str, #[case] expected: Option<&str>) {
         let table = format!("50 40 254:16 {root} /target rw - xfs /dev/vdb rw,prjquota\n");
         assert_eq!(published_volume(&crate::mount::table::parse(table.as_bytes()).unwrap()[0]), expected);
     }

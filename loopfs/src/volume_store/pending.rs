@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_created_again_during_a_reading_stays() {
+    fn a_volume_recreated_during_reading_stays() {
         let volumes = PendingVolumes::default();
         volumes.add(&id("a"));
         let deleted = |id: &VolumeId| {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_volume_is_left_out_and_read_again() {
+    fn an_unreadable_volume_is_read_again() {
         let volumes = PendingVolumes::default();
         volumes.add(&id("a"));
         let unreadable = |id: &VolumeId| Err(Error::new(ErrorKind::Other, "read", id, "an I/O error"));

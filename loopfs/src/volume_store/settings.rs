@@ -308,10 +308,7 @@ mod tests {
         ImageSpec { provisioning: Provisioning::Thin, ..ImageSpec::default() },
         Some("provisioning is thick, but thin is requested")
     )]
-    fn a_difference_names_the_setting_and_both_values(
-        #[case] requested: ImageSpec,
-        #[case] expected: Option<&str>,
-    ) {
+    fn a_difference_names_both_values(#[case] requested: ImageSpec, #[case] expected: Option<&str>) {
         let found = image(DirectIo::Preferred, LogicalBlockSize::B512);
         assert_eq!(found.differs(requested).as_deref(), expected);
     }
@@ -324,11 +321,12 @@ mod tests {
         assert_eq!(found.differs(requested).unwrap(), "bytesPerInode is 16384, but 1 is requested");
     }
 
+    /// A file with shared blocks accepts direct I/O only in whole blocks of the file system.
     #[rstest]
     #[case::preferred(DirectIo::Preferred, LogicalBlockSize::B512, true)]
     #[case::whole_blocks(DirectIo::Required, LogicalBlockSize::B4096, true)]
     #[case::small_blocks(DirectIo::Required, LogicalBlockSize::B512, false)]
-    fn direct_io_in_small_blocks_cannot_share_blocks(
+    fn direct_io_limits_block_sharing(
         #[case] direct_io: DirectIo,
         #[case] size: LogicalBlockSize,
         #[case] can: bool,
@@ -354,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_content_of_a_clone_keeps_its_block_size() {
+    fn a_clone_keeps_its_block_size() {
         let id = VolumeId::parse("clone").unwrap();
         let requested =
             ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };

@@ -80,9 +80,7 @@ fn a_repeated_creation_is_pending_too() {
 }
 
 #[rstest]
-fn a_creation_that_does_not_request_pending_confirms(
-    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
-) {
+fn creating_without_pending_confirms(#[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let store = store();
     store.create(&id("a"), &pending(kind, "shop/data")).unwrap();
@@ -137,9 +135,7 @@ fn copies_have_only_their_own_annotations(
 
 /// The volume has one block, which the annotations take from a directory, and the file system is full.
 #[rstest]
-fn the_longest_annotations_fit_into_the_smallest_volume(
-    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
-) {
+fn long_annotations_fit_small_volumes(#[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let (disk, parent) = (Disk::formatted(MIN_SIZE), scratch());
     let data = parent.path().join("data");
@@ -174,7 +170,7 @@ fn fill(path: PathBuf) {
 }
 
 #[test]
-fn invalid_annotations_of_one_volume_do_not_hide_others() {
+fn invalid_annotations_hide_no_volume() {
     let leaks = Leaks::watch();
     let store = store();
     for name in ["a", "b"] {

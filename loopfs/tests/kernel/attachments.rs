@@ -36,9 +36,7 @@ fn whole(kind: i32) -> libc::flock {
 }
 
 #[rstest]
-fn the_index_lock_lasts_as_long_as_the_device_is_attached(
-    #[values(Access::ReadWrite, Access::ReadOnly)] access: Access,
-) {
+fn the_index_lock_lasts_while_attached(#[values(Access::ReadWrite, Access::ReadOnly)] access: Access) {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -63,7 +61,7 @@ fn the_index_lock_lasts_as_long_as_the_device_is_attached(
 
 /// `LOOP_CONFIGURE` flushes the file, so attaching would have to wait for any change of the file.
 #[test]
-fn attaching_and_detaching_do_not_change_the_file() {
+fn attaching_does_not_change_the_file() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -84,7 +82,7 @@ fn attaching_and_detaching_do_not_change_the_file() {
 }
 
 #[test]
-fn attaching_a_file_that_another_program_has_locked_fails() {
+fn attaching_a_locked_file_fails() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -100,8 +98,9 @@ fn attaching_a_file_that_another_program_has_locked_fails() {
     leaks.check();
 }
 
+/// If the node is missing, the calls fail and do not report the file as unattached.
 #[test]
-fn an_attached_device_without_a_node_is_an_error_and_not_absent() {
+fn an_attached_device_needs_its_node() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);

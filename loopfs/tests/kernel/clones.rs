@@ -56,7 +56,7 @@ fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
 }
 
 #[test]
-fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
+fn a_clone_is_an_independent_volume() {
     let leaks = Leaks::watch();
     let store = store();
     let (source, original) = block(&store, "source", 5 * MIB);
@@ -92,8 +92,9 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     leaks.check();
 }
 
+/// The call returns the clone even after the source was deleted.
 #[test]
-fn repeating_a_clone_returns_the_clone_even_after_its_source_was_deleted() {
+fn repeating_a_clone_returns_it() {
     let store = store();
     let (source, _) = block(&store, "source", MIB);
     let (other, _) = block(&store, "other", MIB);
@@ -142,7 +143,7 @@ fn a_failed_clone_leaves_nothing(#[case] source: &str, #[case] capacity: u64, #[
 }
 
 #[test]
-fn concurrent_calls_for_one_clone_create_one_volume() {
+fn concurrent_clone_calls_create_one_volume() {
     let store = store();
     let (source, original) = block(&store, "source", MIB);
     fill(&original, 0, MIB, 5);
@@ -166,7 +167,7 @@ fn concurrent_calls_for_one_clone_create_one_volume() {
 /// to a device that is attached after the file was cloned. A device that was attached before the clone keeps
 /// both.
 #[test]
-fn cloning_an_attached_image_does_not_change_its_device() {
+fn cloning_keeps_an_attached_device_unchanged() {
     let leaks = Leaks::watch();
     let store = store();
     let control = LoopControl::open().unwrap();
@@ -257,8 +258,9 @@ fn margin(size: u64) -> u64 {
     size / 128 + MIB
 }
 
+/// Each volume still reserves its full size, so that all shared blocks can be overwritten.
 #[test]
-fn shared_blocks_are_reserved_for_each_volume_and_counted_once() {
+fn shared_blocks_are_counted_once() {
     let store = store();
     let (source, original) = block(&store, "source", 32 * MIB);
     fill(&original, 0, 32 * MIB, 1);
@@ -297,8 +299,9 @@ fn shared_blocks_are_reserved_for_each_volume_and_counted_once() {
     assert_close(available_after_recount(), before + 32 * MIB);
 }
 
+/// Another volume has reserved all other space.
 #[test]
-fn a_clone_can_be_overwritten_when_all_space_is_reserved() {
+fn a_clone_can_always_be_overwritten() {
     const SIZE: u64 = 24 * MIB;
     let leaks = Leaks::watch();
     let store = store();

@@ -12,7 +12,7 @@ use crate::environment::{Leaks, clone_image, id, store};
 use crate::store::{MIB, entry, remove};
 
 #[test]
-fn a_directory_without_project_inheritance_is_reported() {
+fn missing_project_inheritance_is_reported() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("tenant"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -52,8 +52,9 @@ fn free_space_ignores_the_changed_project() {
     leaks.check();
 }
 
+/// The store reports the image as truncated, and does not treat it as a smaller volume.
 #[test]
-fn a_truncated_image_is_not_treated_as_a_smaller_volume() {
+fn a_truncated_image_keeps_its_capacity() {
     let leaks = Leaks::watch();
     let (store, id, copy) = (store(), id("cut"), id("copy"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -102,7 +103,7 @@ fn a_truncated_image_is_not_treated_as_a_smaller_volume() {
 }
 
 #[test]
-fn repeating_an_expansion_records_a_missing_size() {
+fn repeating_an_expansion_records_the_size() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("grown"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -119,7 +120,7 @@ fn repeating_an_expansion_records_a_missing_size() {
 }
 
 #[test]
-fn verifying_a_writable_store_and_the_loop_control_succeeds() {
+fn verifying_a_working_store_succeeds() {
     let store = store();
     store.verify().unwrap();
     store.prove_writable().unwrap();

@@ -68,7 +68,7 @@ fn project(directory: &Path) -> Option<ProjectId> {
 }
 
 #[test]
-fn every_example_prints_its_usage_if_the_arguments_are_invalid() {
+fn invalid_arguments_print_the_usage() {
     let programs = fs::read_dir(path_from("LOOPFS_TEST_EXAMPLES")).expect("the examples");
     let names: Vec<String> =
         programs.map(|program| program.unwrap().file_name().into_string().unwrap()).collect();
@@ -80,7 +80,7 @@ fn every_example_prints_its_usage_if_the_arguments_are_invalid() {
 }
 
 #[test]
-fn attach_holds_a_device_with_direct_io_until_the_end_of_its_input() {
+fn attach_keeps_the_device_until_eof() {
     let leaks = Leaks::watch();
     let directory = directory();
     let path = directory.path().join("image");
@@ -106,7 +106,7 @@ fn attach_holds_a_device_with_direct_io_until_the_end_of_its_input() {
 }
 
 #[test]
-fn expand_expands_the_image_and_its_device_in_use_and_refuses_to_shrink_them() {
+fn expand_grows_image_and_device() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -125,8 +125,9 @@ fn expand_expands_the_image_and_its_device_in_use_and_refuses_to_shrink_them() {
     leaks.check();
 }
 
+/// A device is stray after its file was deleted.
 #[test]
-fn devices_finds_the_device_of_a_file_and_calls_it_stray_once_the_file_is_deleted() {
+fn devices_reports_attached_and_stray_devices() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -184,7 +185,7 @@ fn disk_image_is_complete_after_kills() {
 }
 
 #[test]
-fn quota_limits_a_directory_raises_the_limit_and_removes_both() {
+fn quota_sets_raises_and_removes_limits() {
     let leaks = Leaks::watch();
     let parent = directory();
     let limited = parent.path().join("limited");
@@ -236,7 +237,7 @@ fn quota_limits_and_frees_after_kills() {
 }
 
 #[test]
-fn refusal_names_the_limit_that_was_reached() {
+fn refusal_names_the_reached_limit() {
     let leaks = Leaks::watch();
     let parent = directory();
     let limited = parent.path().join("limited");
@@ -269,8 +270,9 @@ fn refusal_names_the_limit_that_was_reached() {
     leaks.check();
 }
 
+/// The program creates, publishes, expands, snapshots and deletes the volume.
 #[test]
-fn store_creates_publishes_expands_snapshots_and_deletes_a_volume() {
+fn store_manages_a_volume() {
     let leaks = Leaks::watch();
     let (store, target, data) = (store(), scratch(), xfs());
     let (volume, snapshot) = (id("cookbook"), SnapshotId::parse("before-upgrade").unwrap());
@@ -303,7 +305,7 @@ fn store_creates_publishes_expands_snapshots_and_deletes_a_volume() {
 
 /// The processes that publish and unpublish are killed at ten moments each.
 #[test]
-fn store_publishes_a_block_volume_after_kills() {
+fn store_publishes_after_kills() {
     let leaks = Leaks::watch();
     let (store, targets, data) = (store(), scratch(), xfs());
     let target = targets.path().join("disk");
@@ -330,8 +332,9 @@ fn store_publishes_a_block_volume_after_kills() {
     leaks.check();
 }
 
+/// A killed process leaves incomplete volumes, and the program keeps the complete ones.
 #[test]
-fn recover_removes_what_a_crash_left_and_keeps_the_volumes() {
+fn recover_removes_only_leftovers() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("cookbook"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes::MIB)).unwrap();
@@ -362,7 +365,7 @@ fn recover_removes_what_a_crash_left_and_keeps_the_volumes() {
 }
 
 #[test]
-fn bind_mount_refuses_writes_through_a_read_only_mount_and_unmounts_it() {
+fn bind_mount_enforces_read_only() {
     let leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let arguments = [text(source.path()), text(target.path())];

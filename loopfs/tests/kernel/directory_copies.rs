@@ -122,7 +122,7 @@ fn an_unwanted_copy_ends() {
 }
 
 #[test]
-fn a_clone_of_a_directory_has_its_content_and_its_own_limit() {
+fn a_clone_has_content_and_limit() {
     let leaks = Leaks::watch();
     let store = clean_store();
     create_with_files(&store, "source", 4 * MIB, 20);
@@ -166,7 +166,7 @@ fn a_clone_of_a_directory_has_its_content_and_its_own_limit() {
 }
 
 #[test]
-fn a_full_volume_can_be_cloned_at_the_same_size() {
+fn a_full_volume_can_be_cloned() {
     let leaks = Leaks::watch();
     let store = clean_store();
     store.create(&id("source"), &spec(4 * MIB)).unwrap();
@@ -187,8 +187,9 @@ fn a_full_volume_can_be_cloned_at_the_same_size() {
     leaks.check();
 }
 
+/// The snapshot keeps its content after the files of the volume were deleted.
 #[test]
-fn a_snapshot_of_a_directory_keeps_its_content_and_reserves_its_usage() {
+fn a_snapshot_reserves_its_usage() {
     let leaks = Leaks::watch();
     wait_for_deferred_frees();
     let store = clean_store();
@@ -284,7 +285,7 @@ fn a_failed_clone_leaves_nothing_behind(
 /// The quota usage of each volume includes its shared files in full, although they occupy the disk once. A recount derives
 /// the overhead of the file system from that usage, and must not underestimate it for this reason.
 #[test]
-fn shared_files_are_reserved_for_each_volume() {
+fn shared_files_are_reserved_per_volume() {
     wait_for_deferred_frees();
     let store = clean_store();
     let spec = with_few_inodes(Bytes(100 * MIB));
@@ -311,7 +312,7 @@ fn shared_files_are_reserved_for_each_volume() {
 }
 
 #[test]
-fn concurrent_calls_for_one_clone_create_one_volume() {
+fn concurrent_clone_calls_create_one_volume() {
     let leaks = Leaks::watch();
     wait_for_deferred_frees();
     let store = clean_store();
@@ -413,7 +414,7 @@ impl StoppedCopy {
 }
 
 #[test]
-fn recovery_and_other_operations_ignore_a_copy_in_progress() {
+fn other_operations_ignore_unfinished_copies() {
     if is_child() {
         clone_in_child().unwrap();
         return;
@@ -440,7 +441,7 @@ fn recovery_and_other_operations_ignore_a_copy_in_progress() {
 }
 
 #[test]
-fn recovery_removes_the_copy_of_a_killed_process() {
+fn recovery_removes_a_killed_copy() {
     if is_child() {
         clone_in_child().unwrap();
         return;
@@ -466,7 +467,7 @@ fn recovery_removes_the_copy_of_a_killed_process() {
 }
 
 #[test]
-fn deleting_the_source_during_a_copy_creates_no_volume() {
+fn deleting_the_source_fails_the_copy() {
     if is_child() {
         assert_eq!(clone_in_child().unwrap_err().kind(), ErrorKind::NotFound);
         return;
@@ -484,7 +485,7 @@ fn deleting_the_source_during_a_copy_creates_no_volume() {
 }
 
 #[test]
-fn the_reservation_of_a_killed_process_is_released() {
+fn a_killed_processs_reservation_is_released() {
     if is_child() {
         let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
         store.create(&id("killed"), &spec(64 * MIB)).unwrap();

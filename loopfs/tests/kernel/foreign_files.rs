@@ -94,8 +94,9 @@ impl Fixture {
     }
 }
 
+/// A foreign file lies in one volume and is charged to another one.
 #[test]
-fn files_charged_to_another_volume_are_found_reported_and_repaired() {
+fn foreign_files_are_found_and_repaired() {
     let fixture = Fixture::new();
     assert!(fixture.store.stats(&fixture.victim).unwrap().used >= Bytes(4 * MIB), "the victim is charged");
     assert_eq!(fixture.condition(&fixture.holder).0, None, "no search ran yet");
@@ -126,8 +127,9 @@ fn files_charged_to_another_volume_are_found_reported_and_repaired() {
     fixture.end();
 }
 
+/// The evidence for a search then contains the project of the full volume.
 #[test]
-fn a_volume_filled_by_files_of_another_volume_is_reported_as_full() {
+fn foreign_files_can_fill_a_volume() {
     let fixture = Fixture::new();
     assert_eq!(fixture.store.foreign_evidence().unwrap().full, [].into());
     let mut file = File::create(fixture.foreign_directory().join("c")).unwrap();
@@ -138,8 +140,9 @@ fn a_volume_filled_by_files_of_another_volume_is_reported_as_full() {
     fixture.end();
 }
 
+/// The volume that they are charged to is deleted, and the rest of its space is released.
 #[test]
-fn a_deleted_volume_releases_all_space_but_that_of_foreign_files() {
+fn foreign_files_keep_their_space_reserved() {
     let fixture = Fixture::new();
     assert!(fixture.store.delete(&fixture.victim).unwrap());
     for _ in 0..2 {
@@ -173,7 +176,7 @@ fn a_deleted_volume_releases_all_space_but_that_of_foreign_files() {
 }
 
 #[test]
-fn a_deleted_volume_is_freed_when_the_foreign_files_are_removed() {
+fn removing_foreign_files_frees_the_volume() {
     let fixture = Fixture::new();
     assert!(fixture.store.delete(&fixture.victim).unwrap());
     assert_eq!(fixture.store.empty_trash().unwrap(), 0);

@@ -156,8 +156,9 @@ fn check(foreign: &[Foreign], range: &RangeInclusive<ProjectId>, after: &str) {
     assert_eq!(used_ids(), &ours | &foreign, "after {after}");
 }
 
+/// Projects of other programs keep their limits, usage and ids during all operations of the store.
 #[test]
-fn projects_of_other_programs_keep_limits_usage_and_ids_through_all_operations_of_the_store() {
+fn foreign_projects_stay_unchanged() {
     let leaks = Leaks::watch();
     let store = store();
     let range = StoreOptions::default().project_ids;
@@ -214,7 +215,7 @@ fn projects_of_other_programs_keep_limits_usage_and_ids_through_all_operations_o
 
 /// No program should use ids of the store's range. If one does, its directories are not harmed.
 #[test]
-fn ids_of_the_range_that_another_program_uses_are_neither_allocated_nor_cleared() {
+fn foreign_ids_are_never_allocated() {
     const COUNT: u32 = 8;
     const FIRST: u32 = 6_700_001;
     let leaks = Leaks::watch();
@@ -276,7 +277,7 @@ fn next_of_kubelet() -> u32 {
 }
 
 #[test]
-fn concurrent_allocations_of_the_store_and_the_kubelet_share_no_id() {
+fn store_and_kubelet_share_no_id() {
     const EACH: usize = 100;
     let leaks = Leaks::watch();
     let store = store();
@@ -314,8 +315,9 @@ fn concurrent_allocations_of_the_store_and_the_kubelet_share_no_id() {
     leaks.check();
 }
 
+/// The directory lies beside those of the store, has entries of the same names, and stays unchanged.
 #[test]
-fn a_directory_beside_those_of_the_store_is_no_volume_and_is_left_alone() {
+fn a_foreign_directory_is_no_volume() {
     let leaks = Leaks::watch();
     let (store, target, published) = (store(), scratch(), scratch());
     // The same names as in the store, below a directory of the kubelet.

@@ -12,7 +12,7 @@ use crate::store::{MIB, remove};
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn a_volume_that_is_large_enough_stays_as_it_is(#[case] kind: VolumeKind) {
+fn a_large_enough_volume_stays_unchanged(#[case] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("grown"));
     store.create(&id, &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
@@ -26,7 +26,7 @@ fn a_volume_that_is_large_enough_stays_as_it_is(#[case] kind: VolumeKind) {
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn concurrent_expansions_end_at_the_largest_size_and_reserve_no_more(#[case] kind: VolumeKind) {
+fn concurrent_expansions_reach_the_largest_size(#[case] kind: VolumeKind) {
     const PROCESSES: u64 = 4;
     const STEP: u64 = 64 << 10;
     let leaks = Leaks::watch();

@@ -25,8 +25,9 @@ fn refusal(store: &VolumeStore, id: &VolumeId) -> String {
     error.to_string()
 }
 
+/// The image can be deleted after its device was detached or its detach was deferred.
 #[test]
-fn an_attached_image_cannot_be_deleted_until_its_device_is_detached_or_will_be() {
+fn an_attached_image_cannot_be_deleted() {
     let leaks = Leaks::watch();
     // One process attaches the image and another one deletes it.
     let (store, other) = (store(), store());
@@ -51,7 +52,7 @@ fn an_attached_image_cannot_be_deleted_until_its_device_is_detached_or_will_be()
 }
 
 #[test]
-fn an_image_that_is_being_attached_cannot_be_deleted() {
+fn attaching_an_image_prevents_deletion() {
     let leaks = Leaks::watch();
     let store = store();
     let id = create(&store, "disk", VolumeKind::Block);
@@ -79,7 +80,7 @@ fn a_mounted_directory_cannot_be_deleted() {
 }
 
 #[test]
-fn a_directory_published_in_another_mount_namespace_cannot_be_deleted() {
+fn publication_in_another_namespace_prevents_deletion() {
     let leaks = Leaks::watch();
     let (store, other) = (store(), store());
     let id = create(&store, "data", VolumeKind::Filesystem);
@@ -107,7 +108,7 @@ fn a_directory_published_in_another_mount_namespace_cannot_be_deleted() {
 }
 
 #[test]
-fn a_restarted_process_restores_the_publication_records() {
+fn a_restart_restores_publication_records() {
     let leaks = Leaks::watch();
     let (store, target) = (store(), scratch());
     let (shown, not) =
@@ -130,7 +131,7 @@ fn a_restarted_process_restores_the_publication_records() {
 }
 
 #[test]
-fn publication_records_from_before_a_reboot_are_ignored() {
+fn records_before_reboots_are_ignored() {
     let leaks = Leaks::watch();
     let store = store();
     let id = create(&store, "data", VolumeKind::Filesystem);

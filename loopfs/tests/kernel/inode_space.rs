@@ -158,8 +158,9 @@ fn files_in_every_group_stay_reserved() {
     fixture.end();
 }
 
+/// After the small volumes have filled the store, every byte of the thin device can still be written.
 #[test]
-fn small_volumes_leave_a_thin_device_whole() {
+fn small_volumes_leave_thin_space_available() {
     const THIN: u64 = 96 * MIB;
     let fixture = Fixture::new(MIN_SIZE);
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(THIN));

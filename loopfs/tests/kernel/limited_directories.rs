@@ -25,7 +25,7 @@ fn used() -> Vec<Usage> {
 }
 
 #[test]
-fn a_filled_directory_is_limited_and_unlimited() {
+fn a_directory_is_limited_and_unlimited() {
     let leaks = Leaks::watch();
     let directory = directory();
     let path = directory.path();
@@ -62,7 +62,7 @@ fn a_filled_directory_is_limited_and_unlimited() {
 }
 
 #[test]
-fn the_id_of_a_removed_directory_is_freed() {
+fn removed_directories_free_their_ids() {
     let leaks = Leaks::watch();
     let (removed, next) = (directory(), directory());
     let deleted = open(removed.path());
@@ -82,7 +82,7 @@ fn the_id_of_a_removed_directory_is_freed() {
 }
 
 #[test]
-fn a_directory_of_another_project_is_not_limited() {
+fn a_foreign_project_is_not_limited() {
     let leaks = Leaks::watch();
     let directory = directory();
     assign_project(open(directory.path()), ProjectId::new(5600).unwrap()).unwrap();
@@ -99,7 +99,7 @@ fn a_directory_of_another_project_is_not_limited() {
 
 /// The allocator is opened on the directory, as one does that has no other descriptor of the file system.
 #[test]
-fn an_allocator_keeps_no_id_in_use() {
+fn an_allocator_keeps_no_directory_open() {
     let leaks = Leaks::watch();
     let (directory, scratch) = (directory(), scratch());
     let lock = File::create(scratch.path().join("lock")).unwrap();

@@ -12,7 +12,7 @@ use crate::environment::{Leaks, id, store, xfs};
 use crate::store::{MIB, entry, remove};
 
 #[test]
-fn a_call_that_times_out_on_a_lock_fails_and_names_the_file() {
+fn a_lock_timeout_names_the_file() {
     let leaks = Leaks::watch();
     drop(store());
     let options = StoreOptions { lock_timeout: Duration::from_millis(20), ..StoreOptions::default() };

@@ -67,7 +67,7 @@ fn the_kernel_reports_the_requested_properties() {
 #[case::buffered(DirectIo::Off, 512, false)]
 #[case::preferred(DirectIo::Preferred, 512, true)]
 #[case::large_blocks(DirectIo::Required, 4096, true)]
-fn direct_io_and_block_size_follow_the_options(
+fn devices_follow_the_requested_options(
     #[case] direct_io: DirectIo,
     #[case] block_size: u32,
     #[case] granted: bool,
@@ -116,8 +116,9 @@ fn attaching_again_returns_the_same_device() {
     leaks.check();
 }
 
+/// A new file with the old name is not mistaken for the image.
 #[test]
-fn a_renamed_image_is_found_and_a_new_file_of_its_old_name_is_not_confused_with_it() {
+fn a_renamed_image_is_found() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let original = image(directory.path(), "image", MIB);
@@ -133,8 +134,9 @@ fn a_renamed_image_is_found_and_a_new_file_of_its_old_name_is_not_confused_with_
     assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Detached);
 }
 
+/// A writable device of the same file is attached at the same time.
 #[test]
-fn a_read_only_device_refuses_writes_beside_a_writable_one() {
+fn a_read_only_device_refuses_writes() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -151,7 +153,7 @@ fn a_read_only_device_refuses_writes_beside_a_writable_one() {
 }
 
 #[test]
-fn the_capacity_follows_a_growing_file_and_never_a_shrinking_one() {
+fn the_capacity_only_follows_growth() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -172,7 +174,7 @@ fn the_capacity_follows_a_growing_file_and_never_a_shrinking_one() {
 }
 
 #[test]
-fn a_reused_index_is_not_confused_with_the_old_device() {
+fn a_reused_index_is_another_binding() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let (first, second) = (image(directory.path(), "first", MIB), image(directory.path(), "second", MIB));
@@ -191,7 +193,7 @@ fn a_reused_index_is_not_confused_with_the_old_device() {
 }
 
 #[test]
-fn the_same_file_attached_after_a_detach_is_another_binding() {
+fn reattaching_creates_another_binding() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -204,8 +206,9 @@ fn the_same_file_attached_after_a_detach_is_another_binding() {
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
+/// The kernel detaches the device at its last close.
 #[test]
-fn a_device_that_is_open_elsewhere_is_detached_at_its_last_close() {
+fn an_open_device_detaches_later() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -249,7 +252,7 @@ fn attaching_cancels_no_deferred_detach() {
 
 /// Another process expanded the file, and died before it refreshed the device.
 #[test]
-fn an_attached_device_gets_the_files_size() {
+fn an_attached_device_gets_its_size() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -284,7 +287,7 @@ fn the_callers_lock_and_lease_stay() {
 }
 
 #[test]
-fn a_device_can_be_opened_by_path_number_and_index() {
+fn path_number_and_index_open_devices() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -299,7 +302,7 @@ fn a_device_can_be_opened_by_path_number_and_index() {
 }
 
 #[test]
-fn unavailable_direct_io_is_an_error_and_leaves_nothing() {
+fn unavailable_direct_io_leaves_nothing_attached() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let scratch = scratch();
@@ -318,7 +321,7 @@ fn unavailable_direct_io_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn two_processes_that_attach_one_file_get_one_device() {
+fn concurrent_attachments_share_one_device() {
     let controls = [LoopControl::open().unwrap(), LoopControl::open().unwrap()];
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -360,7 +363,7 @@ fn idle_devices_are_removed_on_request() {
 }
 
 #[test]
-fn a_part_of_a_file_is_attached_and_another_part_is_a_conflict() {
+fn attaching_another_part_conflicts() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", 4 * MIB);
@@ -384,7 +387,7 @@ fn a_part_of_a_file_is_attached_and_another_part_is_a_conflict() {
 }
 
 #[test]
-fn a_binding_is_stored_and_opened_again() {
+fn a_stored_binding_can_be_opened() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -398,7 +401,7 @@ fn a_binding_is_stored_and_opened_again() {
 }
 
 #[test]
-fn an_autoclear_device_is_detached_with_its_last_user() {
+fn an_unused_autoclear_device_is_detached() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -434,7 +437,7 @@ fn a_requested_index_is_used() {
 }
 
 #[test]
-fn a_missing_device_node_can_be_created() {
+fn a_missing_node_can_be_created() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -454,7 +457,7 @@ fn a_missing_device_node_can_be_created() {
 }
 
 #[test]
-fn the_block_size_can_follow_the_file() {
+fn the_block_size_follows_the_file() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -469,7 +472,7 @@ fn the_block_size_can_follow_the_file() {
 
 /// A bind mount of the node does not have the device open. The mount must not show the file that is attached next.
 #[test]
-fn a_mounted_node_shows_no_other_file() {
+fn a_mounted_node_shows_one_file() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -492,8 +495,9 @@ fn a_mounted_node_shows_no_other_file() {
     leaks.check();
 }
 
+/// At the same time, another program takes the lowest free devices.
 #[test]
-fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
+fn thirty_two_threads_attach_distinct_devices() {
     const THREADS: usize = 32;
     const ROUNDS: usize = 10;
     let leaks = Leaks::watch();

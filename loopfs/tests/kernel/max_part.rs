@@ -42,8 +42,9 @@ fn reload(parameters: &CStr) {
     finit_module(File::open(MODULE).unwrap(), parameters, ModuleInitFlags::empty()).expect("load it again");
 }
 
+/// The tests of `loop_devices` pass with devices of that range.
 #[test]
-fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
+fn the_default_range_fits_fifteen_partitions() {
     let leaks = Leaks::watch();
     {
         let _module = Reloaded::with(c"max_part=15");
@@ -66,7 +67,7 @@ fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
         // When the kernel attaches a device, it looks for partitions and so reads the beginning of a read-only device
         // into that device's page cache. The test that this one skips would not see data that is written there later
         // through the writable device.
-        let cached = "a_read_only_device_refuses_writes_beside_a_writable_one";
+        let cached = "a_read_only_device_refuses_writes";
         let tests = ["loop_devices::", "--test-threads=1", "--skip", "thirty_two_threads", "--skip", cached];
         let output = Command::new(std::env::current_exe().unwrap()).args(tests).output().unwrap();
         let text =
@@ -77,7 +78,7 @@ fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
 }
 
 #[test]
-fn the_default_range_fits_the_maximum_number_of_partitions() {
+fn the_default_range_fits_maximum_partitions() {
     let leaks = Leaks::watch();
     {
         let _module = Reloaded::with(c"max_part=255");

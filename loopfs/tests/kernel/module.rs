@@ -33,7 +33,7 @@ pub(crate) fn unload_loop_module() {
 }
 
 #[test]
-fn opening_the_loop_control_loads_the_module() {
+fn opening_loop_control_loads_the_module() {
     let leaks = Leaks::watch();
     unload_loop_module();
     let loops = LoopControl::open().unwrap();

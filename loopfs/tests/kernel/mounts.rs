@@ -16,7 +16,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use crate::environment::{Leaks, directory, image, scratch, xfs};
 
 #[test]
-fn a_bind_mount_has_its_own_flags_and_not_those_of_the_source() {
+fn a_bind_mount_has_own_flags() {
     let leaks = Leaks::watch();
     // The source is mounted nosuid, nodev and noexec.
     let (source, target) = (directory(), scratch());
@@ -50,7 +50,7 @@ fn a_bind_mount_has_its_own_flags_and_not_those_of_the_source() {
 }
 
 #[test]
-fn unmounting_is_idempotent_and_removes_stacked_mounts() {
+fn unmounting_removes_stacked_mounts() {
     let leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let opened = File::open(source.path()).unwrap();
@@ -64,7 +64,7 @@ fn unmounting_is_idempotent_and_removes_stacked_mounts() {
 }
 
 #[test]
-fn unmounting_a_busy_mount_fails_and_leaves_it_mounted() {
+fn unmounting_a_busy_mount_fails() {
     let (source, target) = (directory(), scratch());
     File::create(source.path().join("file")).unwrap();
     bind_mount(File::open(source.path()).unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
@@ -75,7 +75,7 @@ fn unmounting_a_busy_mount_fails_and_leaves_it_mounted() {
 }
 
 #[test]
-fn a_block_device_is_published_by_bind_mounting_its_node() {
+fn bind_mounting_publishes_a_block_device() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -99,8 +99,9 @@ fn a_block_device_is_published_by_bind_mounting_its_node() {
     leaks.check();
 }
 
+/// The store must be opened again after its file system was mounted again.
 #[test]
-fn a_store_whose_file_system_was_mounted_again_fails_verification_until_it_is_opened_again() {
+fn a_remounted_store_fails_verification() {
     let leaks = Leaks::watch();
     let scratch = scratch();
     let data = scratch.path().join("data");
@@ -129,8 +130,9 @@ fn mount_points(cache: &mut MountCache) -> BTreeSet<PathBuf> {
     cache.read().unwrap().iter().map(|mount| mount.mount_point.clone()).collect()
 }
 
+/// The cache has exactly the mounts below its directory.
 #[test]
-fn the_cache_has_exactly_the_mounts_below_its_directory() {
+fn the_cache_follows_its_mounts() {
     let leaks = Leaks::watch();
     let (source, base) = (directory(), scratch());
     let opened = File::open(source.path()).unwrap();
@@ -160,7 +162,7 @@ fn the_cache_has_exactly_the_mounts_below_its_directory() {
 
 /// `mount --bind` of util-linux 2.39 and `bind_mount` create a mount and then attach it. Its id is that of the creation.
 #[test]
-fn a_mount_that_is_attached_after_later_ones_is_in_the_cache() {
+fn a_mount_attached_late_is_cached() {
     let leaks = Leaks::watch();
     let (source, base) = (directory(), scratch());
     let opened = File::open(source.path()).unwrap();
@@ -180,7 +182,7 @@ fn a_mount_that_is_attached_after_later_ones_is_in_the_cache() {
 }
 
 #[test]
-fn the_cache_has_the_fields_of_the_table() {
+fn cache_and_table_have_equal_fields() {
     let leaks = Leaks::watch();
     let (source, base) = (directory(), scratch());
     // Names that the table escapes.
@@ -204,8 +206,9 @@ fn the_cache_has_the_fields_of_the_table() {
     leaks.check();
 }
 
+/// The path leads to the mount on top, so the root found there would be the wrong file.
 #[test]
-fn the_root_of_a_covered_mount_is_not_that_of_the_mount_above_it() {
+fn a_covered_mount_has_no_root() {
     let leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let (file, other) = (source.path().join("file"), source.path().join("other"));
@@ -223,7 +226,7 @@ fn the_root_of_a_covered_mount_is_not_that_of_the_mount_above_it() {
 }
 
 #[test]
-fn a_directory_entry_is_a_mount_point_while_something_is_mounted_there() {
+fn only_mounted_entries_are_mount_points() {
     let (source, base) = (directory(), scratch());
     fs::create_dir(base.path().join("target")).unwrap();
     std::os::unix::fs::symlink("target", base.path().join("link")).unwrap();

@@ -25,7 +25,7 @@ fn detach(index: u32) {
 /// The image of a volume is tracked from its creation on. The library must still find the attachment of
 /// another program.
 #[test]
-fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
+fn a_losetup_device_prevents_writable_ones() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("tenant"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -66,7 +66,7 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
 }
 
 #[test]
-fn a_repeated_attachment_is_writable_like_the_first_one() {
+fn a_repeated_attachment_keeps_its_access() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -83,8 +83,9 @@ fn a_repeated_attachment_is_writable_like_the_first_one() {
 }
 
 /// While a program has a device open exclusively, `LOOP_CTL_GET_FREE` returns that device again and again.
+/// The library retries with pauses, in which another program gets the lock of the loop control.
 #[test]
-fn other_programs_can_bind_a_free_device_that_the_library_cannot_bind() {
+fn retries_do_not_block_other_programs() {
     let leaks = Leaks::watch();
     let directory = directory();
     let (image, foreign) = (image(directory.path(), "image", MIB), image(directory.path(), "foreign", MIB));
@@ -107,8 +108,9 @@ fn other_programs_can_bind_a_free_device_that_the_library_cannot_bind() {
     leaks.check();
 }
 
+/// The node has the number of another device, and the library must not bind that one.
 #[test]
-fn a_node_of_another_device_is_an_error_and_is_not_bound() {
+fn a_wrong_device_node_is_refused() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -131,7 +133,7 @@ fn a_node_of_another_device_is_an_error_and_is_not_bound() {
 }
 
 #[test]
-fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_device() {
+fn a_wrong_node_selects_another_device() {
     let leaks = Leaks::watch();
     let directory = directory();
     let [image, other] = ["image", "other"].map(|name| image(directory.path(), name, MIB));
@@ -164,8 +166,9 @@ fn the_pool_attaches_another_device_if_the_node_of_the_first_belongs_to_another_
 }
 
 /// A tenant can have the kubelet mount a file of any name as a subPath of its volume.
+/// The file has the name of a device node, and the pool still uses that index.
 #[test]
-fn a_mounted_files_name_takes_no_index() {
+fn a_mounted_files_name_is_ignored() {
     let leaks = Leaks::watch();
     let directory = directory();
     let control = LoopControl::with_pool(PoolOptions { range: 50_020..50_021, keep_idle: 1 }).unwrap();

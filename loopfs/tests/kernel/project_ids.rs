@@ -45,7 +45,7 @@ fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 }
 
 #[test]
-fn a_range_is_exhausted_after_all_its_ids_are_allocated() {
+fn an_exhausted_range_is_an_error() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_000_001, 8));
     let ids = open(&scratch.path().join("lock"), range.clone());
@@ -66,7 +66,7 @@ fn a_range_is_exhausted_after_all_its_ids_are_allocated() {
 }
 
 #[test]
-fn processes_and_threads_never_share_an_id() {
+fn processes_and_threads_share_no_id() {
     const EACH: u32 = 20;
     const PROCESSES: u32 = 3;
     const THREADS: u32 = 2;
@@ -107,7 +107,7 @@ fn processes_and_threads_never_share_an_id() {
 }
 
 #[test]
-fn recovery_frees_everything_that_a_killed_process_leaves() {
+fn recovery_cleans_up_after_kills() {
     let range = range(6_700_001, 64);
     if let Some(lock) = std::env::var_os(CHILD) {
         let ids = open(lock.as_ref(), range);
@@ -148,8 +148,9 @@ fn recovery_frees_everything_that_a_killed_process_leaves() {
     leaks.check();
 }
 
+/// Crashes have left ids at each step of an allocation, and ids outside of the range stay as well.
 #[test]
-fn recovery_frees_what_a_crash_leaves_at_each_step_and_nothing_else() {
+fn recovery_frees_only_unused_ids() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_200_001, 1000));
     let lock = scratch.path().join("lock");
@@ -202,8 +203,9 @@ fn recovery_frees_what_a_crash_leaves_at_each_step_and_nothing_else() {
     leaks.check();
 }
 
+/// The id drains until the file is closed, and is not allocated in the meantime.
 #[test]
-fn an_id_with_an_open_file_drains_and_is_not_allocated() {
+fn an_open_file_keeps_its_id() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_300_001, 1));
     let lock = scratch.path().join("lock");
@@ -239,8 +241,9 @@ fn an_id_with_an_open_file_drains_and_is_not_allocated() {
     leaks.check();
 }
 
+/// Another process has freed the id and allocated it again.
 #[test]
-fn an_id_that_another_process_freed_and_reallocated_is_not_released() {
+fn a_reallocated_id_is_not_released() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_400_001, 1));
     let lock = scratch.path().join("lock");
@@ -267,8 +270,9 @@ fn an_id_that_another_process_freed_and_reallocated_is_not_released() {
     leaks.check();
 }
 
+/// The directory stays in its previous project.
 #[test]
-fn a_failed_creation_leaves_no_id_and_no_tag() {
+fn a_failed_creation_leaves_no_id() {
     let leaks = Leaks::watch();
     let (scratch, tmpfs, range) = (scratch(), scratch(), range(6_500_001, 4));
     let ids = open(&scratch.path().join("lock"), range.clone());
@@ -298,7 +302,7 @@ fn a_failed_creation_leaves_no_id_and_no_tag() {
 }
 
 #[test]
-fn a_thousand_ids_are_distinct_and_adjacent() {
+fn a_thousand_ids_are_adjacent() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(7_000_001, 1 << 24));
     let ids = open(&scratch.path().join("lock"), range.clone());
@@ -319,7 +323,7 @@ fn an_empty_range_is_refused() {
 }
 
 #[test]
-fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
+fn stores_keep_each_others_limits() {
     let leaks = Leaks::watch();
     drop(store());
     let options = StoreOptions { project_ids: range(6_600_001, 1), ..StoreOptions::default() };
@@ -350,8 +354,9 @@ fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
     leaks.check();
 }
 
+/// A store with entries cannot be opened with another range.
 #[test]
-fn a_store_with_entries_keeps_its_ids() {
+fn a_store_keeps_its_id_range() {
     let leaks = Leaks::watch();
     let open = |options: &StoreOptions| VolumeStore::open(&xfs(), options.clone());
     let others = StoreOptions { project_ids: range(6_610_001, 8), ..StoreOptions::default() };

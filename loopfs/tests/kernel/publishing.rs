@@ -219,7 +219,7 @@ fn a_target_shows_no_other_volume() {
 }
 
 #[test]
-fn the_user_of_a_device_cannot_unbind_it() {
+fn a_devices_user_cannot_unbind_it() {
     let leaks = Leaks::watch();
     let root = scratch();
     let target = root.path().join("a");
@@ -240,7 +240,7 @@ fn the_user_of_a_device_cannot_unbind_it() {
 
 /// Another process starts, and does not see the mounts below the directory of the first: it could be in another container.
 #[test]
-fn another_publisher_keeps_the_records_of_this_one() {
+fn another_publisher_keeps_the_records() {
     let leaks = Leaks::watch();
     let (here, there) = (scratch(), scratch());
     let first = publisher(here.path());
@@ -261,7 +261,7 @@ fn another_publisher_keeps_the_records_of_this_one() {
 
 /// A tenant uses the device of a volume that the first process has published below its own directory.
 #[test]
-fn another_publisher_deletes_no_volume_whose_device_is_used() {
+fn a_used_device_prevents_deletion() {
     let leaks = Leaks::watch();
     let (here, there) = (scratch(), scratch());
     let first = publisher(here.path());
@@ -295,7 +295,7 @@ fn another_publisher_deletes_no_volume_whose_device_is_used() {
 }
 
 #[test]
-fn unpublishing_a_volume_leaves_what_else_is_mounted() {
+fn unpublishing_keeps_other_mounts() {
     let leaks = Leaks::watch();
     let root = scratch();
     let publisher = publisher(root.path());
@@ -322,7 +322,7 @@ fn unpublishing_a_volume_leaves_what_else_is_mounted() {
 
 /// The directory of a kubelet can be on the data disk. Only what belongs to the store is refused.
 #[test]
-fn the_root_can_be_on_the_file_system_of_the_volumes() {
+fn the_root_can_be_on_xfs() {
     let leaks = Leaks::watch();
     let root = tempfile::tempdir_in(xfs()).unwrap();
     let publisher = publisher(root.path());

@@ -96,7 +96,7 @@ fn quota_calls_without_capabilities_are_refused() {
 }
 
 #[test]
-fn capabilities_in_a_user_namespace_do_not_suffice() {
+fn user_namespace_capabilities_are_insufficient() {
     let Some(owned) = run_without_capabilities() else { return };
     unshare(CloneFlags::CLONE_NEWUSER).unwrap();
     let root = File::open(xfs()).unwrap();
@@ -133,7 +133,7 @@ fn an_xfs_without_quotas_is_refused() {
 }
 
 #[test]
-fn a_file_system_without_support_for_project_quotas_is_refused() {
+fn filesystems_without_quotas_are_refused() {
     let scratch = scratch();
     let root = File::open(scratch.path()).unwrap();
     let (quota, id) = (quota(&root), project(4104));
@@ -145,8 +145,9 @@ fn a_file_system_without_support_for_project_quotas_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
 
+/// Calls that need an open file fail with such a descriptor.
 #[test]
-fn an_o_path_descriptor_suffices_for_quota_calls_only() {
+fn o_path_suffices_for_quota_calls() {
     let root = File::options().read(true).custom_flags(OFlag::O_PATH.bits()).open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4105));
     // The quota calls only need a descriptor of the file system.
@@ -160,7 +161,7 @@ fn an_o_path_descriptor_suffices_for_quota_calls_only() {
 }
 
 #[test]
-fn changes_through_a_read_only_mount_are_refused() {
+fn read_only_mounts_refuse_changes() {
     let leaks = Leaks::watch();
     let (directory, target) = (directory(), scratch());
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
@@ -210,8 +211,9 @@ impl Drop for Remounted {
     }
 }
 
+/// The file system counts the usage and does not enforce limits.
 #[test]
-fn limits_are_refused_if_usage_is_counted_but_not_enforced() {
+fn unenforced_limits_are_refused() {
     let counted = Remounted::with("pqnoenforce", MsFlags::empty());
     let root = File::open(&counted.path).unwrap();
     let (quota, id) = (quota(&root), project(4107));
@@ -241,7 +243,7 @@ fn limits_are_refused_if_usage_is_counted_but_not_enforced() {
 }
 
 #[test]
-fn changes_on_a_read_only_file_system_are_refused() {
+fn read_only_filesystems_refuse_changes() {
     let read_only = Remounted::with("prjquota", MsFlags::empty());
     mount(
         None::<&Path>,

@@ -49,8 +49,9 @@ fn enforcement_states_are_distinguished() {
     assert_eq!(quota(&File::open(scratch().path()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);
 }
 
+/// The size that `statfs` returns is the limit.
 #[test]
-fn the_byte_limit_holds_at_the_byte_and_statfs_shows_it() {
+fn the_byte_limit_is_exact() {
     let leaks = Leaks::watch();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4001));
@@ -92,7 +93,7 @@ fn the_inode_limit_holds() {
 }
 
 #[test]
-fn limits_are_rounded_up_to_blocks_and_returned_as_stored() {
+fn limits_round_up_to_blocks() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4003));
     let stored = quota.set_limits(id, limits(1_234_567, 100)).unwrap();
@@ -121,8 +122,9 @@ fn only_the_requested_limits_are_changed() {
     assert_eq!(quota.usage(id).unwrap(), None, "querying an id does not use it");
 }
 
+/// The size that `statfs` returns is the soft limit.
 #[test]
-fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
+fn soft_limits_have_a_grace_period() {
     let leaks = Leaks::watch();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4007));
@@ -168,8 +170,9 @@ fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
     leaks.check();
 }
 
+/// The kernel would ignore these limits without an error.
 #[test]
-fn limits_that_the_kernel_would_silently_ignore_are_refused() {
+fn ineffective_limits_are_refused() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4008));
     quota.set_limits(id, limits(MIB, 100)).unwrap();
@@ -189,8 +192,9 @@ fn limits_that_the_kernel_would_silently_ignore_are_refused() {
     quota.clear_limits(id).unwrap();
 }
 
+/// The new limit is below the usage, and only prevents further use.
 #[test]
-fn lowering_a_limit_below_the_usage_only_prevents_further_use() {
+fn lowering_a_limit_keeps_the_usage() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4009));
     quota.set_limits(id, limits(2 * MIB, 16)).unwrap();
@@ -211,7 +215,7 @@ fn lowering_a_limit_below_the_usage_only_prevents_further_use() {
 }
 
 #[test]
-fn ids_are_listed_in_order_and_within_the_range() {
+fn ids_are_listed_in_order() {
     let root = File::open(xfs()).unwrap();
     let quota = quota(&root);
     let ids = [5001, 5003, 5900, u32::MAX - 1];
@@ -230,8 +234,9 @@ fn ids_are_listed_in_order_and_within_the_range() {
     assert!(listed(5001, u32::MAX - 1).is_empty());
 }
 
+/// A file that is moved out of its project keeps the id.
 #[test]
-fn moving_a_file_into_a_project_is_refused_and_moving_it_out_keeps_its_id() {
+fn moving_into_a_project_is_refused() {
     let leaks = Leaks::watch();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4010));
@@ -259,8 +264,9 @@ fn moving_a_file_into_a_project_is_refused_and_moving_it_out_keeps_its_id() {
     leaks.check();
 }
 
+/// New files inherit the project, and the kernel lets their owner change it.
 #[test]
-fn files_inherit_the_project_and_their_owner_can_leave_it() {
+fn owners_can_leave_the_project() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4004));
     quota.set_limits(id, limits(MIB, 64)).unwrap();

@@ -42,14 +42,15 @@ pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send)
 }
 
 #[test]
-fn opening_the_loop_control_without_its_node_fails_where_none_can_be_created() {
+fn loop_control_needs_its_node() {
     let error = with_covered("/dev", LoopControl::open).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::NotFound, Some(libc::ENOENT)));
     assert!(error.to_string().contains("load the loop module"), "no remedy in: {error}");
 }
 
+/// Without the node, the device is not reported as absent either.
 #[test]
-fn without_a_node_a_device_is_not_bound_and_not_reported_as_absent() {
+fn binding_a_device_needs_its_node() {
     let leaks = Leaks::watch();
     let directory = directory();
     let (image, bound) = (image(directory.path(), "image", MIB), image(directory.path(), "bound", MIB));
@@ -75,7 +76,7 @@ fn listing_devices_without_sysfs_fails() {
 }
 
 #[test]
-fn reading_the_mount_table_without_proc_fails() {
+fn the_mount_table_needs_proc() {
     assert_refused(with_covered("/proc", mountinfo::read), ErrorKind::NotFound, Some(Errno::ENOENT));
 }
 
@@ -91,7 +92,7 @@ fn operations_without_capabilities_are_refused() {
 }
 
 #[test]
-fn an_exhausted_range_of_indices_is_an_error() {
+fn an_exhausted_range_is_an_error() {
     let leaks = Leaks::watch();
     let directory = directory();
     let images: Vec<File> = (0..3).map(|n| image(directory.path(), &format!("image-{n}"), MIB)).collect();
@@ -142,7 +143,7 @@ fn attaching_an_unsuitable_file_fails() {
 }
 
 #[test]
-fn a_long_label_is_truncated_at_a_character_boundary() {
+fn a_label_is_truncated_between_characters() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -153,8 +154,9 @@ fn a_long_label_is_truncated_at_a_character_boundary() {
     assert_refused(control.attach(image.as_fd(), &nul), ErrorKind::InvalidInput, None);
 }
 
+/// Only attached loop devices can be opened.
 #[test]
-fn opening_anything_but_an_attached_loop_device_fails() {
+fn opening_other_devices_fails() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -189,7 +191,7 @@ fn disk() -> PathBuf {
 }
 
 #[test]
-fn the_capacity_is_refreshed_only_from_the_device_s_own_file() {
+fn a_foreign_file_refreshes_no_capacity() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let (image, other) = (image(directory.path(), "image", MIB), image(directory.path(), "other", 2 * MIB));
@@ -200,8 +202,9 @@ fn the_capacity_is_refreshed_only_from_the_device_s_own_file() {
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
+/// Creating a node needs a capability, and opening it needs a mount without nodev.
 #[test]
-fn a_node_needs_a_capability_to_create_and_a_mount_with_devices_to_open() {
+fn nodes_need_capability_and_mount() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -280,8 +283,9 @@ fn mounting_on_an_unsuitable_target_fails() {
     leaks.check();
 }
 
+/// The volume is absent or has the wrong kind.
 #[test]
-fn operations_on_absent_volumes_or_the_wrong_kind_fail() {
+fn unsuitable_volumes_are_refused() {
     let store = store();
     let absent = id("absent");
     assert_refused(store.expand(&absent, Bytes(MIB)), ErrorKind::NotFound, None);
@@ -300,7 +304,7 @@ fn operations_on_absent_volumes_or_the_wrong_kind_fail() {
 }
 
 #[test]
-fn a_store_that_became_read_only_refuses_every_change() {
+fn a_read_only_store_refuses_changes() {
     let block = id("block");
     let spec = VolumeSpec::new(VolumeKind::Block, Bytes(MIB));
     store().create(&block, &spec).unwrap();
@@ -333,7 +337,7 @@ fn a_store_that_became_read_only_refuses_every_change() {
 }
 
 #[test]
-fn other_file_systems_than_xfs_are_refused_by_name() {
+fn another_filesystem_is_refused_by_name() {
     let tmpfs = std::env::var_os("LOOPFS_TEST_SCRATCH").unwrap();
     let error = VolumeStore::open(Path::new(&tmpfs), StoreOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WrongFilesystem);

@@ -57,7 +57,7 @@ fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
 }
 
 #[test]
-fn a_thick_image_keeps_its_blocks_after_discards() {
+fn discards_keep_a_thick_images_blocks() {
     let leaks = Leaks::watch();
     let (store, control) = (store(), LoopControl::open().unwrap());
     let (id, volume) = block(&store, "thick", &[]);
@@ -104,8 +104,9 @@ fn a_thick_image_keeps_its_blocks_after_discards() {
     leaks.check();
 }
 
+/// The thin image keeps its reservation.
 #[test]
-fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
+fn discards_free_a_thin_images_blocks() {
     let leaks = Leaks::watch();
     let (store, control) = (store(), LoopControl::open().unwrap());
     let available = || store.space().unwrap().available.0;
@@ -149,8 +150,9 @@ fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
     assert_eq!(available(), before);
 }
 
+/// Another volume has reserved all other space.
 #[test]
-fn a_thin_image_can_be_filled_when_all_space_is_reserved() {
+fn a_thin_image_can_be_filled() {
     const SIZE: u64 = 24 * MIB;
     let leaks = Leaks::watch();
     let store = store();
@@ -179,7 +181,7 @@ fn a_thin_image_can_be_filled_when_all_space_is_reserved() {
 /// Later kernels keep discards disabled when the index is bound to another file. Newer ones keep them disabled until
 /// the index is removed.
 #[test]
-fn discards_are_enabled_on_an_index_that_a_thick_volume_used() {
+fn discards_are_enabled_after_thick_volumes() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -205,7 +207,7 @@ fn discards_are_enabled_on_an_index_that_a_thick_volume_used() {
 #[case::large(&[("logicalBlockSize", "4096")], LogicalBlockSize::B4096, DirectIo::Preferred)]
 #[case::small_and_direct(&[("directIO", "required"), ("logicalBlockSize", "512")], LogicalBlockSize::B512, DirectIo::Required)]
 #[case::large_and_direct(&[("directIO", "required"), ("logicalBlockSize", "4096")], LogicalBlockSize::B4096, DirectIo::Required)]
-fn a_device_has_the_settings_of_its_volume(
+fn a_device_has_its_volumes_settings(
     #[case] settings: &[(&str, &str)],
     #[case] logical_block_size: LogicalBlockSize,
     #[case] direct_io: DirectIo,
@@ -254,7 +256,7 @@ fn a_device_has_the_settings_of_its_volume(
 #[case::preferred_512("preferred", "512", !linux_at_least(6, 15))]
 #[case::preferred_4096("preferred", "4096", true)]
 #[case::required_4096("required", "4096", true)]
-fn a_volume_that_shares_blocks_keeps_its_block_size(
+fn sharing_blocks_keeps_the_block_size(
     #[case] direct_io: &str,
     #[case] size: &str,
     #[case] granted: bool,
@@ -300,8 +302,9 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
     leaks.check();
 }
 
+/// The settings of the source do not allow attaching an image with shared blocks.
 #[test]
-fn cloning_is_refused_if_the_source_could_not_be_attached_with_shared_blocks() {
+fn unattachable_clones_are_refused() {
     let leaks = Leaks::watch();
     let store = store();
     let (source, volume) = block(&store, "source", &[("directIO", "required"), ("logicalBlockSize", "512")]);
@@ -328,10 +331,7 @@ fn cloning_is_refused_if_the_source_could_not_be_attached_with_shared_blocks() {
 #[rstest]
 #[case::settings("trusted.loopfs.image", |volume: &Volume| volume.image().map(drop))]
 #[case::capacity("trusted.loopfs.capacity", |volume: &Volume| volume.stats().map(drop))]
-fn an_image_that_lost_an_attribute_is_refused(
-    #[case] attribute: &str,
-    #[case] read: fn(&Volume) -> loopfs::Result<()>,
-) {
+fn a_missing_attribute_is_an_error(#[case] attribute: &str, #[case] read: fn(&Volume) -> loopfs::Result<()>) {
     let store = store();
     let (id, volume) = block(&store, "copied", &[]);
     read(&volume).unwrap();
@@ -346,7 +346,7 @@ fn an_image_that_lost_an_attribute_is_refused(
 }
 
 #[test]
-fn settings_of_a_later_version_are_refused() {
+fn settings_of_later_versions_are_refused() {
     let store = store();
     let (id, volume) = block(&store, "later", &[]);
     let image = open(&volume);

@@ -61,7 +61,7 @@ fn inode(snapshot: &Snapshot) -> u64 {
 }
 
 #[test]
-fn a_snapshot_keeps_the_content_of_its_volume_and_outlives_it() {
+fn a_snapshot_outlives_its_volume() {
     let leaks = Leaks::watch();
     let store = store();
     let (source, image) = block(&store, "source", 4 * MIB);
@@ -113,8 +113,9 @@ fn a_snapshot_keeps_the_content_of_its_volume_and_outlives_it() {
     leaks.check();
 }
 
+/// The call returns the snapshot even after its volume was deleted.
 #[test]
-fn repeating_a_snapshot_returns_it_even_after_its_volume_was_deleted() {
+fn repeating_a_snapshot_returns_it() {
     let store = store();
     let (source, image) = block(&store, "source", MIB);
     let (other, _) = block(&store, "other", MIB);
@@ -188,7 +189,7 @@ fn a_failed_restore_leaves_nothing(
 }
 
 #[test]
-fn concurrent_calls_for_one_snapshot_create_one() {
+fn concurrent_calls_create_one_snapshot() {
     wait_for_deferred_frees();
     let store = store();
     let (source, image) = block(&store, "source", MIB);
@@ -212,10 +213,11 @@ fn margin(size: u64) -> u64 {
     size / 128 + MIB
 }
 
+/// The volume has stopped sharing blocks in the meantime.
 #[rstest]
 #[case::whose_only_snapshot_was_deleted(true)]
 #[case::that_was_overwritten(false)]
-fn a_volume_that_shares_no_blocks_any_more_gets_a_margin_again(#[case] deleted: bool) {
+fn sharing_again_reserves_a_margin(#[case] deleted: bool) {
     const SIZE: u64 = 32 * MIB;
     wait_for_deferred_frees();
     let store = store();
@@ -241,8 +243,9 @@ fn a_volume_that_shares_no_blocks_any_more_gets_a_margin_again(#[case] deleted: 
     remove(&store, &["source"], if deleted { &all[1..] } else { &all });
 }
 
+/// The reservation of the snapshot is the size of the image, and its volume gets the margin.
 #[test]
-fn a_snapshot_of_an_image_reserves_its_size_and_its_volume_a_margin() {
+fn a_snapshot_reserves_size_and_margin() {
     const SIZE: u64 = 32 * MIB;
     wait_for_deferred_frees();
     let store = store();
@@ -279,8 +282,9 @@ fn a_snapshot_of_an_image_reserves_its_size_and_its_volume_a_margin() {
     assert_close(available_after_recount(), before + SIZE);
 }
 
+/// The file system has no unreserved space at that time.
 #[test]
-fn a_snapshot_is_intact_after_its_volume_is_overwritten_on_a_full_file_system() {
+fn overwriting_the_volume_keeps_the_snapshot() {
     const SIZE: u64 = 24 * MIB;
     let leaks = Leaks::watch();
     let store = store();

@@ -28,7 +28,7 @@ fn assert_exact(kept: &VolumeStore) {
 }
 
 #[test]
-fn a_recount_while_an_image_is_being_created_leaves_the_exact_space_after_it() {
+fn a_recount_during_creation_is_exact() {
     let leaks = Leaks::watch();
     let (store, image) = (store(), id("image"));
     let size = Bytes(32 * MIB);
@@ -91,7 +91,7 @@ fn taken_space_is_reported() {
 }
 
 #[test]
-fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
+fn a_count_excludes_blocks_being_freed() {
     const PIECES: i64 = 2000;
     let leaks = Leaks::watch();
     let directory = directory();
@@ -114,7 +114,7 @@ fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
 }
 
 #[test]
-fn the_space_is_exact_after_a_process_is_killed_at_any_step() {
+fn the_space_is_exact_after_kills() {
     let size = Bytes(4 * MIB);
     if std::env::var_os(CHILD).is_some() {
         let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();

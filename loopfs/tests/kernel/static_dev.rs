@@ -17,7 +17,7 @@ use crate::namespaces::{NodeAside, no_loop_nodes, with_static_dev};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn devices_without_a_node_are_attached_found_and_detached_in_a_static_dev() {
+fn an_attached_device_gets_its_node() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -45,8 +45,9 @@ fn devices_without_a_node_are_attached_found_and_detached_in_a_static_dev() {
     leaks.check();
 }
 
+/// Another mount namespace attached the device.
 #[test]
-fn a_device_of_another_namespace_gets_its_node_when_it_is_found() {
+fn finding_a_device_creates_its_node() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -64,8 +65,9 @@ fn a_device_of_another_namespace_gets_its_node_when_it_is_found() {
     leaks.check();
 }
 
+/// The node has outlived the previous device of its index.
 #[test]
-fn a_node_that_outlived_its_device_does_not_hinder_the_next_device_of_the_index() {
+fn a_stale_node_hinders_no_device() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -90,7 +92,7 @@ fn a_node_that_outlived_its_device_does_not_hinder_the_next_device_of_the_index(
 }
 
 #[test]
-fn the_module_is_loaded_and_the_control_node_created_in_a_static_dev() {
+fn the_control_node_is_created() {
     let leaks = Leaks::watch();
     unload_loop_module();
     with_static_dev(no_loop_nodes, MsFlags::empty(), || {
@@ -103,7 +105,7 @@ fn the_module_is_loaded_and_the_control_node_created_in_a_static_dev() {
 }
 
 #[test]
-fn a_node_that_a_devtmpfs_lacks_is_not_created() {
+fn a_devtmpfs_gets_no_node() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -121,7 +123,7 @@ fn a_node_that_a_devtmpfs_lacks_is_not_created() {
 }
 
 #[test]
-fn a_static_dev_in_which_nodes_cannot_be_opened_is_an_error() {
+fn a_nodev_dev_is_an_error() {
     let error = with_static_dev(no_loop_nodes, MsFlags::MS_NODEV, LoopControl::open).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENOENT), "{error}");
     assert!(error.to_string().contains("see the host's /dev"), "no remedy in: {error}");
@@ -129,7 +131,7 @@ fn a_static_dev_in_which_nodes_cannot_be_opened_is_an_error() {
 
 /// By default, engines let a container create the nodes of all devices, and open few of them.
 #[test]
-fn a_device_cgroup_that_denies_the_loop_driver_is_an_error_with_its_remedy() {
+fn device_cgroup_errors_have_a_remedy() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);

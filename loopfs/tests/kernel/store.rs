@@ -38,7 +38,7 @@ pub(crate) fn remove(store: &VolumeStore, id: &VolumeId) {
 }
 
 #[test]
-fn a_filesystem_volume_has_the_requested_size_and_expands_in_use() {
+fn a_filesystem_volume_expands_in_use() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("fs-1"));
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
@@ -79,8 +79,9 @@ fn a_filesystem_volume_has_the_requested_size_and_expands_in_use() {
     leaks.check();
 }
 
+/// An expansion also preallocates the additional blocks.
 #[test]
-fn a_block_volume_is_preallocated_and_zeroed_and_expands() {
+fn block_volumes_are_preallocated_with_zeroes() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("block-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -109,10 +110,11 @@ fn a_block_volume_is_preallocated_and_zeroed_and_expands() {
     leaks.check();
 }
 
+/// If the request differs from the volume, the error names the properties that differ.
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn creating_again_returns_the_same_volume_and_conflicts_name_its_properties(#[case] kind: VolumeKind) {
+fn repeating_a_creation_returns_the_volume(#[case] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("twice"));
     let spec = VolumeSpec::new(kind, Bytes(MIB));
@@ -134,7 +136,7 @@ fn creating_again_returns_the_same_volume_and_conflicts_name_its_properties(#[ca
 }
 
 #[test]
-fn a_directory_holds_data_if_it_has_an_entry() {
+fn any_entry_counts_as_data() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("fs-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -154,7 +156,7 @@ fn a_directory_holds_data_if_it_has_an_entry() {
 #[rstest]
 #[case::preallocated(Provisioning::Thick)]
 #[case::sparse(Provisioning::Thin)]
-fn an_image_holds_data_once_it_was_written(#[case] provisioning: Provisioning) {
+fn a_written_image_holds_data(#[case] provisioning: Provisioning) {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("block-1"));
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
@@ -176,7 +178,7 @@ fn an_image_holds_data_once_it_was_written(#[case] provisioning: Provisioning) {
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn a_request_beyond_the_free_space_names_both_sizes_and_leaves_nothing(#[case] kind: VolumeKind) {
+fn an_oversized_request_leaves_nothing(#[case] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let store = store();
     let space = store.space().unwrap();
@@ -200,7 +202,7 @@ fn a_request_beyond_the_free_space_names_both_sizes_and_leaves_nothing(#[case] k
 }
 
 #[test]
-fn the_limit_of_a_directory_is_reserved_once() {
+fn a_directorys_limit_is_reserved_once() {
     let store = store();
     let before = store.space().unwrap().available;
     let half = Bytes(before.0 / 2 + MIB);
@@ -217,7 +219,7 @@ fn the_limit_of_a_directory_is_reserved_once() {
 
 /// Another program has put the image into a project with a limit.
 #[test]
-fn a_failed_expansion_leaves_the_image_unchanged() {
+fn a_failed_expansion_changes_nothing() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("block-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -252,7 +254,7 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] kind: VolumeKind) {
+fn trash_stays_reserved_until_emptied(#[case] kind: VolumeKind) {
     wait_for_deferred_frees();
     let (store, id) = (store(), id("deleted"));
     let before = store.space().unwrap().available.0;
@@ -275,8 +277,9 @@ fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] ki
     remove(&store, &id);
 }
 
+/// The store counts the limit of the project before the directory exists.
 #[test]
-fn the_limit_of_a_reserved_project_is_reserved_before_its_directory_exists() {
+fn a_reserved_project_needs_no_directory() {
     let leaks = Leaks::watch();
     wait_for_deferred_frees();
     let before = available_after_recount();
@@ -290,7 +293,7 @@ fn the_limit_of_a_reserved_project_is_reserved_before_its_directory_exists() {
 }
 
 #[test]
-fn reservations_and_releases_are_visible_to_other_processes() {
+fn other_processes_see_reservations_and_releases() {
     let store = store();
     let other = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
     let available = |store: &VolumeStore| store.space().unwrap().available;
@@ -311,7 +314,7 @@ fn reservations_and_releases_are_visible_to_other_processes() {
 }
 
 #[test]
-fn concurrent_processes_do_not_reserve_the_same_space() {
+fn concurrent_processes_do_not_overcommit() {
     const PROCESSES: u64 = 4;
     let leaks = Leaks::watch();
     let before = store().space().unwrap().available;
@@ -346,7 +349,7 @@ fn invalid_sizes_are_refused(#[case] capacity: Bytes) {
 }
 
 #[test]
-fn the_store_opens_only_on_an_enforcing_xfs() {
+fn the_store_needs_an_enforcing_xfs() {
     let leaks = Leaks::watch();
     let error = VolumeStore::open(&xfs_without_quota(), StoreOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotEnforced);
@@ -369,8 +372,9 @@ fn the_store_opens_only_on_an_enforcing_xfs() {
     leaks.check();
 }
 
+/// After the record beside the mount point was removed, the store accepts the other file system.
 #[test]
-fn a_different_file_system_is_refused_until_the_record_is_removed() {
+fn a_different_filesystem_is_refused() {
     let uuid = store().filesystem_uuid().to_string();
     let record =
         xfs().with_file_name(format!("{}.filesystem-uuid", xfs().file_name().unwrap().to_str().unwrap()));
@@ -393,7 +397,7 @@ fn a_different_file_system_is_refused_until_the_record_is_removed() {
 }
 
 #[test]
-fn a_lost_mount_is_noticed_and_nothing_is_written_below_it() {
+fn a_lost_mount_fails_verification() {
     let store = store();
     let covered = xfs();
     let tmpfs = scratch();
@@ -405,7 +409,7 @@ fn a_lost_mount_is_noticed_and_nothing_is_written_below_it() {
 }
 
 #[test]
-fn a_store_must_be_reopened_after_a_second_mount_at_the_same_path() {
+fn a_second_mount_requires_reopening() {
     let before = store();
     let data = xfs();
     bind_mount(File::open(&data).unwrap().as_fd(), &data, MountFlags::default()).unwrap();
@@ -422,8 +426,9 @@ fn unmount_once(path: &std::path::Path) -> bool {
     nix::mount::umount(path).is_ok()
 }
 
+/// The store reports a volume whose directory was moved to the project of another volume.
 #[test]
-fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
+fn project_changes_affect_no_other_volume() {
     let leaks = Leaks::watch();
     let store = store();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
@@ -451,7 +456,7 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
 }
 
 #[test]
-fn malicious_trees_are_removed_and_nothing_outside_them() {
+fn removal_stays_inside_malicious_trees() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("hostile"));
     store.create(&id, &directory_with(Bytes(16 * MIB), 2048)).unwrap();
@@ -515,7 +520,7 @@ fn a_held_volume_delays_no_other() {
 }
 
 #[test]
-fn emptying_the_trash_yields_between_files_without_holding_locks() {
+fn emptying_yields_without_holding_locks() {
     let leaks = Leaks::watch();
     let (store, other, id) = (store(), store(), id("full"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -536,7 +541,7 @@ fn emptying_the_trash_yields_between_files_without_holding_locks() {
 }
 
 #[test]
-fn a_deleted_volume_keeps_its_project_while_it_is_in_use() {
+fn deleted_volumes_in_use_keep_projects() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("held"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -553,7 +558,7 @@ fn a_deleted_volume_keeps_its_project_while_it_is_in_use() {
 }
 
 #[test]
-fn a_deleted_volume_that_is_open_frees_its_project_when_it_is_closed() {
+fn closing_a_deleted_volume_frees_projects() {
     let leaks = Leaks::watch();
     let (store, id, target) = (store(), id("mounted"), scratch());
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -586,7 +591,7 @@ fn opening_anything_but_a_volume_fails() {
 }
 
 #[test]
-fn concurrent_creations_do_not_share_project_ids() {
+fn concurrent_creations_share_no_project() {
     let leaks = Leaks::watch();
     let store = store();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
@@ -642,7 +647,7 @@ fn one_concurrent_call_creates_the_volume(#[case] kind: VolumeKind) {
 
 /// As if one volume was deleted, and another one of the same id and the other kind was created, between two system calls.
 #[test]
-fn a_volume_that_changes_its_kind_while_it_is_opened_is_opened_as_one_of_them() {
+fn opening_survives_a_change_of_kind() {
     let leaks = Leaks::watch();
     let store = store();
     let ids = [id("directory"), id("image")];

@@ -21,8 +21,9 @@ fn reserve(project: u32) -> ProjectId {
     project
 }
 
+/// The process crashed after it reserved the id.
 #[test]
-fn a_crash_after_reserving_an_id_is_recovered() {
+fn a_reserved_id_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     reserve(OURS);
@@ -31,8 +32,9 @@ fn a_crash_after_reserving_an_id_is_recovered() {
     leaks.check();
 }
 
+/// The process crashed after it created or tagged the directory.
 #[test]
-fn a_crash_after_creating_or_tagging_the_directory_is_recovered() {
+fn unfinished_directories_are_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     std::fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
@@ -45,8 +47,9 @@ fn a_crash_after_creating_or_tagging_the_directory_is_recovered() {
     leaks.check();
 }
 
+/// The process crashed after it allocated the blocks and before it extended the file.
 #[test]
-fn a_crash_between_allocating_and_extending_a_larger_image_is_recovered() {
+fn an_unfinished_expansion_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     store.create(&id("grown"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -63,7 +66,7 @@ fn a_crash_between_allocating_and_extending_a_larger_image_is_recovered() {
 }
 
 #[test]
-fn space_that_recovery_frees_can_be_reserved_again() {
+fn recovered_space_can_be_reserved() {
     let store = store();
     reserve(OURS);
     let available_before = store.space().unwrap().available;
@@ -75,8 +78,9 @@ fn space_that_recovery_frees_can_be_reserved_again() {
     );
 }
 
+/// The process crashed after it moved the volume to the trash.
 #[test]
-fn a_crash_after_moving_a_volume_to_the_trash_is_recovered() {
+fn emptying_the_trash_completes_a_deletion() {
     let leaks = Leaks::watch();
     let store = store();
     store.create(&id("deleted"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -93,8 +97,9 @@ fn a_crash_after_moving_a_volume_to_the_trash_is_recovered() {
     leaks.check();
 }
 
+/// The process crashed after it removed the directory and before it freed the id.
 #[test]
-fn a_crash_between_removing_the_directory_and_freeing_its_id_is_recovered() {
+fn an_id_without_directory_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     reserve(OURS + 1);
@@ -111,7 +116,7 @@ fn a_crash_between_removing_the_directory_and_freeing_its_id_is_recovered() {
 }
 
 #[test]
-fn recovery_does_not_change_ids_outside_the_range() {
+fn recovery_ignores_ids_outside_range() {
     let store = store();
     let foreign = reserve(1_048_577);
     assert_eq!(store.recover().unwrap(), Recovered::default());
@@ -121,7 +126,7 @@ fn recovery_does_not_change_ids_outside_the_range() {
 }
 
 #[test]
-fn an_id_with_charged_files_stays_allocated() {
+fn an_id_with_files_stays_allocated() {
     let store = store();
     let project = reserve(OURS + 2);
     let stray = tempfile::tempdir_in(xfs()).unwrap();
@@ -132,7 +137,7 @@ fn an_id_with_charged_files_stays_allocated() {
 }
 
 #[test]
-fn a_store_of_a_later_format_is_refused_with_the_remedy_and_unchanged() {
+fn a_later_format_is_refused() {
     drop(store());
     let format = xfs().join(".loopfs/format");
     let known = std::fs::read(&format).unwrap();

@@ -43,8 +43,9 @@ fn draining(store: &VolumeStore, name: &str) -> OwnedFd {
     held
 }
 
+/// Another process frees the draining id, and the process that emptied the trash must not release the space again.
 #[test]
-fn a_draining_id_s_space_is_released_once_when_another_process_frees_the_id() {
+fn space_freed_elsewhere_is_released_once() {
     if std::env::var_os(CHILD).is_some() {
         let other = open();
         // The other process finds the draining id on the file system.
@@ -76,8 +77,9 @@ fn a_draining_id_s_space_is_released_once_when_another_process_frees_the_id() {
     leaks.check();
 }
 
+/// Recovery in another process frees the draining id, so emptying the trash must not release the space again.
 #[test]
-fn a_draining_id_s_space_is_released_once_when_recovery_in_another_process_frees_the_id() {
+fn space_recovered_elsewhere_is_released_once() {
     let leaks = Leaks::watch();
     let store = store();
     store.create(&id("kept"), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
@@ -92,7 +94,7 @@ fn a_draining_id_s_space_is_released_once_when_recovery_in_another_process_frees
 
 /// The process that emptied the trash has ended since, and the id is in no other list.
 #[test]
-fn a_later_process_frees_a_draining_id() {
+fn a_later_process_frees_draining_ids() {
     let leaks = Leaks::watch();
     let held = draining(&store(), "held");
     assert_eq!(trash().len(), 1, "the trash records the id");
@@ -105,8 +107,9 @@ fn a_later_process_frees_a_draining_id() {
     leaks.check();
 }
 
+/// The error mentions the trash only if a deleted volume is in it.
 #[test]
-fn an_error_for_lack_of_space_mentions_the_trash() {
+fn a_nospace_error_mentions_the_trash() {
     let leaks = Leaks::watch();
     let store = store();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(store.space().unwrap().available.0 / 4 * 3));
@@ -126,7 +129,7 @@ fn an_error_for_lack_of_space_mentions_the_trash() {
 /// The process that removes the directory cannot free its project id, because another process that empties the trash has it open,
 /// and does not try again.
 #[test]
-fn a_process_that_had_an_entry_open_frees_the_id_that_the_process_that_removed_it_could_not_free() {
+fn last_opener_frees_the_project_id() {
     let leaks = Leaks::watch();
     let (store, other, volume) = (store(), open(), id("both"));
     store.create(&volume, &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
@@ -175,10 +178,11 @@ enum Obstacle {
     Mount,
 }
 
+/// One call removes everything except each obstacle and the directories that contain it.
 #[rstest]
 #[case::an_immutable_file(Obstacle::ImmutableFile)]
 #[case::a_mount(Obstacle::Mount)]
-fn an_entry_that_cannot_be_removed_stays_alone_after_one_call(#[case] obstacle: Obstacle) {
+fn only_obstacles_stay_after_one_call(#[case] obstacle: Obstacle) {
     let leaks = Leaks::watch();
     let store = store();
     let names = ["first", "second", "third"];
@@ -246,7 +250,7 @@ fn walk(path: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
+fn concurrent_emptying_counts_volumes_once() {
     const EACH: usize = 6;
     const PROCESSES: usize = 3;
     let leaks = Leaks::watch();
@@ -298,10 +302,7 @@ enum Holder {
 #[case::a_deferred_detach(true, false)]
 #[case::a_file_open_for_reading(false, false)]
 #[case::a_file_open_for_writing(false, true)]
-fn a_deleted_image_that_is_open_keeps_its_reservation_until_it_is_closed(
-    #[case] device: bool,
-    #[case] writing: bool,
-) {
+fn an_open_image_keeps_its_reservation(#[case] device: bool, #[case] writing: bool) {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("held"));
     let before = store.space().unwrap().available.0;
@@ -340,8 +341,9 @@ fn a_deleted_image_that_is_open_keeps_its_reservation_until_it_is_closed(
 }
 
 /// A process that died after freeing the blocks leaves the entry. The next process removes it.
+/// The store releases the full reservation.
 #[test]
-fn a_truncated_image_in_the_trash_is_removed_and_its_reservation_released_in_full() {
+fn a_truncated_image_is_removed_completely() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("image"));
     store.create(&crate::environment::id("kept"), &VolumeSpec::new(VolumeKind::Block, SIZE)).unwrap();

@@ -53,8 +53,9 @@ fn use_volume(volume: &Path) {
     assert_eq!(full.expect("the volume takes no more than its limit").raw_os_error(), Some(libc::ENOSPC));
 }
 
+/// The volume is mounted into the user namespace with mapped ids.
 #[test]
-fn root_of_a_user_namespace_cannot_change_the_project_of_its_idmapped_volume() {
+fn namespace_root_cannot_change_projects() {
     if let Some(target) = std::env::var_os(TARGET) {
         enter_user_namespace();
         return use_volume(&PathBuf::from(target));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_has_the_content_of_its_source() {
+    fn a_clone_has_its_sources_content() {
         let text = format!("{CREATED};{WRITTEN};0 intent clone Block w 100 v;0 done clone Block w 100 v");
         let lines: Vec<Line> = text.split(';').map(|line| Line::parse(line).expect(line)).collect();
         let found = |intact: &[u64]| {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_another_kind_is_a_difference() {
+    fn another_kind_is_a_difference() {
         let lines = [Line::parse("0 done create Filesystem v 100").unwrap()];
         let found = there(100, &[]).into_iter().map(|found| ("v".to_owned(), found)).collect();
         assert_eq!(Expected::of(&lines).differences(&found).len(), 1);

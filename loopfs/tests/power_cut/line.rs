@@ -147,7 +147,7 @@ mod tests {
     #[case("1 done delete Filesystem t1-1")]
     #[case("0 done release")]
     #[case("0 intent recover")]
-    fn parsing_a_printed_line_returns_the_same_line(#[case] text: &str) {
+    fn a_printed_line_parses_back(#[case] text: &str) {
         assert_eq!(Line::parse(text).expect(text).to_string(), text);
     }
 

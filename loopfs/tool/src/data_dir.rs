@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_mkfs_is_an_error_with_its_message() {
+    fn a_failed_mkfs_shows_its_message() {
         let directory = tempfile::tempdir().unwrap();
         let device = directory.path().join("no-device");
         let error = run_mkfs(Path::new("/bin/false"), &device, LABEL).unwrap_err().to_string();

@@ -398,7 +398,7 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     }
 
     #[test]
-    fn list_prints_one_device_in_the_singular() {
+    fn one_device_is_singular() {
         let text = listing_text(&[status(7)], 1);
         assert!(text.ends_with("\n1 device, and 1 idle device in the pool of loopfs\n"), "{text}");
     }
@@ -441,7 +441,7 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     }
 
     #[test]
-    fn json_fields_keep_their_names_values_and_order() {
+    fn json_fields_stay_unchanged() {
         let limited = "loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro".parse().unwrap();
         let limited = Status { binding: limited, label: "mine".to_owned(), auto_clear: true, ..status(8) };
         assert_eq!(

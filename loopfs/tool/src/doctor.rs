@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_that_were_not_possible_are_no_proof_that_nothing_is_missing() {
+    fn impossible_checks_prove_nothing() {
         assert_eq!(verdict(22, 0, 0), "nothing that loopfs needs is missing");
         assert_eq!(verdict(22, 0, 1), "21 checks found nothing missing; 1 not possible");
         assert_eq!(verdict(22, 1, 3), "loopfs does not work here: 1 check found something missing");

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_a_systemd_unit_mounts_by_uuid_within_a_time_limit() {
+    fn the_systemd_unit_mounts_by_uuid() {
         let unit = include_str!("../../examples/systemd/loopfs-data@.service");
         let has = |line: &str| unit.lines().any(|found| found == line);
         // A service of type oneshot has no time limit by default, and the kubelet waits for it.

@@ -68,7 +68,7 @@ mod tests {
     use crate::Args as Tool;
 
     #[test]
-    fn each_command_has_a_page_and_each_shell_completes_it() {
+    fn commands_have_pages_and_completions() {
         let directory = tempfile::tempdir().unwrap();
         let manual = Manual { directory: directory.path().join("new") };
         let output = manual.run(Tool::command()).unwrap();

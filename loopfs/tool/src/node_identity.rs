@@ -287,6 +287,7 @@ mod tests {
         }
     }
 
+    /// A shell would remove the quotes in the same way.
     #[rstest]
     #[case::double("PRETTY_NAME=\"Debian GNU/Linux 13 (trixie)\"\n", "Debian GNU/Linux 13 (trixie)")]
     #[case::single("PRETTY_NAME='a \"b\" \\c'", "a \"b\" \\c")]
@@ -299,7 +300,7 @@ mod tests {
     #[case::empty("PRETTY_NAME=\"\"\n", "Linux")]
     #[case::carriage_return("PRETTY_NAME=\"a\"\r\nID=b\r\n", "a")]
     #[case::not_expanded("PRETTY_NAME=\"$HOME `id`\"", "$HOME `id`")]
-    fn the_name_of_the_system_is_unquoted_as_by_a_shell(#[case] text: &str, #[case] expected: &str) {
+    fn the_system_name_is_unquoted(#[case] text: &str, #[case] expected: &str) {
         let root = root(&[(OS_RELEASE[0], text.as_bytes())]);
         assert_eq!(os_name(root.path()).unwrap(), expected);
     }
@@ -313,14 +314,14 @@ mod tests {
     #[case::control_character(b"PRETTY_NAME=\"a\x1b[2J\"")]
     #[case::nul(b"PRETTY_NAME=a\0")]
     #[case::not_utf8(b"PRETTY_NAME=\xff")]
-    fn a_damaged_os_release_is_an_error_that_names_the_file(#[case] content: &[u8]) {
+    fn a_damaged_os_release_is_named(#[case] content: &[u8]) {
         let root = root(&[(OS_RELEASE[0], content)]);
         let error = format!("{:#}", os_name(root.path()).unwrap_err());
         assert!(error.contains("etc/os-release"), "{error}");
     }
 
     #[test]
-    fn the_second_os_release_counts_only_if_the_first_is_missing() {
+    fn the_first_os_release_wins() {
         let second = (OS_RELEASE[1], &b"PRETTY_NAME=second"[..]);
         assert_eq!(os_name(root(&[second]).path()).unwrap(), "second");
         assert_eq!(os_name(root(&[second, (OS_RELEASE[0], b"PRETTY_NAME=first")]).path()).unwrap(), "first");
@@ -329,13 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_large_is_not_used() {
+    fn a_large_file_is_not_used() {
         let large = vec![b'\n'; LARGEST_FILE as usize + 1];
         let root = root(&[(OS_RELEASE[0], &large), (MACHINE_ID, &large)]);
         assert!(os_name(root.path()).unwrap_err().to_string().contains("more than 65536 bytes"));
         assert!(machine_id(root.path()).unwrap_err().to_string().contains("more than 65536 bytes"));
     }
 
+    /// Without a usable host name, the node is named after its machine id.
     #[rstest]
     #[case::as_it_is("node-1", "node-1")]
     #[case::newline("node-1\n", "node-1")]
@@ -352,7 +354,7 @@ mod tests {
     #[case::too_long_for_the_label(&format!("{}.example", "a".repeat(56)), ID)]
     #[case::not_ascii("knöten", ID)]
     #[case::becomes_ascii_in_lower_case("\u{212a}ubelet", "kubelet")]
-    fn a_node_is_named_after_its_host_or_its_machine_id(#[case] host: &str, #[case] expected: &str) {
+    fn node_name_prefers_the_host_name(#[case] host: &str, #[case] expected: &str) {
         let root = root(&[(STATIC_HOSTNAME, host.as_bytes()), (MACHINE_ID, ID.as_bytes())]);
         assert_eq!(node_name(root.path()).unwrap(), expected);
     }
@@ -362,8 +364,9 @@ mod tests {
         name_from_host("a\nb").unwrap_err();
     }
 
+    /// The kernel has the host name of the running system, so it counts only for the root directory of that system.
     #[test]
-    fn the_host_name_of_the_kernel_counts_only_for_the_own_root() {
+    fn another_root_hides_the_kernels_name() {
         let other = root(&[(HOSTNAME, b"container"), (STATIC_HOSTNAME, b"host")]);
         assert_eq!(node_name(other.path()).unwrap(), "host");
         for own in ["/", "/proc/self/root", "/.."] {
@@ -375,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn absolute_links_lead_to_files_below_the_root() {
+    fn absolute_links_stay_below_the_root() {
         let root = root(&[("etc/static/os-release", b"PRETTY_NAME=NixOS")]);
         symlink("/etc/static/os-release", root.path().join(OS_RELEASE[0])).unwrap();
         assert_eq!(os_name(root.path()).unwrap(), "NixOS");
@@ -394,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_host_name_and_machine_id_is_an_error_that_names_both() {
+    fn a_nameless_node_is_an_error() {
         let root = root(&[(STATIC_HOSTNAME, b"localhost")]);
         let error = node_name(root.path()).unwrap_err().to_string();
         assert!(error.contains("localhost") && error.contains(MACHINE_ID), "{error}");
@@ -402,7 +405,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_host_name_is_a_valid_node_name_or_an_error(host in "\\PC{0,80}") {
+        fn every_derived_node_name_is_valid(host in "\\PC{0,80}") {
             if let Ok(name) = name_from_host(&host) {
                 prop_assert!(is_dns_subdomain(&name) && name.len() <= 63);
                 prop_assert!(name_from_host(&name).unwrap() == name);

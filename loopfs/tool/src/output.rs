@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_fit_their_widest_cell_and_empty_cells_print_a_dash() {
+    fn columns_fit_their_widest_cell() {
         let mut table = Table::new([("NAME", Side::Left), ("SIZE", Side::Right), ("NOTE", Side::Left)]);
         table.row(["a".to_owned(), "1023.9KiB".to_owned(), String::new()]);
         table.row(["längerer".to_owned(), "4MiB".to_owned(), "ok".to_owned()]);
@@ -144,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_in_a_name_are_escaped() {
+    fn control_characters_are_escaped() {
         let mut table = Table::new([("NAME", Side::Left)]);
         table.row(["a\nb\u{1b}[2J\u{202e}c\u{9b}".to_owned()]);
         assert_eq!(table.print(), "NAME\na\\nb\\u{1b}[2J\\u{202e}c\\u{9b}\n");
     }
 
     #[test]
-    fn the_output_ends_with_one_newline_in_both_formats() {
+    fn the_output_ends_with_one_newline() {
         let output = Output::new("text".to_owned(), &[1]).unwrap();
         assert_eq!(output.print(false), "text\n");
         assert_eq!(output.print(true), "[\n  1\n]\n");

@@ -457,7 +457,7 @@ inodes      3     -   100  -
     }
 
     #[test]
-    fn json_fields_keep_their_names_values_and_order() {
+    fn json_fields_stay_unchanged() {
         let listing = QuotaListing { enforced: false, projects: vec![ProjectRow::of(&usage(7), false)] };
         assert_eq!(
             serde_json::to_string(&listing).unwrap(),

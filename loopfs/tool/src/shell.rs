@@ -24,7 +24,7 @@ mod tests {
     #[case("/mnt/a b", "'/mnt/a b'")]
     #[case("/mnt/$(reboot)", "'/mnt/$(reboot)'")]
     #[case("/mnt/it's", "\"/mnt/it's\"")]
-    fn only_a_path_with_special_characters_is_in_quotes(#[case] path: &str, #[case] expected: &str) {
+    fn only_special_characters_need_quotes(#[case] path: &str, #[case] expected: &str) {
         assert_eq!(quoted(Path::new(path)), expected);
     }
 }

@@ -401,7 +401,7 @@ t         -       -             -     -  -                     foreign
     }
 
     #[test]
-    fn json_fields_keep_their_names_values_and_order() {
+    fn json_fields_stay_unchanged() {
         let listing = StoreListing {
             filesystem_uuid: "u".to_owned(),
             snapshots: snapshots(),

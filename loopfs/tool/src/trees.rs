@@ -297,7 +297,7 @@ skipped: 1 files with several hard links, 2 symbolic links, 1 refused by the ker
     }
 
     #[test]
-    fn audit_prints_its_report_as_text_and_json() {
+    fn audit_prints_text_and_json() {
         let audit = TreeAudit {
             names: 6,
             directories: 2,
@@ -337,7 +337,7 @@ directories were moved during the audit, so parts of the tree may be unchecked: 
     }
 
     #[test]
-    fn json_fields_keep_their_names_values_and_order() {
+    fn json_fields_stay_unchanged() {
         let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
         let skipped = "\"left_out\":{\"hard_links\":1,\"symlinks\":2,\"sockets\":0,\"fifos\":0,\"devices\":0,\
                        \"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has several hard links\"},\
@@ -366,7 +366,7 @@ directories were moved during the audit, so parts of the tree may be unchecked: 
     }
 
     #[test]
-    fn an_audit_with_skipped_files_is_not_complete() {
+    fn skipped_files_make_audits_incomplete() {
         let refused = Skipped { refused: 1, ..Skipped::default() };
         let audit = TreeAudit { skipped: refused, ..TreeAudit::default() };
         assert!(audit.is_clean() && !is_complete(&audit));

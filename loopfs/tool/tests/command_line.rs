@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
 #[case::unconfirmed_format(&["data-dir", "format", "/dev/null"], "--yes-format-this-disk")]
 #[case::label(&["data-dir", "format", "/dev/null", "--yes-format-this-disk", "--label", "thirteen-byte"], "write 1 to 12 letters")]
 #[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
-fn an_invalid_command_line_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
+fn an_invalid_command_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
     let output = loopfs(args);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(text(&output.stderr).contains(says), "{}", text(&output.stderr));
@@ -48,7 +48,7 @@ fn an_invalid_command_line_exits_with_2(#[case] args: &[&str], #[case] says: &st
 #[case::no_mount_point(&["data-dir", "mount", "/dev/null", "/no/such"], "create the directory with `mkdir`")]
 #[case::no_identity(&["node-identity", "--root", "/proc/self/fd"], "name the node")]
 #[case::no_store(&["store", "list", "/proc/sys"], "open the data directory /proc/sys")]
-fn a_failed_operation_names_the_object_and_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
+fn a_failed_operation_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
     for json in [&[][..], &["--json"]] {
         let output = loopfs(&[json, args].concat());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -59,7 +59,7 @@ fn a_failed_operation_names_the_object_and_exits_with_1(#[case] args: &[&str], #
 }
 
 #[test]
-fn the_help_lists_exit_codes_sizes_and_json_field_names() {
+fn the_help_lists_codes_and_fields() {
     let help = text(&loopfs(&["--help"]).stdout);
     for expected in ["Exit codes:", "powers of 1024", "--json", "Examples:"] {
         assert!(help.contains(expected), "{expected} is missing in {help}");
@@ -83,8 +83,9 @@ fn the_help_lists_exit_codes_sizes_and_json_field_names() {
     }
 }
 
+/// The node has no machine id either, and still has its name.
 #[test]
-fn a_node_without_machine_id_and_with_a_damaged_os_release_still_has_its_name() {
+fn a_damaged_os_release_is_tolerated() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("etc")).unwrap();
     std::fs::write(root.path().join("etc/hostname"), "Node-1\n").unwrap();
@@ -110,7 +111,7 @@ fn rules_for_the_node_are_printed() {
 }
 
 #[test]
-fn the_readme_lists_the_options_of_doctor() {
+fn the_readme_lists_doctors_options() {
     let readme = include_str!("../README.md");
     let section = readme.split("\n## doctor\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(['`', ' ']).next());
@@ -121,8 +122,9 @@ fn the_readme_lists_the_options_of_doctor() {
     assert_eq!(options, listed);
 }
 
+/// The exit code is 1 only if something is missing, and the report has every check.
 #[test]
-fn doctor_reports_every_check_and_exits_with_1_only_if_something_is_missing() {
+fn doctor_exits_with_1_if_missing() {
     // A user other than root sees less, and every check has a result all the same.
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path().to_str().unwrap();
@@ -144,8 +146,9 @@ fn doctor_reports_every_check_and_exits_with_1_only_if_something_is_missing() {
     assert!(table.contains("loopfs data-dir format DEVICE"), "{table}");
 }
 
+/// Its options, messages and exit codes are those of util-linux.
 #[test]
-fn losetup_has_options_messages_and_exit_codes_of_its_own() {
+fn losetup_has_its_own_conventions() {
     let unknown = loopfs(&["losetup", "--bogus"]);
     assert_eq!(unknown.status.code(), Some(1));
     assert_eq!(

@@ -100,7 +100,7 @@ mod tests {
     use crate::volume_store::id::SnapshotId;
 
     #[test]
-    fn a_file_system_that_cannot_share_blocks_is_named_with_what_to_do() {
+    fn a_missing_reflink_names_the_remedy() {
         let memory = || memfd_create(c"image", MFdFlags::MFD_CLOEXEC).unwrap();
         let id = SnapshotId::parse("copy").unwrap();
         let error = share(&memory(), &memory(), CopyTarget::Snapshot { id: &id }).unwrap_err();

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_is_found_by_its_whole_key() {
+    fn a_field_matches_its_whole_key() {
         let text = "bytes-per-inode=2048 bytes=7 empty=";
         assert_eq!(field(text, "bytes"), Some("7"));
         assert_eq!(field(text, "bytes-per-inode"), Some("2048"));

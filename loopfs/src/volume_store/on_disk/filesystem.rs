@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_lies_beside_the_mount_point_and_not_below_it() {
+    fn the_record_lies_beside_the_mount() {
         assert_eq!(
             record_path(Path::new("/var/lib/loopfs/data")),
             Path::new("/var/lib/loopfs/data.filesystem-uuid")
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_data_directory_becomes_a_path_from_the_root_directory() {
+    fn relative_data_directories_become_absolute() {
         let current = std::env::current_dir().unwrap();
         for (given, expected) in [
             ("data", current.join("data")),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_directory_is_refused_and_left_untouched() {
+    fn a_plain_directory_stays_untouched() {
         let directory = tempfile::tempdir().unwrap();
         let error = DataFilesystem::open(directory.path()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotMounted, "{error}");
@@ -302,8 +302,9 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
+    /// The record of a store beside the mount point shows that the file system was mounted there before.
     #[test]
-    fn a_missing_mount_is_never_mounted_until_a_store_was_recorded_beside_it() {
+    fn a_record_distinguishes_lost_mounts() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("data");
         let kind = || {

@@ -61,7 +61,7 @@ mod tests {
     #[case("snapshot/")]
     #[case("volume/a")]
     #[case("snapshot/../a")]
-    fn text_that_names_no_source_is_rejected(#[case] text: &str) {
+    fn text_without_a_source_is_rejected(#[case] text: &str) {
         parse(text).unwrap_err();
     }
 }

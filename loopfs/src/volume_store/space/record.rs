@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_live_total_is_the_sum_of_the_locks_held() {
+    fn the_live_total_sums_held_locks() {
         let record = tempfile::NamedTempFile::new().unwrap();
         let live_total = || live_total(record.as_file()).unwrap();
         assert_eq!(live_total(), Bytes(0));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_rounds_any_size_up_to_whole_units() {
+    fn a_lock_rounds_up_to_units() {
         let record = tempfile::NamedTempFile::new().unwrap();
         for (bytes, expected) in
             [(0, UNIT), (1, UNIT), (UNIT + 1, 2 * UNIT), (u64::MAX, SLOT_SIZE as u64 * UNIT)]
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_ends_with_the_last_copy_of_its_descriptor() {
+    fn a_reservation_lasts_until_last_close() {
         let record = tempfile::NamedTempFile::new().unwrap();
         let copy = PendingLock::new(record.as_file(), Bytes(UNIT)).unwrap();
         // As a child process inherits it: one more descriptor of the same description.
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_of_an_earlier_boot_are_ignored() {
+    fn totals_of_earlier_boots_are_ignored() {
         let (earlier, now) = (Boot("earlier".to_owned()), Boot::current().unwrap());
         let totals = ReservationTotals { pending: Bytes(3), total: None };
         assert_eq!(parse(&print(totals, &earlier), &now), None);

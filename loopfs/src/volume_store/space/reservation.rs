@@ -383,14 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn free_inodes_of_a_group_count_once() {
+    fn free_inodes_count_once_per_group() {
         let inodes = filesystem(&geometry(), &[8192, 64, 0, 0]);
         let bytes = (8192 + 3 * (1000 + 512)) * 512;
         assert_eq!(inodes.reservation(Inodes(1000)), Bytes(bytes + bytes / 128));
     }
 
     #[test]
-    fn inodes_never_take_more_than_their_share() {
+    fn inodes_never_exceed_their_share() {
         let inodes = filesystem(&geometry(), &[64, 0, 0, 0]);
         let share = (LIMIT + LIMIT / 32) * 512;
         for count in [LIMIT / 2, LIMIT, u64::MAX] {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lowered_share_keeps_what_is_allocated() {
+    fn a_lowered_share_keeps_allocated_inodes() {
         let inodes = filesystem(&Geometry { imaxpct: 1, ..geometry() }, &[32768, 0, 0, 0]);
         assert_eq!(inodes.reservation(Inodes(40000)), with_trees(32768, 512));
     }
@@ -431,7 +431,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn further_inodes_reserve_no_less_than_they_add(
+        fn further_inodes_reserve_enough(
             inodes in any_filesystem(),
             reserved in prop_oneof![0..1u64 << 20, any::<u64>()],
             more in prop_oneof![0..1u64 << 20, any::<u64>()],
@@ -486,7 +486,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_largest_capacity_fits_and_the_next_one_does_not(spec in spec(), space in space()) {
+        fn the_largest_capacity_just_fits(spec in spec(), space in space()) {
             let largest = space.largest_within(&spec);
             prop_assert_eq!(largest.0 % UNIT, 0);
             prop_assert!(largest == Bytes(0) || space.has(reservation_of(largest, &spec)));
@@ -495,8 +495,9 @@ mod tests {
             }
         }
 
+        /// An error about too few bytes has the sizes, and an error about too few inodes has a remedy.
         #[test]
-        fn a_lack_of_bytes_has_sizes_and_one_of_inodes_has_a_remedy(spec in spec(), space in space()) {
+        fn errors_have_sizes_or_a_remedy(spec in spec(), space in space()) {
             let next = space.largest_within(&spec).saturating_add(Bytes(UNIT));
             let id = VolumeId::parse("pvc-1").unwrap();
             let error = space.lack_of(reservation_of(next, &spec), "create", ContentSource::Volume(&id));
@@ -507,8 +508,9 @@ mod tests {
             }
         }
 
+        /// The caller does not know yet whether the volume will be a directory or an image.
         #[test]
-        fn a_volume_of_either_kind_fits_where_the_kind_is_unknown(spec in spec(), space in space()) {
+        fn any_kind_fits_the_largest_size(spec in spec(), space in space()) {
             let largest = space.largest_volume_of_any_kind(&spec);
             for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
                 let spec = VolumeSpec { kind, ..spec.clone() };

@@ -46,7 +46,7 @@ fn from_environment(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn processes_beside_other_programs_leave_the_devices_that_the_reference_model_allows() {
+fn devices_match_the_reference_model() {
     if let Some(directory) = std::env::var_os(worker::WORKER) {
         return worker::run(Path::new(&directory));
     }

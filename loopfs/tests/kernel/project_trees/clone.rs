@@ -181,8 +181,9 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// The source stays unchanged, and none of its special files is opened.
 #[test]
-fn a_clone_equals_its_source_and_does_not_change_it() {
+fn a_clone_equals_its_source() {
     let fixture = Fixture::new(5401);
     populate(&fixture.tree());
     let tree_metadata = read_tree_metadata(&fixture.tree());
@@ -217,8 +218,9 @@ fn a_clone_equals_its_source_and_does_not_change_it() {
     fixture.end();
 }
 
+/// The clone shares its blocks with the source until one of them is written.
 #[test]
-fn a_clone_shares_blocks_until_a_write_and_is_charged_in_full() {
+fn a_clone_is_charged_in_full() {
     let fixture = Fixture::new(5402);
     fs::write(fixture.tree().join("file"), vec![1; 8 << 20]).unwrap();
     let (copy, _) = fixture.clone();
@@ -243,7 +245,7 @@ fn a_clone_shares_blocks_until_a_write_and_is_charged_in_full() {
 }
 
 #[test]
-fn flags_are_copied_and_none_is_inherited_during_the_copy() {
+fn flags_are_copied_and_not_inherited() {
     let fixture = Fixture::new(5403);
     let tree = fixture.tree();
     let set =
@@ -287,7 +289,7 @@ fn flags_are_copied_and_none_is_inherited_during_the_copy() {
 }
 
 #[test]
-fn the_root_of_a_clone_can_be_moved_and_changed_even_if_its_source_is_immutable() {
+fn an_immutable_sources_clone_is_mutable() {
     let fixture = Fixture::new(5404);
     let tree = File::open(fixture.tree()).unwrap();
     // The tenant must not be able to copy the attribute that the store keeps on a volume.
@@ -314,7 +316,7 @@ fn the_root_of_a_clone_can_be_moved_and_changed_even_if_its_source_is_immutable(
 }
 
 #[test]
-fn strays_of_the_source_are_in_the_project_of_the_clone() {
+fn strays_join_the_clones_project() {
     let fixture = Fixture::new(5405);
     fs::create_dir(fixture.tree().join("stray")).unwrap();
     let stray = File::open(fixture.tree().join("stray")).unwrap();

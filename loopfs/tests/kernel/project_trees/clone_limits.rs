@@ -23,8 +23,9 @@ fn write_pieces(path: &Path, pieces: u64) {
     assert!(test_support::extents(&file).unwrap().0 as u64 >= pieces);
 }
 
+/// The clone fails, and its files are complete or absent.
 #[test]
-fn a_limit_that_is_too_low_is_an_error_and_leaves_no_short_file() {
+fn a_low_limit_truncates_no_file() {
     const PIECES: u64 = 500;
     let fixture = Fixture::new(5421);
     write_pieces(&fixture.tree().join("pieces"), PIECES);
@@ -55,7 +56,7 @@ fn a_limit_that_is_too_low_is_an_error_and_leaves_no_short_file() {
 }
 
 #[test]
-fn too_few_inodes_are_an_error_that_names_the_limit() {
+fn too_few_inodes_are_an_error() {
     let fixture = Fixture::new(5422);
     for n in 0..10 {
         File::create(fixture.tree().join(format!("{n}"))).unwrap();
@@ -69,8 +70,9 @@ fn too_few_inodes_are_an_error_that_names_the_limit() {
     fixture.end();
 }
 
+/// The target must be an empty directory beside the source on the same file system, and not inside the source.
 #[test]
-fn a_clone_needs_an_empty_directory_beside_its_source_and_not_in_it() {
+fn unsuitable_clone_targets_are_refused() {
     let fixture = Fixture::new(5423);
     fs::create_dir(fixture.tree().join("in it")).unwrap();
     fs::write(fixture.tree().join("file"), "content").unwrap();
@@ -98,7 +100,7 @@ fn a_clone_needs_an_empty_directory_beside_its_source_and_not_in_it() {
 }
 
 #[test]
-fn entries_that_cannot_be_cloned_are_skipped_as_a_whole_and_reported() {
+fn uncloneable_entries_are_skipped_and_reported() {
     const NAMES: u64 = 300;
     let fixture = Fixture::new(5424);
     let tree = fixture.tree();
@@ -127,7 +129,7 @@ fn entries_that_cannot_be_cloned_are_skipped_as_a_whole_and_reported() {
 }
 
 #[test]
-fn a_limit_on_the_file_size_does_not_truncate_a_clone() {
+fn a_file_size_limit_truncates_nothing() {
     let fixture = Fixture::new(5425);
     fs::write(fixture.tree().join("file"), vec![1; 2 << 20]).unwrap();
     let copy = fixture.empty_copy();

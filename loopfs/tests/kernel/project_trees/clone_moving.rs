@@ -30,8 +30,9 @@ fn count(directory: &Path) -> u64 {
     fs::read_dir(directory).unwrap().count() as u64
 }
 
+/// The clone has none of the new siblings of the directory.
 #[test]
-fn a_directory_moved_out_is_cloned_completely_and_none_of_its_new_siblings() {
+fn a_moved_directory_is_cloned_completely() {
     let fixture = Fixture::new(5431);
     populate(&fixture);
     let (tree, outside) = (fixture.tree(), fixture.outside());
@@ -47,8 +48,9 @@ fn a_directory_moved_out_is_cloned_completely_and_none_of_its_new_siblings() {
     fixture.end();
 }
 
+/// The clone still completes the directories that the walk has left.
 #[test]
-fn a_clone_reports_concurrent_modification_and_completes_the_directories_it_left() {
+fn concurrent_modification_is_reported() {
     let fixture = Fixture::new(5432);
     populate(&fixture);
     let (tree, outside) = (fixture.tree(), fixture.outside());

@@ -120,7 +120,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_clone_of_a_random_tree_equals_its_source(steps in prop::collection::vec(step(), 1..80)) {
+    fn a_random_clone_equals_its_source(steps in prop::collection::vec(step(), 1..80)) {
         let fixture = Fixture::new(5441);
         let mut planting = TreeBuilder { directories: vec![fixture.tree()], names: vec![fixture.tree()] };
         for step in &steps {

@@ -63,8 +63,9 @@ fn tag_and_act(fixture: &Fixture, act: impl FnOnce()) -> TreeReport {
     report.unwrap()
 }
 
+/// The directory is moved out of the tree while the walk is in it.
 #[test]
-fn a_directory_moved_out_does_not_lead_outside() {
+fn walks_stay_inside_after_a_move() {
     let fixture = Fixture::new(5301);
     populate(&fixture);
     let (tree, outside) = (fixture.tree(), fixture.outside());
@@ -76,8 +77,9 @@ fn a_directory_moved_out_does_not_lead_outside() {
     fixture.end();
 }
 
+/// The directory is moved out of the tree with its parent while the walk is in it.
 #[test]
-fn a_directory_moved_out_with_its_parent_does_not_lead_outside() {
+fn walks_stay_inside_after_parent_moves() {
     let fixture = Fixture::new(5302);
     populate(&fixture);
     let (tree, outside) = (fixture.tree(), fixture.outside());
@@ -90,7 +92,7 @@ fn a_directory_moved_out_with_its_parent_does_not_lead_outside() {
 }
 
 #[test]
-fn the_replacement_of_a_directory_is_tagged_in_another_pass() {
+fn another_pass_tags_a_replacement() {
     let fixture = Fixture::new(5303);
     populate(&fixture);
     let tree = fixture.tree();
@@ -135,8 +137,9 @@ fn an_audit_reports_concurrent_modification() {
     fixture.end();
 }
 
+/// Another directory has the inode number of the removed parent.
 #[test]
-fn a_directory_with_the_inode_number_of_the_parent_is_not_confused_with_it() {
+fn a_reused_inode_number_is_noticed() {
     let fixture = Fixture::new(5304);
     populate(&fixture);
     let (tree, outside) = (fixture.tree(), fixture.outside());

@@ -15,7 +15,7 @@ use super::{Fixture, has_file_setattr, nothing, project_at};
 use crate::environment::scratch;
 
 #[test]
-fn an_immutable_file_is_tagged_and_stays_immutable() {
+fn tagging_keeps_a_file_immutable() {
     let fixture = Fixture::new(5201);
     let path = fixture.tree().join("immutable");
     fs::write(&path, "").unwrap();
@@ -33,8 +33,9 @@ fn an_immutable_file_is_tagged_and_stays_immutable() {
     fixture.end();
 }
 
+/// The tree can still be audited through the mount.
 #[test]
-fn a_read_only_mount_can_be_audited_and_not_tagged() {
+fn tagging_a_read_only_mount_fails() {
     let fixture = Fixture::new(5202);
     fs::write(fixture.tree().join("file"), "").unwrap();
     let target = scratch();
@@ -61,8 +62,9 @@ fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// Without capabilities, the owner cannot tag the files of others.
 #[test]
-fn an_owner_without_capabilities_tags_only_its_own_files() {
+fn an_unprivileged_owner_tags_own_files() {
     const OWNER: u32 = 1000;
     let fixture = Fixture::new(5203);
     let tree = fixture.tree();
@@ -105,7 +107,7 @@ fn an_owner_without_capabilities_tags_only_its_own_files() {
 }
 
 #[test]
-fn tagging_ends_although_the_owner_keeps_changing_ids() {
+fn tagging_ends_despite_id_changes() {
     let fixture = Fixture::new(5204);
     fs::create_dir(fixture.tree().join("sub")).unwrap();
     let sub = File::open(fixture.tree().join("sub")).unwrap();
@@ -126,8 +128,9 @@ fn tagging_ends_although_the_owner_keeps_changing_ids() {
     fixture.end();
 }
 
+/// The file system must support project ids.
 #[test]
-fn only_a_directory_of_a_file_system_with_project_ids_can_be_tagged() {
+fn tagging_needs_a_suitable_directory() {
     let id = ProjectId::new(5206).unwrap();
     let options = TagOptions::default();
     let tmpfs = scratch();

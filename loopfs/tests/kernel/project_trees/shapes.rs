@@ -42,8 +42,9 @@ fn usage_of(directory: &Path) -> (u64, u64) {
     sum
 }
 
+/// New entries of the tree inherit the project id.
 #[test]
-fn a_tagged_tree_is_charged_with_its_usage_and_its_id_is_inherited() {
+fn tagging_charges_the_trees_usage() {
     let fixture = Fixture::new(5001);
     populate(&fixture.tree());
     let report = fixture.tag().unwrap();
@@ -64,7 +65,7 @@ fn a_tagged_tree_is_charged_with_its_usage_and_its_id_is_inherited() {
 }
 
 #[test]
-fn a_cleared_tree_is_charged_to_no_project_and_its_id_is_not_inherited() {
+fn clearing_ends_charges_and_inheritance() {
     let fixture = Fixture::new(5002);
     populate(&fixture.tree());
     fixture.tag().unwrap();
@@ -79,7 +80,7 @@ fn a_cleared_tree_is_charged_to_no_project_and_its_id_is_not_inherited() {
 }
 
 #[test]
-fn a_tree_larger_than_the_limit_of_its_project_can_be_tagged() {
+fn tagging_can_exceed_the_limit() {
     let fixture = Fixture::new(5003);
     populate(&fixture.tree());
     let root = File::open(xfs()).unwrap();
@@ -93,7 +94,7 @@ fn a_tree_larger_than_the_limit_of_its_project_can_be_tagged() {
 }
 
 #[test]
-fn an_audit_lists_entries_that_left_the_project() {
+fn an_audit_lists_strays() {
     let fixture = Fixture::new(5004);
     populate(&fixture.tree());
     fixture.tag().unwrap();
@@ -142,7 +143,7 @@ fn names_may_be_any_bytes() {
 }
 
 #[test]
-fn five_thousand_entries_in_one_directory_are_visited_once_each() {
+fn thousands_of_entries_are_visited_once() {
     const ENTRIES: u64 = 5000;
     let fixture = Fixture::new(5007);
     let mut directories = 1;
@@ -177,7 +178,7 @@ fn five_thousand_entries_in_one_directory_are_visited_once_each() {
 }
 
 #[test]
-fn three_thousand_levels_take_as_many_descriptors_as_three() {
+fn deep_trees_need_few_descriptors() {
     const LEVELS: u64 = 3000;
     let fixture = Fixture::new(5008);
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;

@@ -20,7 +20,7 @@ fn untagged(special_files: SpecialFiles) -> Skipped {
 }
 
 #[test]
-fn symbolic_links_are_tagged_and_not_followed() {
+fn symbolic_links_are_tagged_unfollowed() {
     let fixture = Fixture::new(5101);
     let (tree, outside) = (fixture.tree(), fixture.outside());
     symlink(&outside, tree.join("to a directory")).unwrap();
@@ -45,7 +45,7 @@ fn symbolic_links_are_tagged_and_not_followed() {
 }
 
 #[test]
-fn fifos_sockets_and_devices_are_tagged_and_not_opened() {
+fn special_files_are_tagged_unopened() {
     let fixture = Fixture::new(5102);
     let tree = fixture.tree();
     make_fifo(&tree.join("fifo"));
@@ -71,7 +71,7 @@ fn fifos_sockets_and_devices_are_tagged_and_not_opened() {
 }
 
 #[test]
-fn mounts_in_a_tree_are_not_entered() {
+fn mounts_are_not_entered() {
     let fixture = Fixture::new(5103);
     let (tree, outside) = (fixture.tree(), fixture.outside());
     for name in ["tmpfs", "bound", "plain"] {
@@ -108,8 +108,9 @@ fn mounts_in_a_tree_are_not_entered() {
     fixture.end();
 }
 
+/// The directory that the bind mount covers is not tagged.
 #[test]
-fn a_bind_mounted_tree_is_tagged_and_the_directory_below_the_mount_is_not() {
+fn only_the_mounted_tree_is_tagged() {
     let fixture = Fixture::new(5104);
     let (tree, outside) = (fixture.tree(), fixture.outside());
     fs::write(tree.join("file"), "").unwrap();
@@ -128,8 +129,9 @@ fn a_bind_mounted_tree_is_tagged_and_the_directory_below_the_mount_is_not() {
     fixture.end();
 }
 
+/// A file with a hard link outside of the tree is skipped, tagged or refused, as the option says.
 #[test]
-fn a_file_with_a_hard_link_outside_is_skipped_tagged_or_refused_as_requested() {
+fn outside_hard_links_follow_the_option() {
     let fixture = Fixture::new(5105);
     let (tree, outside) = (fixture.tree(), fixture.outside());
     fs::create_dir(tree.join("sub")).unwrap();

@@ -163,7 +163,7 @@ mod tests {
         &[call(CREATE, (0, 1), None), call(DELETE, (2, 3), ABSENT)],
         &[vec![]],
     )]
-    fn an_order_of_the_calls_explains_their_results(#[case] calls: &[Call], #[case] expected: &[Vec<u8>]) {
+    fn possible_orders_explain_the_results(#[case] calls: &[Call], #[case] expected: &[Vec<u8>]) {
         let states = possible_states(&State::default(), calls);
         let volumes: BTreeSet<Vec<u8>> =
             states.iter().map(|state| state.volumes.keys().copied().collect()).collect();

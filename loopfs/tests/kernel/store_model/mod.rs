@@ -48,8 +48,9 @@ const DEFAULT_STEPS: u64 = 600;
 const MAX_ATTEMPTS: u32 = 400;
 const MAX_SIMPLIFYING: u32 = 240_000;
 
+/// Several processes use the store concurrently, and some are killed.
 #[test]
-fn killed_and_concurrent_processes_leave_the_store_as_their_operations_returned() {
+fn the_store_matches_the_returned_results() {
     if std::env::var_os(worker::ROLE).is_some() {
         return worker::serve();
     }

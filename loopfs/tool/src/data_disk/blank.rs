@@ -214,8 +214,9 @@ mod tests {
         content(Path::new("/dev/vdb"), MIN_SIZE, &edges, superblock.as_ref())
     }
 
+    /// Loop devices on partitions of the disk count as users too.
     #[test]
-    fn loop_devices_on_the_disk_and_on_its_partitions_are_users_of_it() {
+    fn loop_devices_on_the_disk_count() {
         let number = |minor| DeviceNumber { major: 254, minor };
         let on = |index, backing_device| {
             let backing = Some(BackingFile { device: number(0), inode: 7 });
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_a_missing_path_are_no_block_device() {
+    fn other_paths_are_no_block_device() {
         for path in ["/dev/null", "/no/such"] {
             let attributes = Attributes { backing_path: Some(path.into()), ..Attributes::default() };
             assert_eq!(backing_device(&attributes), None);
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_named_with_its_offset_and_the_commands_that_erase_it() {
+    fn a_signature_has_erase_commands() {
         let content = content_of(SECTOR).unwrap().to_string();
         assert!(
             content.contains("it has XFS (at byte 0)") && content.contains("wipefs --all /dev/vdb"),
@@ -258,13 +259,13 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_without_a_signature_is_content_too() {
+    fn any_nonzero_byte_is_content() {
         let content = content_of(&[&[0; 700][..], b"x"].concat()).unwrap().to_string();
         assert!(content.contains("byte 700 is not zero"), "{content}");
     }
 
     #[test]
-    fn an_incomplete_mkfs_is_named_with_the_command_that_erases_it() {
+    fn an_incomplete_mkfs_is_named() {
         let mut sector = *SECTOR;
         sector[126] = 1;
         let content = content_of(&sector).unwrap().to_string();

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_files_are_refused_without_being_opened() {
+    fn other_files_are_not_opened() {
         let directory = tempfile::tempdir().unwrap();
         let fifo = directory.path().join("fifo");
         // To open a FIFO for reading would wait for a writer.
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_without_a_device_is_an_error_that_names_it() {
+    fn a_number_without_device_is_named() {
         let number = DeviceNumber { major: 4095, minor: 77 };
         let error = BlockDevice::of_number(number, "check").unwrap_err();
         assert!(error.to_string().contains("4095:77"), "{error}");

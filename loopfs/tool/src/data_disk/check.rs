@@ -426,7 +426,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_disk_with_all_that_volumes_need_has_no_problem() {
+    fn a_suitable_disk_has_no_problem() {
         assert_eq!(disk().problems(), []);
     }
 
@@ -450,7 +450,7 @@ pub(super) mod tests {
     #[case::no_quota(|disk: &mut DataDisk| disk.mounts[0].quota = Some(Enforcement::NoQuota), "prjquota")]
     #[case::quota_only_counted(|disk: &mut DataDisk| disk.mounts[0].quota = Some(Enforcement::AccountingOnly), "pqnoenforce")]
     #[case::quota_unknown(|disk: &mut DataDisk| disk.mounts[0].quota = None, "cannot be read")]
-    fn each_problem_is_one_line_with_its_remedy(#[case] change: fn(&mut DataDisk), #[case] says: &str) {
+    fn each_problem_is_one_line(#[case] change: fn(&mut DataDisk), #[case] says: &str) {
         let mut disk = disk();
         change(&mut disk);
         let problems: Vec<String> = disk.problems().iter().map(Problem::to_string).collect();
@@ -459,23 +459,25 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_file_system_is_named_with_its_offset() {
+    fn another_filesystem_is_named() {
         let signatures = vec![Signature { name: "ext2, ext3 or ext4", offset: 1080 }];
         let disk = DataDisk { filesystem: None, mounts: Vec::new(), signatures, ..disk() };
         assert!(disk.problems()[0].to_string().contains("ext2, ext3 or ext4 (at byte 1080)"));
     }
 
+    /// A foreign signature lies behind the end of the file system.
     #[rstest]
     #[case::first_byte_behind(Bytes::GIB.0, 1)]
     #[case::last_byte_within(Bytes::GIB.0 - 1, 0)]
-    fn only_a_signature_behind_the_file_system_is_foreign(#[case] offset: u64, #[case] expected: usize) {
+    fn only_trailing_signatures_are_foreign(#[case] offset: u64, #[case] expected: usize) {
         let mut disk = DataDisk { size: Bytes(2 * Bytes::GIB.0), ..disk() };
         disk.signatures.push(Signature { name: "MD RAID 0.90", offset });
         assert_eq!(disk.foreign_signatures().count(), expected);
     }
 
+    /// A new allocation group needs at least 64 blocks, so a smaller rest does not count.
     #[test]
-    fn unused_bytes_are_those_that_the_file_system_can_grow_by() {
+    fn the_filesystem_can_use_unused_bytes() {
         let mut disk = disk();
         assert_eq!(disk.unused(), Bytes(0));
         disk.size = Bytes(Bytes::GIB.0 + 63 * 4096);

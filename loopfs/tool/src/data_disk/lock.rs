@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_refused_while_another_holds_it() {
+    fn a_held_lock_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let held = file.reopen().unwrap();
         assert!(exclusive(&held, Duration::ZERO).unwrap());

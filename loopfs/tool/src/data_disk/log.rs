@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_ends_with_an_unmount_record_is_clean() {
+    fn a_final_unmount_record_is_clean() {
         // A record of 64 blocks is one that is padded to a stripe unit of 32 KiB.
         for (head, blocks) in [(2, 2), (1000, 2), (1000, 64), (COUNT - 1, 2), (64, 64)] {
             let mut log = Log::new(7, head);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_ends_with_the_ring_is_found() {
+    fn a_record_can_end_the_ring() {
         let mut log = Log::new(7, COUNT);
         log.record(7, 0, 2, UNMOUNT_FLAG);
         assert_eq!(state(&log).unwrap(), LogState::Clean);
@@ -194,8 +194,9 @@ mod tests {
     }
 
     proptest! {
+        /// The log can contain any words where the search expects records.
         #[test]
-        fn any_words_in_the_blocks_end_the_search(words in proptest::collection::vec(any::<[u32; 3]>(), 0..64), magic in 0usize..64) {
+        fn any_words_end_the_search(words in proptest::collection::vec(any::<[u32; 3]>(), 0..64), magic in 0usize..64) {
             let block = |(index, words): (usize, &[u32; 3])| {
                 let mut block = [0xff; BLOCK];
                 let first = if index == magic { HEADER_MAGIC } else { words[0] };

@@ -260,8 +260,9 @@ mod tests {
     use super::*;
     use crate::data_disk::signature::Signature;
 
+    /// The other file system is mounted at the mount point.
     #[test]
-    fn another_file_system_at_the_mount_point_is_not_expanded() {
+    fn another_filesystem_is_not_expanded() {
         let (data, parent) = (FilesystemUuid([1; 16]), FilesystemUuid([2; 16]));
         assert!(require_expected(data, data, "/data").is_ok());
         let error = require_expected(parent, data, "/data").unwrap_err();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_and_a_file_are_errors_with_a_remedy() {
+    fn unsuitable_mount_points_have_a_remedy() {
         let directory = tempfile::tempdir().unwrap();
         let source = DiskSource::Path("/dev/null".into());
         let error = mount(&source, &directory.path().join("absent")).unwrap_err();

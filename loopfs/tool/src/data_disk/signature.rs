@@ -251,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn a_blank_device_has_no_signature_and_no_data() {
+    fn a_blank_device_has_no_signature() {
         for size in [0, 512, EDGE, EDGE + 512, 2 * EDGE, SIZE] {
             assert_eq!((found(&blank(size)), blank(size).first_data()), (vec![], None), "{size}");
         }
     }
 
     #[test]
-    fn each_signature_of_the_table_is_found_at_its_offset() {
+    fn each_signature_is_found() {
         for (name, place, bytes) in TABLE {
             let mut edges = blank(SIZE + 4608);
             let offset = place.offset(edges.size).unwrap();
@@ -268,8 +268,9 @@ mod tests {
         }
     }
 
+    /// The offsets equal those that wipefs prints.
     #[test]
-    fn what_other_programs_write_is_found_where_wipefs_finds_it() {
+    fn other_programs_signatures_are_found() {
         let mut programs = 0;
         for line in FIXTURES.lines().filter(|line| !line.starts_with('#')) {
             let fields: Vec<&str> = line.split('|').collect();
@@ -289,8 +290,9 @@ mod tests {
         assert!(programs >= 15, "{programs} lines");
     }
 
+    /// A boot sector is reported as a partition table only if it belongs to no file system.
     #[test]
-    fn a_boot_sector_is_a_partition_table_unless_a_file_system_has_it() {
+    fn a_filesystem_explains_its_boot_sector() {
         let mut edges = blank(SIZE);
         write(&mut edges, 510, b"\x55\xaa");
         assert_eq!(found(&edges), [("MBR partition table", 510)]);
@@ -298,8 +300,9 @@ mod tests {
         assert_eq!(found(&edges), [("VFAT (FAT32)", 82)]);
     }
 
+    /// The uberblock can have either byte order.
     #[test]
-    fn an_uberblock_is_found_in_each_label_and_in_both_byte_orders() {
+    fn uberblocks_are_found_in_each_label() {
         for label in [0, ZFS_LABEL, SIZE - 2 * ZFS_LABEL, SIZE - ZFS_LABEL] {
             for bytes in [ZFS_MAGIC.to_le_bytes(), ZFS_MAGIC.to_be_bytes()] {
                 let mut edges = blank(SIZE);
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn any_byte_at_an_edge_is_data() {
+    fn any_edge_byte_is_data() {
         for offset in [0, 4095, 4096, EDGE - 1, SIZE - EDGE, SIZE - EDGE + 5000, SIZE - 1] {
             let mut edges = blank(SIZE);
             write(&mut edges, offset, &[1]);
@@ -321,7 +324,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_content_of_any_size_is_searched(content in proptest::collection::vec(any::<u8>(), 0..5000)) {
+        fn any_content_can_be_searched(content in proptest::collection::vec(any::<u8>(), 0..5000)) {
             let size = content.len() as u64;
             let edges = Edges { size, start: content, end: Vec::new() };
             edges.signatures();

@@ -156,7 +156,7 @@ mod tests {
     #[case::uuid("UUID=00112233-4455-6677-8899-aabbccddeeff", true)]
     #[case::beginning_of_the_label("LABEL=loop", false)]
     #[case::other_uuid("UUID=00112233-4455-6677-8899-aabbccddee00", false)]
-    fn a_device_is_found_by_the_label_and_the_uuid_of_its_xfs(#[case] text: &str, #[case] expected: bool) {
+    fn label_and_uuid_select_the_device(#[case] text: &str, #[case] expected: bool) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vdb");
         let source = DiskSource::parse(OsStr::new(text)).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn two_devices_with_one_label_are_an_error_that_names_both() {
+    fn an_ambiguous_label_names_both_devices() {
         let directory = tempfile::tempdir().unwrap();
         let devices = ["vdb", "vdc"].map(|name| image(&directory.path().join(name)));
         let error = DiskSource::Label("loopfs".into()).only(devices.into()).unwrap_err();
@@ -190,6 +190,7 @@ mod tests {
         root
     }
 
+    /// A data disk must not depend on a loop device, which could be that of a volume.
     #[rstest]
     #[case::loop_device("virtual/block/loop0", true)]
     #[case::volume_on_a_loop_device("virtual/block/dm-0", true)]
@@ -199,7 +200,7 @@ mod tests {
     #[case::volume_on_a_disk("virtual/block/dm-1", false)]
     #[case::partition_of_a_disk("pci0/block/vdb/vdb1", false)]
     #[case::removed_device("pci0/block/vdc", true)]
-    fn what_stands_on_a_loop_device_is_no_data_disk(#[case] device: &str, #[case] expected: bool) {
+    fn devices_above_loop_devices_are_excluded(#[case] device: &str, #[case] expected: bool) {
         let root = sysfs(&[
             ("virtual/block/loop0", &[]),
             ("virtual/block/dm-0", &["virtual/block/loop0"]),
@@ -238,12 +239,12 @@ mod tests {
     #[case("../../devices/pci0000:00/0000:00:02.0/virtio0/block/vdb", false)]
     #[case("../../devices/virtual/block/dm-0", false)]
     #[case("../../devices/virtual/block/loopy", false)]
-    fn a_path_in_sysfs_shows_if_a_device_is_a_loop_device(#[case] target: &str, #[case] expected: bool) {
+    fn sysfs_paths_reveal_loop_devices(#[case] target: &str, #[case] expected: bool) {
         assert_eq!(is_loop_device(Path::new(target)), expected);
     }
 
     #[test]
-    fn a_label_that_no_device_has_is_an_error_that_names_it() {
+    fn an_unknown_label_is_named() {
         let error = DiskSource::Label("no such one".into()).only(Vec::new()).unwrap_err();
         assert!(error.to_string().contains("LABEL=no such one"), "{error}");
     }

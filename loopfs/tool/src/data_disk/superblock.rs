@@ -169,8 +169,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// The flags mean that mkfs is incomplete and that the file system needs a repair.
     #[test]
-    fn flags_of_an_incomplete_mkfs_and_of_a_needed_repair_are_read() {
+    fn mkfs_and_repair_flags_are_read() {
         let mut sector = *SECTOR;
         sector[126] = 1;
         assert!(Superblock::parse(&sector).unwrap().in_progress);
@@ -179,7 +180,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_system_of_version_4_has_no_checksum_and_no_reflink() {
+    fn version_4_lacks_checksum_and_reflink() {
         let mut sector = *SECTOR;
         sector[101] = sector[101] & 0xf0 | 4;
         let superblock = Superblock::parse(&sector).unwrap();
@@ -187,7 +188,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn another_magic_number_and_impossible_sizes_are_no_superblock() {
+    fn invalid_fields_are_no_superblock() {
         for (at, value) in [(0, b'Y'), (4, 1), (7, 1), (102, 0xff), (103, 1)] {
             let mut sector = *SECTOR;
             sector[at] = value;
@@ -197,7 +198,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_after_the_magic_number_are_read_or_refused(tail in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn any_bytes_are_read_or_refused(tail in proptest::collection::vec(any::<u8>(), 0..600)) {
             Superblock::parse(&[MAGIC, &tail].concat());
         }
 

@@ -417,7 +417,7 @@ mod tests {
     #[case(&["--show=3"], "option '--show' doesn't allow an argument")]
     #[case(&["--offset"], "option '--offset' requires an argument")]
     #[case(&["-d"], "option requires an argument -- 'd'")]
-    fn an_option_error_has_the_message_of_getopt(#[case] args: &[&str], #[case] expected: &str) {
+    fn an_option_error_matches_getopt(#[case] args: &[&str], #[case] expected: &str) {
         assert_eq!(parsed(args), Err(LosetupFailure::usage(expected)));
     }
 
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_read_are_refused_with_the_errno() {
+    fn an_invalid_size_has_an_errno() {
         assert_eq!(
             parsed(&["-o", "x", "-f", "f"]),
             Err(LosetupFailure::os("failed to parse offset: 'x'", libc_errno::EINVAL))

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_aligned_and_its_last_column_is_not_padded() {
+    fn a_table_is_aligned() {
         assert_eq!(
             printed(&COLUMNS, ListFormat::default(), true),
             "NAME               SIZELIMIT BACK-FILE    LOG-SEC\n\
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_json_list_has_numbers_booleans_and_null() {
+    fn a_json_list_has_typed_values() {
         let format = ListFormat { json: true, ..ListFormat::default() };
         let text = printed(&Column::ALL, format, true);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_a_device_names_file_offset_and_size_limit() {
+    fn a_line_has_file_and_range() {
         let [bound, unbound] = rows();
         let line = String::from_utf8(bound.line().unwrap()).unwrap();
         assert_eq!(line, "/dev/loop1: [65024]:131 (/srv/x ü.img), offset 4096, sizelimit 8192\n");

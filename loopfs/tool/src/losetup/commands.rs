@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_overlap_unless_one_ends_before_the_other_begins() {
+    fn only_intersecting_ranges_overlap() {
         assert!(overlap((0, 0), (4096, 512)));
         assert!(overlap((0, 4097), (4096, 0)));
         assert!(!overlap((0, 4096), (4096, 0)));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_devices_are_relative_to_dev() {
+    fn device_names_are_relative_to_dev() {
         assert_eq!(path_of("loop7".as_ref()), Path::new("/dev/loop7"));
         assert_eq!(path_of("/srv/node".as_ref()), Path::new("/srv/node"));
         assert_eq!(index_in(Path::new("/dev/loop7")), Some(7));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_errno_has_the_text_of_the_c_library() {
+    fn an_errno_has_its_libc_text() {
         assert_eq!(describe(2), "No such file or directory");
         assert_eq!(describe(6), "No such device or address");
     }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_lists_each_option_and_column_in_lines_of_at_most_120_characters() {
+    fn the_help_lists_options_and_columns() {
         let text = text();
         for option in OPTIONS {
             assert!(text.contains(&format!("--{}", option.long)), "{}", option.long);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_the_program_selects_losetup() {
+    fn the_program_name_selects_losetup() {
         assert!(is_program_name("/usr/sbin/losetup".as_ref()) && is_program_name("losetup".as_ref()));
         assert!(!is_program_name("/usr/bin/loopfs".as_ref()));
     }

@@ -126,7 +126,7 @@ mod tests {
     const README: &str = include_str!("../../README.md");
 
     #[test]
-    fn the_readme_has_a_row_for_each_option_and_no_others() {
+    fn the_readme_lists_exactly_the_options() {
         let names = |short: Option<char>, long: Option<&str>| {
             let short = short.map(|letter| format!("`-{letter}`"));
             let long = long.map(|long| format!("`--{long}`"));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_options_have_the_same_name() {
+    fn option_names_are_unique() {
         let mut long: Vec<&str> = OPTIONS.iter().map(|option| option.long).collect();
         long.sort_unstable();
         long.dedup();

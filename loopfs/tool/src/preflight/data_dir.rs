@@ -221,7 +221,7 @@ mod tests {
     #[case::no_reflink(FEATURES, |d: &mut DataDir| filesystem(d).features.reflink = false, Status::Warning, "loopfs data-dir format")]
     #[case::nearly_full(SPACE, |d: &mut DataDir| filesystem(d).available = Bytes(1 << 30), Status::Warning, "enlarge the disk")]
     #[case::enough(SPACE, |d: &mut DataDir| filesystem(d).available = Bytes(5 << 30), Status::Ok, "")]
-    fn one_fact_decides_one_status_and_remedy(
+    fn each_fact_decides_its_status(
         #[case] id: &str,
         #[case] change: fn(&mut DataDir),
         #[case] status: Status,

@@ -333,8 +333,9 @@ mod tests {
         assert_eq!(loop_index(name), expected);
     }
 
+    /// The device is added or removed between the two looks at `/dev`.
     #[test]
-    fn a_device_that_is_added_or_removed_between_two_looks_does_not_lack_its_node() {
+    fn a_changing_device_lacks_no_node() {
         let names = ["loop1", "loop2", "loop3"].map(str::to_owned);
         let looks = Cell::new(0);
         let has_node = |name: &str| {
@@ -353,7 +354,7 @@ mod tests {
         "",
         DriverState::Absent
     )]
-    fn the_lists_of_modules_show_the_driver(
+    fn module_lists_show_the_driver(
         #[case] modules: &str,
         #[case] builtin: &str,
         #[case] expected: DriverState,
@@ -371,10 +372,7 @@ mod tests {
     #[case::sub_path("/k/pods/1/volume-subpaths/kubernetes.io~csi/c/0", None)]
     #[case::directory_of_a_kubelet("/k/pods", None)]
     #[case::short("volumes/kubernetes.io~csi", None)]
-    fn a_mounted_volume_shows_the_kubelet_directory(
-        #[case] mount_point: &str,
-        #[case] kubelet: Option<&str>,
-    ) {
+    fn a_mount_shows_the_kubelet_directory(#[case] mount_point: &str, #[case] kubelet: Option<&str>) {
         assert_eq!(kubelet_of(Path::new(mount_point)), kubelet.map(Path::new));
     }
 
@@ -406,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_the_status_are_found_by_their_name() {
+    fn a_field_is_found_by_name() {
         let status = "Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t2\nSeccomp_filters:\t1\n";
         assert_eq!(field(status, "CapEff:"), Some("000001ffffffffff"));
         assert_eq!(field(status, "Seccomp:"), Some("2"));
@@ -414,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_another_form_hides_no_other_mount() {
+    fn an_unknown_line_hides_no_mount() {
         let line = "26 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n";
         let table = format!("a line of a later kernel\n{line}");
         assert!(mountinfo::parse(table.as_bytes()).is_err());
@@ -429,7 +427,7 @@ mod tests {
         Cgroup::V1
     )]
     #[case("31 24 0:27 / /sys rw - sysfs sysfs rw\n", Cgroup::None)]
-    fn the_mounts_show_the_version_of_the_cgroups(#[case] table: &str, #[case] expected: Cgroup) {
+    fn mounts_show_the_cgroup_version(#[case] table: &str, #[case] expected: Cgroup) {
         assert_eq!(cgroup(&mountinfo::parse(table.as_bytes()).unwrap()), expected);
     }
 }

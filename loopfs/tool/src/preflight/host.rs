@@ -102,7 +102,7 @@ mod tests {
     #[case::unseen_lvm("lvm-filter", |f: &mut HostFacts| {
         (f.udev_rule, f.lvm_filter) = (None, None);
     }, Status::NotChecked, "on the node")]
-    fn one_fact_decides_one_status_and_remedy(
+    fn each_fact_decides_its_status(
         #[case] id: &str,
         #[case] change: fn(&mut HostFacts),
         #[case] status: Status,

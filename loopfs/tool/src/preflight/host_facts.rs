@@ -180,7 +180,7 @@ mod tests {
 
     /// The rule and the filter name the devices by the number of their digits.
     #[test]
-    fn the_rule_matches_the_indices_of_loopfs() {
+    fn the_rules_match_the_indices() {
         let range = PoolOptions::default().range;
         let digits = "[0-9]".repeat(5);
         assert!(range.start >= 10_000, "{range:?}");

@@ -183,8 +183,9 @@ mod tests {
         kubelet.mounted[1].mount.as_mut().unwrap()
     }
 
+    /// The remedy must not tell the user to make a mount shared that is shared already.
     #[test]
-    fn a_mount_that_is_shared_already_is_not_to_be_made_shared() {
+    fn a_shared_mount_is_not_reshared() {
         let remedies =
             [Isolation::NoPeers, Isolation::ReceivesOnly].map(|isolation| remedy(isolation, Path::new("/k")));
         assert_eq!(remedies.map(|remedy| remedy.contains("--make-rshared")), [false, true]);
@@ -226,7 +227,7 @@ mod tests {
     #[case::long_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(17)).into(), Status::Warning, "shorter path")]
     #[case::longest_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(16)).into(), Status::Ok, "")]
     #[case::slash_at_the_end(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}/", "x".repeat(16)).into(), Status::Ok, "")]
-    fn one_fact_decides_one_status_and_remedy(
+    fn each_fact_decides_its_status(
         #[case] id: &str,
         #[case] change: fn(&mut Kubelet),
         #[case] status: Status,

@@ -421,7 +421,7 @@ mod tests {
     use crate::preflight::{self, Status};
 
     #[test]
-    fn the_cookbook_has_a_row_for_the_version_of_each_feature() {
+    fn the_cookbook_lists_feature_versions() {
         let cookbook = include_str!("../../../docs/cookbook.md");
         for ((major, minor), name, _) in FEATURES {
             assert!(cookbook.contains(&format!("\n| {major}.{minor} | ")), "no row for {name}");
@@ -527,7 +527,7 @@ mod tests {
     #[case::leases_unknown("file-leases", |f: &mut Facts| f.leases = None, Status::NotChecked, "")]
     #[case::cgroup_v1("cgroup", |f: &mut Facts| f.cgroup = Cgroup::V1, Status::Warning, "unified_cgroup_hierarchy")]
     #[case::no_cgroup("cgroup", |f: &mut Facts| f.cgroup = Cgroup::None, Status::NotChecked, "")]
-    fn one_fact_decides_one_status_and_remedy(
+    fn each_fact_decides_its_status(
         #[case] id: &str,
         #[case] change: fn(&mut Facts),
         #[case] status: Status,
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_of_many_names_are_shown() {
+    fn a_long_list_is_shortened() {
         let names = ["loop1", "loop2", "loop3", "loop4", "loop5"].map(str::to_owned);
         assert_eq!(some_of(&names[..3]), "loop1, loop2, loop3");
         assert_eq!(some_of(&names), "loop1, loop2, loop3, 2 more");
@@ -554,10 +554,7 @@ mod tests {
     #[case("7.3-rc1", Some((7, 3)))]
     #[case("6", None)]
     #[case("", None)]
-    fn the_version_is_the_first_two_numbers_of_the_release(
-        #[case] release: &str,
-        #[case] expected: Option<(u32, u32)>,
-    ) {
+    fn the_version_has_two_numbers(#[case] release: &str, #[case] expected: Option<(u32, u32)>) {
         assert_eq!(version(release), expected);
     }
 }

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_everything_is_ok_in_every_check_and_in_the_documented_order() {
+    fn a_complete_machine_is_ok() {
         let checks = judge(&facts::tests::complete());
         let ids: Vec<_> = checks.iter().map(|check| check.id).collect();
         assert_eq!(ids, documented());
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_are_not_given_are_not_checked() {
+    fn omitted_directories_are_not_checked() {
         let facts = Facts { data_dir: None, kubelet: None, ..facts::tests::complete() };
         let open: Vec<_> =
             judge(&facts).into_iter().filter(|check| check.status == Status::NotChecked).collect();
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_of_this_machine_has_every_id_and_a_remedy_for_every_problem() {
+    fn every_problem_has_a_remedy() {
         let checks = check(Some(Path::new("/")), Some(Path::new("/no/such")));
         assert_eq!(checks.iter().map(|check| check.id).collect::<Vec<_>>(), documented());
         for check in checks {

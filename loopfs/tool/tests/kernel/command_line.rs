@@ -73,7 +73,7 @@ fn words<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_file_is_attached_listed_and_detached() {
+fn a_file_is_attached_and_detached() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     image(directory.path(), "image", 8 * MIB);
@@ -134,7 +134,7 @@ fn a_file_is_attached_listed_and_detached() {
 }
 
 #[test]
-fn attach_grants_every_property_that_can_be_requested() {
+fn attach_grants_every_property() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     image(directory.path(), "image", 8 * MIB);
@@ -169,7 +169,7 @@ fn attach_grants_every_property_that_can_be_requested() {
 }
 
 #[test]
-fn a_device_in_use_is_deferred_until_its_last_close() {
+fn a_used_device_detaches_later() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let file = image(directory.path(), "image", MIB);
@@ -250,7 +250,7 @@ fn limits_are_set_shown_and_listed() {
 }
 
 #[test]
-fn tag_puts_a_tree_into_a_project_and_audit_finds_strays() {
+fn tag_assigns_and_audit_finds_strays() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let (path, project) = (text(directory.path()), ProjectId::new(4903).unwrap());
@@ -414,7 +414,7 @@ fn directory_of(data: &str, volume: &str) -> File {
 }
 
 #[test]
-fn listing_without_a_store_creates_and_records_nothing() {
+fn listing_creates_no_store() {
     let (tool, data) = (Tool::find(), xfs());
     drop(store());
     let format = data.join(".loopfs/format");
@@ -440,8 +440,9 @@ fn listing_without_a_store_creates_and_records_nothing() {
     assert!(refused.contains("prjquota"), "{refused}");
 }
 
+/// The result is that of the absolute path.
 #[test]
-fn a_relative_data_directory_is_checked_like_an_absolute_one() {
+fn a_relative_directory_is_checked() {
     let leaks = Leaks::watch();
     drop(store());
     let tool = Tool::find();

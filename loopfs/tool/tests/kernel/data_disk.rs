@@ -106,8 +106,9 @@ fn format_failure(disk: &Path) -> String {
     failure(&["format", text(disk), "--yes-format-this-disk"])
 }
 
+/// The disk is formatted, mounted with quotas, and expanded after it grew.
 #[test]
-fn a_blank_disk_is_formatted_mounted_with_quotas_and_expanded_after_it_grew() {
+fn a_blank_disk_becomes_data_disk() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::blank(SIZE), Directory::new());
     let (device, directory) = (text(&disk.path).to_owned(), text(target.path()).to_owned());
@@ -144,7 +145,7 @@ fn a_blank_disk_is_formatted_mounted_with_quotas_and_expanded_after_it_grew() {
 }
 
 #[test]
-fn a_disk_that_grew_while_it_was_not_mounted_is_expanded_by_the_mount() {
+fn mounting_expands_a_grown_disk() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     disk.grow(SIZE + 64 * MIB);
@@ -158,7 +159,7 @@ fn a_disk_that_grew_while_it_was_not_mounted_is_expanded_by_the_mount() {
 }
 
 #[test]
-fn a_file_system_that_was_not_unmounted_is_reported_and_recovered_by_the_next_mount() {
+fn mounting_recovers_an_unclean_filesystem() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     assert_eq!(log(&disk), "clean", "mkfs.xfs leaves a clean log");
@@ -181,8 +182,9 @@ fn a_file_system_that_was_not_unmounted_is_reported_and_recovered_by_the_next_mo
     leaks.check();
 }
 
+/// Only the kernel notices the damage, and the error names `xfs_repair`.
 #[test]
-fn a_file_system_that_the_kernel_refuses_is_not_mounted_and_the_message_names_xfs_repair() {
+fn a_damaged_filesystem_is_not_mounted() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     // Only the kernel notices that the inodes of the root directory are missing: the superblock is intact.
@@ -209,7 +211,7 @@ fn a_file_system_that_the_kernel_refuses_is_not_mounted_and_the_message_names_xf
 #[case::blank(0, &[], "no known signature")]
 #[case::ext4(1080, b"\x53\xef", "ext2, ext3 or ext4 (at byte 1080)")]
 #[case::gpt(512, b"EFI PART", "GPT partition table (at byte 512)")]
-fn a_disk_without_xfs_is_not_mounted(#[case] offset: u64, #[case] bytes: &[u8], #[case] says: &str) {
+fn a_disk_without_xfs_stays_unmounted(#[case] offset: u64, #[case] bytes: &[u8], #[case] says: &str) {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::blank(SIZE), Directory::new());
     disk.write(offset, bytes);
@@ -220,7 +222,7 @@ fn a_disk_without_xfs_is_not_mounted(#[case] offset: u64, #[case] bytes: &[u8], 
 }
 
 #[test]
-fn a_mount_with_other_options_or_of_another_file_system_is_an_error_and_stays() {
+fn an_unsuitable_mount_is_kept() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     let flags = MsFlags::MS_NODEV | MsFlags::MS_NOSUID;
@@ -245,8 +247,9 @@ fn a_mount_with_other_options_or_of_another_file_system_is_an_error_and_stays() 
     leaks.check();
 }
 
+/// The disk is mounted elsewhere without quotas, which a second mount cannot enable.
 #[test]
-fn a_disk_that_is_mounted_elsewhere_without_quotas_is_not_mounted_a_second_time() {
+fn a_disk_without_quotas_stays_unmounted() {
     let leaks = Leaks::watch();
     let target = Directory::new();
     let plain = check(&xfs_without_quota());
@@ -270,7 +273,7 @@ fn a_disk_that_is_mounted_elsewhere_without_quotas_is_not_mounted_a_second_time(
 }
 
 #[test]
-fn a_label_on_a_loop_device_is_not_found() {
+fn a_loop_devices_label_is_ignored() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::blank(SIZE), Directory::new());
     json(&["format", text(&disk.path), "--yes-format-this-disk", "--label", "tenant"]);
@@ -281,7 +284,7 @@ fn a_label_on_a_loop_device_is_not_found() {
 }
 
 #[test]
-fn concurrent_mounts_of_one_disk_leave_one_mount() {
+fn concurrent_mounts_leave_one_mount() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     let results: Vec<bool> = std::thread::scope(|scope| {
@@ -325,7 +328,7 @@ fn disk_with_content_is_not_formatted() {
 }
 
 #[test]
-fn an_interrupted_mkfs_is_named_by_the_next_format_and_by_check() {
+fn an_interrupted_mkfs_is_named() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     // mkfs.xfs writes the superblock with this flag first, and clears it at its end.
@@ -342,7 +345,7 @@ fn an_interrupted_mkfs_is_named_by_the_next_format_and_by_check() {
 }
 
 #[test]
-fn a_disk_in_use_is_not_formatted_and_the_error_says_by_what() {
+fn a_used_disk_is_not_formatted() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     mounted(&disk, &target);
@@ -371,7 +374,7 @@ fn a_disk_in_use_is_not_formatted_and_the_error_says_by_what() {
 }
 
 #[test]
-fn a_disk_behind_a_loop_device_is_not_formatted() {
+fn a_loop_device_prevents_formatting() {
     let leaks = Leaks::watch();
     let disk = Disk::blank(SIZE);
     // The loop device begins behind the range that is read, and the kernel lets others claim the disk.
@@ -390,8 +393,9 @@ fn a_disk_behind_a_loop_device_is_not_formatted() {
     leaks.check();
 }
 
+/// The metadata lies behind the file system.
 #[test]
-fn a_disk_with_the_metadata_of_a_raid_behind_its_file_system_is_not_mounted() {
+fn raid_metadata_prevents_mounting() {
     let leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     disk.grow(SIZE + 64 * MIB);
@@ -403,7 +407,7 @@ fn a_disk_with_the_metadata_of_a_raid_behind_its_file_system_is_not_mounted() {
 }
 
 #[test]
-fn small_and_read_only_disks_are_refused() {
+fn unsuitable_disks_are_refused() {
     let leaks = Leaks::watch();
     let small = Disk::blank(MIN_SIZE - 4096);
     let error = format_failure(&small.path);

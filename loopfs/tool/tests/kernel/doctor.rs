@@ -131,7 +131,7 @@ fn a_node_with_everything_lacks_nothing() {
 }
 
 #[test]
-fn a_data_directory_without_quotas_or_without_its_mount_is_missing() {
+fn an_unsuitable_data_directory_is_missing() {
     let kubelet = scratch();
     let report = doctor(&xfs_without_quota(), kubelet.path());
     let (status, text) = report.of("data-dir-quota");
@@ -145,8 +145,9 @@ fn a_data_directory_without_quotas_or_without_its_mount_is_missing() {
     assert_eq!(report.of("data-dir-quota").0, "not_checked");
 }
 
+/// A data directory that is mounted without nodev is only a warning.
 #[test]
-fn a_read_only_data_directory_is_missing_and_one_without_nodev_a_warning() {
+fn read_only_data_is_missing() {
     let kubelet = scratch();
     let remounted = |flags: MsFlags| {
         in_namespace(|| {
@@ -167,7 +168,7 @@ fn a_read_only_data_directory_is_missing_and_one_without_nodev_a_warning() {
 #[case::private(&[MsFlags::MS_PRIVATE], "is private", "mount --make-rshared")]
 #[case::receiving(&[MsFlags::MS_SLAVE], "propagates none", "mount --make-rshared")]
 #[case::service_with_private_mounts(&[MsFlags::MS_SLAVE, MsFlags::MS_SHARED], "shared with no other", "PrivateMounts=")]
-fn a_kubelet_s_directory_from_which_mounts_do_not_reach_the_node_is_missing(
+fn an_unpropagated_kubelet_directory_is_missing(
     #[case] propagation: &[MsFlags],
     #[case] reason: &str,
     #[case] remedy: &str,
@@ -184,8 +185,9 @@ fn a_kubelet_s_directory_from_which_mounts_do_not_reach_the_node_is_missing(
     assert!(text.contains(path.to_str().unwrap()), "{text}");
 }
 
+/// Outside of containers, a private mount of the directory is only a warning.
 #[test]
-fn a_kubelet_s_directory_that_is_shared_with_the_node_is_ok_and_a_private_one_of_the_node_a_warning() {
+fn a_shared_kubelet_directory_is_ok() {
     let kubelet = KubeletDirectory::with_propagation(MsFlags::MS_SHARED);
     let report = in_copied_namespace(|| doctor(&xfs(), kubelet.0.path()));
     assert_eq!(report.of("propagation").0, "ok", "{:?}", report.checks);
@@ -195,8 +197,9 @@ fn a_kubelet_s_directory_that_is_shared_with_the_node_is_ok_and_a_private_one_of
     assert!(status == "warning" && text.contains("outside containers"), "{status} {text}");
 }
 
+/// If no device node can be created there, the check reports missing.
 #[test]
-fn a_static_dev_is_a_warning_and_missing_where_no_node_can_be_created() {
+fn a_static_dev_is_a_warning() {
     let kubelet = scratch();
     drop(LoopControl::open().unwrap());
     let report = with_static_dev(no_loop_nodes, MsFlags::empty(), || {
@@ -229,7 +232,7 @@ fn with_device_rules<T: Send>(further: &[&str], work: impl FnOnce() -> T + Send)
 }
 
 #[test]
-fn a_device_cgroup_that_denies_loop_devices_is_never_ok() {
+fn denied_loop_devices_are_never_ok() {
     let leaks = Leaks::watch();
     let (kubelet, directory) = (scratch(), directory());
     let image = image(directory.path(), "image", MIB);
@@ -258,7 +261,7 @@ fn a_device_cgroup_that_denies_loop_devices_is_never_ok() {
 }
 
 #[test]
-fn a_devtmpfs_without_the_node_of_a_device_is_missing() {
+fn a_device_without_node_is_missing() {
     let leaks = Leaks::watch();
     let (kubelet, directory) = (scratch(), directory());
     let image = image(directory.path(), "image", MIB);
@@ -274,8 +277,9 @@ fn a_devtmpfs_without_the_node_of_a_device_is_missing() {
     leaks.check();
 }
 
+/// A user namespace that maps every id to itself is not the initial one.
 #[test]
-fn a_user_namespace_that_maps_every_id_to_itself_is_not_the_initial_one() {
+fn an_identity_map_is_not_initial() {
     if std::env::var_os(TARGET).is_some() {
         unshare(CloneFlags::CLONE_NEWUSER).unwrap();
         // The parent maps the ids when it has read this line.
@@ -298,7 +302,7 @@ fn a_user_namespace_that_maps_every_id_to_itself_is_not_the_initial_one() {
 }
 
 #[test]
-fn a_process_without_capabilities_reports_what_it_cannot_see() {
+fn missing_capabilities_leave_checks_open() {
     let kubelet = directory();
     chown(kubelet.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     let (data, kubelet_dir) = (xfs(), kubelet.path());

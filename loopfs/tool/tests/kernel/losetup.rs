@@ -216,7 +216,7 @@ fn results(program: &Program, up_to: (u32, u32), free: &[u32], directory: &Detac
 }
 
 #[test]
-fn each_command_prints_and_returns_what_util_linux_does() {
+fn each_command_behaves_like_util_linux() {
     let newest = (2, 41);
     let free = free_devices(3);
     // The same files for both, because the width of a column depends on the inode numbers.
@@ -245,8 +245,9 @@ fn each_command_prints_and_returns_what_util_linux_does() {
     assert!(shown("losetup [\"-f\", \"-L\", \"x y.img\"]").contains("overlapping loop device exists"));
 }
 
+/// The list follows each change of the devices.
 #[test]
-fn the_devices_of_a_file_include_those_of_other_programs_and_follow_each_change() {
+fn other_programs_devices_are_found() {
     let directory = files();
     let path = directory.0.path();
     let ours = Program::ours();
@@ -288,7 +289,7 @@ fn the_devices_of_a_file_include_those_of_other_programs_and_follow_each_change(
 /// util-linux must not detach the devices of other programs, so this test needs a machine of its own: the guest, where
 /// `LOOPFS_TEST_LOSETUP` is set.
 #[test]
-fn detach_all_detaches_each_device_and_defers_that_of_an_open_one_like_util_linux() {
+fn detach_all_behaves_like_util_linux() {
     if std::env::var_os("LOOPFS_TEST_LOSETUP").is_none() {
         return report_skip("LOOPFS_TEST_LOSETUP is not set");
     }
@@ -326,7 +327,7 @@ fn detach_all_detaches_each_device_and_defers_that_of_an_open_one_like_util_linu
 /// `--remove` is new in util-linux 2.42. If the program of util-linux is older, this test checks the documented behaviour of this
 /// program alone: losetup(8) of 2.42 prints nothing for a removed device, and a message for each other one.
 #[test]
-fn remove_removes_unbound_devices_and_reports_the_others() {
+fn remove_removes_only_unbound_devices() {
     let directory = files();
     let path = directory.0.path();
     let result_of = |program: &Program| {
@@ -367,7 +368,7 @@ fn remove_removes_unbound_devices_and_reports_the_others() {
 
 /// A pod has the node of its device at a path of its own.
 #[test]
-fn removing_a_bound_device_by_another_node_fails_and_leaves_it_bound() {
+fn removing_a_bound_device_fails() {
     const NODE: &str = "losetup-test-node";
     let directory = files();
     let path = directory.0.path();
@@ -398,7 +399,7 @@ fn binding_a_device_sends_a_uevent() {
 }
 
 #[test]
-fn a_device_without_a_node_gets_one_in_a_static_dev() {
+fn a_missing_node_is_created() {
     let leaks = Leaks::watch();
     let directory = directory();
     drop(image(directory.path(), "image", 1 << 20));
