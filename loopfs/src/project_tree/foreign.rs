@@ -36,7 +36,7 @@ pub(crate) struct ForeignSearch {
 /// names and changes nothing. `root` may be an `O_PATH` descriptor.
 ///
 /// # Errors
-/// As [`audit_tree`](super::audit_tree).
+/// As [`check_tree`](super::check_tree).
 pub(crate) fn find_foreign(
     root: BorrowedFd<'_>,
     own: ProjectId,

@@ -17,7 +17,7 @@
 //! The owner of a file may change its project id at any time (see [the crate](crate)). A tree that was tagged or found clean
 //! may therefore differ a moment later. Use an image for tenants who must not be able to do this.
 
-mod audit;
+mod check;
 mod clone;
 mod flags;
 mod foreign;
@@ -30,7 +30,7 @@ mod target;
 mod walk;
 mod xattrs;
 
-pub use audit::{StrayInode, TreeAudit, audit_tree};
+pub use check::{StrayInode, TreeCheck, check_tree};
 pub(crate) use clone::try_clone_tree;
 pub use clone::{CloneReport, clone_tree};
 pub(crate) use foreign::{ForeignInodes, find_foreign};

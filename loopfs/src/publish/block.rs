@@ -125,7 +125,7 @@ impl<'a> BlockVolume<'a> {
         Ok(changes.into_iter().flatten().next())
     }
 
-    /// Repairs what a pod has changed on the device, as far as the kernel allows it. The audit reports the rest.
+    /// Repairs what a pod has changed on the device, as far as the kernel allows it. The check of the condition reports the rest.
     fn restore(&self, device: &LoopDevice) -> Result<()> {
         let mut options = self.options(device.binding().access)?;
         if self.prefers_direct_io()? && !self.volume.may_share_blocks()? {

@@ -123,7 +123,7 @@ impl VolumeStore {
     /// the meantime, the result for this volume may be incomplete; the record of an earlier search is then kept.
     ///
     /// # Errors
-    /// The errors of [`audit_tree`](crate::project_tree::audit_tree) and fsetxattr(2). If the walk of a volume fails, the call
+    /// The errors of [`check_tree`](crate::project_tree::check_tree) and fsetxattr(2). If the walk of a volume fails, the call
     /// records nothing.
     pub fn find_foreign_files(
         &self,

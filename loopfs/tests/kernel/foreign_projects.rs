@@ -186,7 +186,7 @@ fn foreign_projects_stay_unchanged() {
     assert_eq!(store.foreign_evidence().unwrap(), ForeignEvidence::default());
     assert_eq!(store.find_foreign_files(None, || ()).unwrap(), []);
     assert_eq!(store.repair_project(&id("fs-0")).unwrap(), 0);
-    check(&foreign, &range, "the audit");
+    check(&foreign, &range, "the search");
 
     foreign.remove(1).remove();
     for volume in ["fs-1", "fs-2", "block"] {

@@ -28,7 +28,7 @@ Sizes are bytes, or a number with KiB, MiB, GiB, TiB, PiB or EiB (powers of 1024
 
 Exit codes:
   0  success
-  1  the command failed, with the cause on standard error; or `detach` found the device in use, `quota audit` found
+  1  the command failed, with the cause on standard error; or `detach` found the device in use, `quota check` found
      inodes outside the project, `quota tag` skipped entries, `data-dir check` found a problem, or `doctor` found that
      something is missing
   2  the command line is invalid
@@ -45,7 +45,7 @@ Examples:
   loopfs quota set /srv/data/alice --id 7 --bytes 4MiB --inodes 1000
   loopfs quota tag /srv/data/alice --id 7       # applies the limits above to existing and new files
   loopfs quota show /srv/data/alice
-  loopfs quota audit /srv/data/alice || echo 'project ids were changed'
+  loopfs quota check /srv/data/alice || echo 'project ids were changed'
   loopfs --json store list /var/lib/loopfs/data
   loopfs doctor --data-dir /var/lib/loopfs/data --kubelet-dir /var/lib/kubelet
   loopfs data-dir format /dev/vdb --yes-format-this-disk      # prints the UUID

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::output::{Output, Side, Table, counted, seconds_since_1970};
 use crate::project::{open, project_id, project_or_own, sync};
 use crate::size::{self, nonzero, nonzero_number};
-use crate::trees::{AuditTree, LimitDirectory, Tag, UnlimitDirectory};
+use crate::trees::{CheckTree, LimitDirectory, Tag, UnlimitDirectory};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
@@ -72,7 +72,7 @@ pub(crate) enum QuotaCommand {
     /// JSON: {id, clean, complete, names, directories, other_project, not_inheriting, strays: [{path, id, inherits}],
     /// left_out: the same as for `loopfs quota tag`, disturbed}. strays and examples contain the first 16.
     #[command(verbatim_doc_comment)]
-    Audit(AuditTree),
+    Check(CheckTree),
 }
 
 /// The arguments that select a project.
@@ -155,7 +155,7 @@ impl QuotaCommand {
             Self::Set(set) => set.run(),
             Self::List(list) => list.run(),
             Self::Tag(tag) => tag.run(),
-            Self::Audit(audit) => audit.run(),
+            Self::Check(check) => check.run(),
         }
     }
 }

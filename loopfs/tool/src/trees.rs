@@ -1,4 +1,4 @@
-//! `quota tag` and `quota audit`: setting and checking the project of the inodes of a tree.
+//! `quota tag` and `quota check`: setting and checking the project of the inodes of a tree.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use loopfs::project_quota::{Limit, Limits, ProjectId, Release};
 use loopfs::project_tree::{
-    HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions, TreeAudit,
-    TreeReport, audit_tree, limit_directory, tag_tree, unlimit_directory,
+    HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions, TreeCheck,
+    TreeReport, check_tree, limit_directory, tag_tree, unlimit_directory,
 };
 use loopfs::{Bytes, Inodes};
 use serde::Serialize;
@@ -52,7 +52,7 @@ pub(crate) struct UnlimitDirectory {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct AuditTree {
+pub(crate) struct CheckTree {
     /// The root of the tree
     #[arg(value_name = "DIR")]
     directory: PathBuf,
@@ -120,13 +120,13 @@ impl UnlimitDirectory {
     }
 }
 
-impl AuditTree {
+impl CheckTree {
     pub(crate) fn run(&self) -> Result<Output> {
         let root = open(&self.directory)?;
         let id = project_or_own(self.id, &root, &self.directory)?;
-        let audit = audit_tree(root.as_fd(), id, |_| {}).with_context(|| lossy(&self.directory))?;
-        let good = audit.is_clean() && is_complete(&audit);
-        Ok(Output::new(audit_text(id, &audit), &audit_json(id, &audit))?.good(good))
+        let check = check_tree(root.as_fd(), id, |_| {}).with_context(|| lossy(&self.directory))?;
+        let good = check.is_clean() && is_complete(&check);
+        Ok(Output::new(check_text(id, &check), &check_json(id, &check))?.good(good))
     }
 }
 
@@ -150,47 +150,47 @@ fn tag_text(id: ProjectId, report: &TreeReport) -> String {
     )
 }
 
-fn audit_json(id: ProjectId, audit: &TreeAudit) -> impl Serialize {
+fn check_json(id: ProjectId, check: &TreeCheck) -> impl Serialize {
     let stray = |stray: &StrayInode| {
         let StrayInode { path, project, inherits } = stray;
         object! { path: lossy(path), id: *project, inherits: *inherits }
     };
     object! {
         id: id.get(),
-        clean: audit.is_clean(),
-        complete: is_complete(audit),
-        names: audit.names,
-        directories: audit.directories,
-        other_project: audit.other_project,
-        not_inheriting: audit.not_inheriting,
-        strays: audit.strays.iter().map(stray).collect::<Vec<_>>(),
-        left_out: skipped_json(&audit.skipped),
-        disturbed: audit.disturbed,
+        clean: check.is_clean(),
+        complete: is_complete(check),
+        names: check.names,
+        directories: check.directories,
+        other_project: check.other_project,
+        not_inheriting: check.not_inheriting,
+        strays: check.strays.iter().map(stray).collect::<Vec<_>>(),
+        left_out: skipped_json(&check.skipped),
+        disturbed: check.disturbed,
     }
 }
 
-/// Returns `true` if the audit checked every inode that can leave the project.
-fn is_complete(audit: &TreeAudit) -> bool {
-    is_minor(&audit.skipped) && !audit.disturbed
+/// Returns `true` if the check has reached every inode that can leave the project.
+fn is_complete(check: &TreeCheck) -> bool {
+    is_minor(&check.skipped) && !check.disturbed
 }
 
-fn audit_text(id: ProjectId, audit: &TreeAudit) -> String {
-    let TreeAudit { names, directories, other_project, not_inheriting, .. } = audit;
+fn check_text(id: ProjectId, check: &TreeCheck) -> String {
+    let TreeCheck { names, directories, other_project, not_inheriting, .. } = check;
     let mut text = format!(
         "project {id}: {names} names, {directories} of them directories; {other_project} with another id, \
          {not_inheriting} directories without project inheritance\n",
     );
-    if !audit.strays.is_empty() {
+    if !check.strays.is_empty() {
         let mut table = Table::new([("ID", Side::Right), ("INHERITS", Side::Left), ("PATH", Side::Left)]);
-        for StrayInode { path, project, inherits } in &audit.strays {
+        for StrayInode { path, project, inherits } in &check.strays {
             table.row([project.to_string(), yes_no(*inherits), lossy(path)]);
         }
         text.push_str(&table.print());
     }
-    text.push_str(&skipped_text(&audit.skipped));
-    if audit.disturbed {
+    text.push_str(&skipped_text(&check.skipped));
+    if check.disturbed {
         text.push_str(
-            "directories were moved during the audit, so parts of the tree may be unchecked: run the audit again\n",
+            "directories were moved during the check, so parts of the tree may be unchecked: run the check again\n",
         );
     }
     text
@@ -297,27 +297,27 @@ skipped: 1 files with several hard links, 2 symbolic links, 1 refused by the ker
     }
 
     #[test]
-    fn audit_prints_text_and_json() {
-        let audit = TreeAudit {
+    fn check_prints_text_and_json() {
+        let check = TreeCheck {
             names: 6,
             directories: 2,
             other_project: 1,
             not_inheriting: 1,
             strays: vec![StrayInode { path: "d/f".into(), project: 9, inherits: false }],
             disturbed: true,
-            ..TreeAudit::default()
+            ..TreeCheck::default()
         };
         assert_eq!(
-            audit_text(id(), &audit),
+            check_text(id(), &check),
             "\
 project 7: 6 names, 2 of them directories; 1 with another id, 1 directories without project inheritance
 ID  INHERITS  PATH
  9  no        d/f
-directories were moved during the audit, so parts of the tree may be unchecked: run the audit again
+directories were moved during the check, so parts of the tree may be unchecked: run the check again
 "
         );
         assert_eq!(
-            serde_json::to_value(audit_json(id(), &audit)).unwrap(),
+            serde_json::to_value(check_json(id(), &check)).unwrap(),
             serde_json::json!({
                 "id": 7,
                 "clean": false,
@@ -346,7 +346,7 @@ directories were moved during the audit, so parts of the tree may be unchecked: 
             serde_json::to_string(&tag_json(id(), &report)).unwrap(),
             format!("{{\"id\":7,\"changed\":3,\"passes\":2,\"names\":6,\"directories\":2,{skipped}}}")
         );
-        let audit = TreeAudit {
+        let check = TreeCheck {
             names: 6,
             directories: 2,
             other_project: 1,
@@ -356,7 +356,7 @@ directories were moved during the audit, so parts of the tree may be unchecked: 
             disturbed: true,
         };
         assert_eq!(
-            serde_json::to_string(&audit_json(id(), &audit)).unwrap(),
+            serde_json::to_string(&check_json(id(), &check)).unwrap(),
             format!(
                 "{{\"id\":7,\"clean\":false,\"complete\":false,\"names\":6,\"directories\":2,\"other_project\":1,\
                  \"not_inheriting\":1,\"strays\":[{{\"path\":\"d/f\",\"id\":9,\"inherits\":false}}],\
@@ -366,14 +366,14 @@ directories were moved during the audit, so parts of the tree may be unchecked: 
     }
 
     #[test]
-    fn skipped_files_make_audits_incomplete() {
+    fn skipped_files_make_checks_incomplete() {
         let refused = Skipped { refused: 1, ..Skipped::default() };
-        let audit = TreeAudit { skipped: refused, ..TreeAudit::default() };
-        assert!(audit.is_clean() && !is_complete(&audit));
-        // Special files alone do not make an audit incomplete, because old kernels cannot report their project.
+        let check = TreeCheck { skipped: refused, ..TreeCheck::default() };
+        assert!(check.is_clean() && !is_complete(&check));
+        // Special files alone do not make a check incomplete, because old kernels cannot report their project.
         let special = SpecialFiles { symlinks: 1, ..SpecialFiles::default() };
         let skipped = Skipped { special_files: special, ..Skipped::default() };
-        let audit = TreeAudit { skipped, ..TreeAudit::default() };
-        assert!(audit.is_clean() && is_complete(&audit));
+        let check = TreeCheck { skipped, ..TreeCheck::default() };
+        assert!(check.is_clean() && is_complete(&check));
     }
 }

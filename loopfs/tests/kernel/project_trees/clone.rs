@@ -326,9 +326,9 @@ fn strays_join_the_clones_project() {
     assert_eq!(project_at(&copy.join("stray")), 5405);
     assert_eq!(project_at(&copy.join("stray/file")), 5405);
     assert_eq!(fixture.charged(), (4096, 3));
-    let audit =
-        loopfs::project_tree::audit_tree(File::open(&copy).unwrap().as_fd(), fixture.id, |_| {}).unwrap();
-    assert!(audit.is_clean(), "{audit:?}");
+    let check =
+        loopfs::project_tree::check_tree(File::open(&copy).unwrap().as_fd(), fixture.id, |_| {}).unwrap();
+    assert!(check.is_clean(), "{check:?}");
     drop(stray);
     fixture.end();
 }

@@ -1,4 +1,4 @@
-//! Tests of trees that are put into a project and audited: their content, the neighbouring files that must
+//! Tests of trees that are put into a project and checked: their content, the neighbouring files that must
 //! not change, and owners who change the tree during the walk.
 
 mod clone;
@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::{ProjectId, project_of};
-use loopfs::project_tree::{Skipped, TagOptions, TreeAudit, TreeReport, audit_tree, tag_tree};
+use loopfs::project_tree::{Skipped, TagOptions, TreeCheck, TreeReport, check_tree, tag_tree};
 use nix::sys::stat::Mode;
 
 use crate::environment::{Leaks, directory, quota, xfs};
@@ -57,8 +57,8 @@ impl Fixture {
         tag_tree(File::open(self.tree()).unwrap().as_fd(), self.id, options, |_| {})
     }
 
-    fn audit(&self) -> TreeAudit {
-        audit_tree(File::open(self.tree()).unwrap().as_fd(), self.id, |_| {}).unwrap()
+    fn check(&self) -> TreeCheck {
+        check_tree(File::open(self.tree()).unwrap().as_fd(), self.id, |_| {}).unwrap()
     }
 
     /// Returns the bytes and inodes that are charged to the project.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::ErrorKind;
 use loopfs::project_quota::ProjectId;
-use loopfs::project_tree::{TagOptions, TreeReport, audit_tree, tag_tree};
+use loopfs::project_tree::{TagOptions, TreeReport, check_tree, tag_tree};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{Fixture, fingerprint, project_at};
@@ -73,7 +73,7 @@ fn walks_stay_inside_after_a_move() {
     tag_and_act(&fixture, || fs::rename(tree.join("a/b"), outside.join("b")).unwrap());
     assert_eq!(fingerprint(&outside.join("directory")), before);
     assert_untouched(&outside);
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     fixture.end();
 }
 
@@ -87,7 +87,7 @@ fn walks_stay_inside_after_parent_moves() {
     tag_and_act(&fixture, || fs::rename(tree.join("a"), outside.join("a")).unwrap());
     assert_eq!(fingerprint(&outside.join("directory")), before);
     assert_untouched(&outside);
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     fixture.end();
 }
 
@@ -111,19 +111,19 @@ fn another_pass_tags_a_replacement() {
         report.passes, 3,
         "one pass was disturbed, one changed entries, and one found the tree stable"
     );
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     assert_untouched(&fixture.outside());
     fixture.end();
 }
 
 #[test]
-fn an_audit_reports_concurrent_modification() {
+fn a_check_reports_concurrent_modification() {
     let fixture = Fixture::new(5307);
     populate(&fixture);
     fixture.tag().unwrap();
     let tree = fixture.tree();
     let mut replaced = false;
-    let audit = audit_tree(File::open(&tree).unwrap().as_fd(), fixture.id, |_| {
+    let check = check_tree(File::open(&tree).unwrap().as_fd(), fixture.id, |_| {
         if !std::mem::replace(&mut replaced, true) {
             fs::rename(tree.join("a/b"), tree.join("b")).unwrap();
             fs::rename(tree.join("a"), fixture.outside().join("a")).unwrap();
@@ -131,9 +131,9 @@ fn an_audit_reports_concurrent_modification() {
             make_later_names(&tree.join("a"));
         }
     });
-    assert!(replaced && audit.unwrap().disturbed);
-    let audit = fixture.audit();
-    assert!(audit.is_clean() && !audit.disturbed, "{audit:?}");
+    assert!(replaced && check.unwrap().disturbed);
+    let check = fixture.check();
+    assert!(check.is_clean() && !check.disturbed, "{check:?}");
     fixture.end();
 }
 
@@ -218,7 +218,7 @@ fn concurrent_renames_never_change_anything_outside() {
                 Ok(_) => {}
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
             }
-            audit_tree(root.as_fd(), id, |_| {}).unwrap();
+            check_tree(root.as_fd(), id, |_| {}).unwrap();
         }
         ended.store(true, Ordering::Relaxed);
         renaming.join().unwrap()
@@ -229,7 +229,7 @@ fn concurrent_renames_never_change_anything_outside() {
     assert_eq!(project_at(&outside), 0);
     assert_eq!(project_at(&outside.join("directory/file")), 0);
     fixture.tag().unwrap();
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     drop(root);
     fixture.end();
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use loopfs::ErrorKind;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::{ProjectId, assign_project};
-use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, audit_tree, tag_tree};
+use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, check_tree, tag_tree};
 use nix::unistd::{Uid, setfsuid};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
@@ -33,7 +33,7 @@ fn tagging_keeps_a_file_immutable() {
     fixture.end();
 }
 
-/// The tree can still be audited through the mount.
+/// The tree can still be checked through the mount.
 #[test]
 fn tagging_a_read_only_mount_fails() {
     let fixture = Fixture::new(5202);
@@ -44,7 +44,7 @@ fn tagging_a_read_only_mount_fails() {
     let root = File::open(target.path()).unwrap();
     let error = tag_tree(root.as_fd(), fixture.id, &TagOptions::default(), |_| {}).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, Some(libc::EROFS)));
-    assert_eq!(audit_tree(root.as_fd(), fixture.id, |_| {}).unwrap().other_project, 2);
+    assert_eq!(check_tree(root.as_fd(), fixture.id, |_| {}).unwrap().other_project, 2);
     drop(root);
     unmount(target.path()).unwrap();
     fixture.end();
@@ -100,7 +100,7 @@ fn an_unprivileged_owner_tags_own_files() {
         as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, &TagOptions::default(), |_| {})).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EPERM)));
     let closed = File::open(tree.join("their directory")).unwrap();
-    let error = as_user(OWNER, || audit_tree(closed.as_fd(), fixture.id, |_| {})).unwrap_err();
+    let error = as_user(OWNER, || check_tree(closed.as_fd(), fixture.id, |_| {})).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EACCES)));
     drop((outside, closed));
     fixture.end();

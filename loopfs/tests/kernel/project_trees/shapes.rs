@@ -58,9 +58,9 @@ fn tagging_charges_the_trees_usage() {
     assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
     let again = fixture.tag().unwrap();
     assert_eq!((again.passes, again.changed), (1, 0), "the new entries inherited the id");
-    let audit = fixture.audit();
-    assert!(audit.is_clean() && audit.skipped.is_empty() && !audit.disturbed, "{audit:?}");
-    assert_eq!((audit.names, audit.directories), (8, 4));
+    let check = fixture.check();
+    assert!(check.is_clean() && check.skipped.is_empty() && !check.disturbed, "{check:?}");
+    assert_eq!((check.names, check.directories), (8, 4));
     fixture.end();
 }
 
@@ -72,8 +72,8 @@ fn clearing_ends_charges_and_inheritance() {
     let report = clear_tree(File::open(fixture.tree()).unwrap().as_fd(), &TagOptions::default()).unwrap();
     assert_eq!((report.changed, report.skipped), (6, nothing()));
     assert_eq!(fixture.charged(), (0, 0));
-    let audit = fixture.audit();
-    assert_eq!((audit.other_project, audit.not_inheriting), (6, 3));
+    let check = fixture.check();
+    assert_eq!((check.other_project, check.not_inheriting), (6, 3));
     fs::write(fixture.tree().join("a/b/new"), "").unwrap();
     assert_eq!(project_at(&fixture.tree().join("a/b/new")), 0);
     fixture.end();
@@ -94,7 +94,7 @@ fn tagging_can_exceed_the_limit() {
 }
 
 #[test]
-fn an_audit_lists_strays() {
+fn a_check_lists_strays() {
     let fixture = Fixture::new(5004);
     populate(&fixture.tree());
     fixture.tag().unwrap();
@@ -103,19 +103,19 @@ fn an_audit_lists_strays() {
     test_support::set_project(&b, loopfs::project_quota::ProjectId::new(5005).unwrap()).unwrap();
     fs::write(fixture.tree().join("a/b/hidden"), [4; 9000]).unwrap();
     let stray = |path: &str, project, inherits| StrayInode { path: PathBuf::from(path), project, inherits };
-    let found = fixture.audit();
+    let found = fixture.check();
     assert_eq!((found.other_project, found.not_inheriting), (2, 0));
     assert_eq!(found.strays, [stray("a/b", 5005, true), stray("a/b/hidden", 5005, false)]);
     test_support::set_project(&b, fixture.id).unwrap();
-    assert_eq!(fixture.audit().strays, [stray("a/b/hidden", 5005, false)]);
+    assert_eq!(fixture.check().strays, [stray("a/b/hidden", 5005, false)]);
     assert_ne!(fixture.charged(), usage_of(&fixture.tree()));
 
     assert_eq!(fixture.tag().unwrap().changed, 1);
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
 
     clear_tree(b.as_fd(), &TagOptions::default()).unwrap();
-    let cleared = fixture.audit();
+    let cleared = fixture.check();
     assert_eq!((cleared.other_project, cleared.not_inheriting), (3, 1));
     assert!(cleared.strays.contains(&stray("a/b", 0, false)), "{cleared:?}");
     drop(b);
@@ -132,13 +132,13 @@ fn names_may_be_any_bytes() {
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join(OsStr::from_bytes(name)), "").unwrap();
     }
-    let found = fixture.audit();
+    let found = fixture.check();
     for name in names {
         let path = Path::new(OsStr::from_bytes(name)).join(OsStr::from_bytes(name));
         assert!(found.strays.iter().any(|stray| stray.path == path), "{path:?} of {found:?}");
     }
     assert_eq!(fixture.tag().unwrap().changed, 11);
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     fixture.end();
 }
 
@@ -198,7 +198,7 @@ fn deep_trees_need_few_descriptors() {
     // The highest descriptor may have been that of the listing itself, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
     let tagged = loopfs::project_tree::tag_tree(root.as_fd(), fixture.id, &TagOptions::default(), |_| {});
-    let audited = loopfs::project_tree::audit_tree(
+    let checked = loopfs::project_tree::check_tree(
         root.as_fd(),
         loopfs::project_quota::ProjectId::new(5009).unwrap(),
         |_| {},
@@ -207,10 +207,10 @@ fn deep_trees_need_few_descriptors() {
 
     let report = tagged.unwrap();
     assert_eq!((report.changed, report.directories), (LEVELS + 2, LEVELS + 1));
-    assert!(fixture.audit().is_clean());
-    let audit = audited.unwrap();
-    assert_eq!(audit.other_project, LEVELS + 2);
-    assert_eq!(audit.strays[2].path, Path::new("d/d"));
+    assert!(fixture.check().is_clean());
+    let check = checked.unwrap();
+    assert_eq!(check.other_project, LEVELS + 2);
+    assert_eq!(check.strays[2].path, Path::new("d/d"));
     drop(here);
     remove_levels(&root);
     drop(root);

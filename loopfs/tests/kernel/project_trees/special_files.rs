@@ -38,9 +38,9 @@ fn symbolic_links_are_tagged_unfollowed() {
     // A symbolic link that is created in a tagged directory is in the project on every kernel.
     symlink("nowhere", tree.join("new")).unwrap();
     assert_eq!(fixture.charged().1, charged + 1);
-    let audit = fixture.audit();
-    assert!(audit.is_clean(), "{audit:?}");
-    assert_eq!(audit.skipped, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
+    let check = fixture.check();
+    assert!(check.is_clean(), "{check:?}");
+    assert_eq!(check.skipped, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
     fixture.end();
 }
 
@@ -60,7 +60,7 @@ fn special_files_are_tagged_unopened() {
     }
     let kinds = SpecialFiles { sockets: 1, fifos: 1, devices: 3, ..SpecialFiles::default() };
     assert_eq!(fixture.tag().unwrap().skipped, untagged(kinds));
-    assert_eq!(fixture.audit().skipped, untagged(kinds));
+    assert_eq!(fixture.check().skipped, untagged(kinds));
     assert_eq!(opened.read_events().map(|events| events.len()), Err(nix::errno::Errno::EAGAIN));
     // Opening the FIFO here proves that the watch would have reported an open.
     drop(File::options().read(true).write(true).open(tree.join("fifo")).unwrap());
@@ -124,7 +124,7 @@ fn only_the_mounted_tree_is_tagged() {
     );
     unmount(&target).unwrap();
     assert_eq!(report.unwrap().changed, 2);
-    assert!(fixture.audit().is_clean());
+    assert!(fixture.check().is_clean());
     assert_eq!(project_at(&target), 0);
     fixture.end();
 }
@@ -154,7 +154,7 @@ fn outside_hard_links_follow_the_option() {
     assert_eq!(report.skipped.special_files.fifos, special);
     let linked = SkippedEntry { path: "sub/linked".into(), reason: SkipReason::HardLink };
     assert!(report.skipped.examples.contains(&linked), "{report:?}");
-    assert_eq!(fixture.audit().other_project, 2 - special);
+    assert_eq!(fixture.check().other_project, 2 - special);
     let link = fs::hard_link(outside.join("directory/file"), tree.join("sub/late")).unwrap_err();
     assert_eq!(link.raw_os_error(), Some(libc::EXDEV), "the kernel refuses a link into a tagged directory");
 

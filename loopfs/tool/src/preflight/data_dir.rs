@@ -137,7 +137,7 @@ fn quota(filesystem: &DataFilesystemFacts) -> Check {
                      a block, and each count of the reservations reads all of them"
                 ),
                 "if the number grows, look for the owner of files with many different project ids, by `loopfs quota list` and \
-                 `loopfs quota audit`; to be rid of the records, move the volumes to a disk that was formatted again",
+                 `loopfs quota check`; to be rid of the records, move the volumes to a disk that was formatted again",
             )
         }
         _ => Check::ok(QUOTA, "the kernel counts the usage of projects and enforces their limits"),

@@ -250,7 +250,7 @@ fn limits_are_set_shown_and_listed() {
 }
 
 #[test]
-fn tag_assigns_and_audit_finds_strays() {
+fn tag_assigns_and_check_finds_strays() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let (path, project) = (text(directory.path()), ProjectId::new(4903).unwrap());
@@ -264,9 +264,9 @@ fn tag_assigns_and_audit_finds_strays() {
     let shown = tool.text(&["quota", "show", path]);
     assert_eq!(words(&shown, "bytes")[..2], ["bytes", "4KiB"]);
     assert_eq!(words(&shown, "inodes")[..2], ["inodes", "3"]);
-    let audited = tool.text(&["quota", "audit", path]);
+    let checked = tool.text(&["quota", "check", path]);
     assert_eq!(
-        audited,
+        checked,
         "project 4903: 3 names, 2 of them directories; 0 with another id, 0 directories without project inheritance\n"
     );
 
@@ -275,16 +275,16 @@ fn tag_assigns_and_audit_finds_strays() {
         ProjectId::new(4904).unwrap(),
     )
     .unwrap();
-    let (code, audited) = tool.json(&["quota", "audit", path]);
+    let (code, checked) = tool.json(&["quota", "check", path]);
     assert_eq!(
-        (code, &audited["clean"], &audited["other_project"]),
+        (code, &checked["clean"], &checked["other_project"]),
         (1, &json!(false), &json!(1)),
-        "{audited}"
+        "{checked}"
     );
-    assert_eq!(audited["strays"], json!([{ "path": "below", "id": 4904, "inherits": true }]));
-    // In an audit for another project everything else is a stray. The tool escapes control characters in the
+    assert_eq!(checked["strays"], json!([{ "path": "below", "id": 4904, "inherits": true }]));
+    // In a check for another project everything else is a stray. The tool escapes control characters in the
     // printed names.
-    let (code, printed, stderr) = tool.run(&["quota", "audit", path, "--id=4904"]);
+    let (code, printed, stderr) = tool.run(&["quota", "check", path, "--id=4904"]);
     assert_eq!((code, stderr.as_str()), (1, ""));
     assert!(printed.contains("2 with another id") && printed.contains("below/file\\u{1b}[2J"), "{printed}");
     assert!(!printed.contains('\u{1b}'), "{printed}");
@@ -296,7 +296,7 @@ fn tag_assigns_and_audit_finds_strays() {
     let (code, tagged) = tool.json(&["quota", "tag", path, "--id=4904"]);
     assert_eq!((code, &tagged["left_out"]["hard_links"]), (1, &json!(2)), "{tagged}");
     assert_eq!(tool.json(&["quota", "tag", path, "--id=4904", "--hard-links=tag"]).0, 0);
-    assert_eq!(tool.json(&["quota", "audit", path]).0, 0);
+    assert_eq!(tool.json(&["quota", "check", path]).0, 0);
 
     directory.close().unwrap();
     let root = File::open(xfs()).unwrap();

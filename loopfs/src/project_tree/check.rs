@@ -25,7 +25,7 @@ pub struct StrayInode {
 
 /// The result of comparing a tree with a project.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TreeAudit {
+pub struct TreeCheck {
     /// Number of names visited, including the root. A file with two hard links counts twice.
     pub names: u64,
     /// Number of directories among these names.
@@ -44,12 +44,12 @@ pub struct TreeAudit {
     pub disturbed: bool,
 }
 
-impl TreeAudit {
+impl TreeCheck {
     /// The maximum number of examples.
     pub const EXAMPLES: usize = 16;
 
-    /// Returns `true` if every inode that the audit could check is in the project. [`skipped`](Self::skipped) and
-    /// [`disturbed`](Self::disturbed) show whether it could check the whole tree.
+    /// Returns `true` if every inode that could be checked is in the project. [`skipped`](Self::skipped) and
+    /// [`disturbed`](Self::disturbed) show whether that is the whole tree.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.other_project == 0 && self.not_inheriting == 0
@@ -72,45 +72,45 @@ impl TreeAudit {
 #[doc(alias = "xfs_quota project -c")]
 #[doc(alias = "file_getattr")]
 #[doc(alias = "FS_IOC_FSGETXATTR")]
-pub fn audit_tree(root: impl AsFd, id: ProjectId, progress: impl FnMut(&TreeAudit)) -> Result<TreeAudit> {
-    let mut auditing = Auditing { id: id.get(), progress, audit: TreeAudit::default() };
-    let outcome = walk(root.as_fd(), &mut auditing)?;
-    Ok(TreeAudit { disturbed: outcome == WalkOutcome::Raced, ..auditing.audit })
+pub fn check_tree(root: impl AsFd, id: ProjectId, progress: impl FnMut(&TreeCheck)) -> Result<TreeCheck> {
+    let mut checking = Checking { id: id.get(), progress, check: TreeCheck::default() };
+    let outcome = walk(root.as_fd(), &mut checking)?;
+    Ok(TreeCheck { disturbed: outcome == WalkOutcome::Raced, ..checking.check })
 }
 
-struct Auditing<P> {
+struct Checking<P> {
     id: u32,
     progress: P,
-    audit: TreeAudit,
+    check: TreeCheck,
 }
 
-impl<P: FnMut(&TreeAudit)> Visitor for Auditing<P> {
+impl<P: FnMut(&TreeCheck)> Visitor for Checking<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
-        let audit = &mut self.audit;
+        let check = &mut self.check;
         let directory = inode.kind == InodeKind::Directory;
-        audit.names += 1;
-        audit.directories += u64::from(directory);
-        if audit.names.is_multiple_of(REPORT_EVERY) {
-            (self.progress)(audit);
+        check.names += 1;
+        check.directories += u64::from(directory);
+        if check.names.is_multiple_of(REPORT_EVERY) {
+            (self.progress)(check);
         }
-        let Some(project) = audit.skipped.project_of(inode, at)? else { return Ok(()) };
+        let Some(project) = check.skipped.project_of(inode, at)? else { return Ok(()) };
         let elsewhere = project.id() != self.id;
         let not_inheriting = directory && !project.inherits();
-        audit.other_project += u64::from(elsewhere);
-        audit.not_inheriting += u64::from(not_inheriting);
-        if (elsewhere || not_inheriting) && audit.strays.len() < TreeAudit::EXAMPLES {
+        check.other_project += u64::from(elsewhere);
+        check.not_inheriting += u64::from(not_inheriting);
+        if (elsewhere || not_inheriting) && check.strays.len() < TreeCheck::EXAMPLES {
             let inherits = directory && project.inherits();
-            audit.strays.push(StrayInode { path: at.path(), project: project.id(), inherits });
+            check.strays.push(StrayInode { path: at.path(), project: project.id(), inherits });
         }
         Ok(())
     }
 
     fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
-        self.audit.skipped.mount(at);
+        self.check.skipped.mount(at);
         Ok(())
     }
 
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
-        self.audit.skipped.refused("open", errno, at)
+        self.check.skipped.refused("open", errno, at)
     }
 }
