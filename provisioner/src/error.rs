@@ -108,6 +108,20 @@ impl Error {
         }
     }
 
+    /// Returns `true` if the node has too little free space, or no free project id.
+    pub(crate) fn is_no_space(&self) -> bool {
+        matches!(self, Error::Storage(StorageError::Volume(error)) if error.kind == ErrorKind::NoSpace)
+    }
+
+    /// Returns `true` if freed space or a reopened store may let a retry succeed.
+    pub(crate) fn awaits_storage(&self) -> bool {
+        match self {
+            Error::Storage(StorageError::OtherFilesystem { .. }) => true,
+            Error::Storage(error) => error.is_reported() || self.is_no_space(),
+            _ => false,
+        }
+    }
+
     /// Returns `true` if the API object changed in the meantime, or another task or call works on the volume. Nothing is wrong then: the
     /// reconcile decides again shortly, if the object still exists.
     pub(crate) fn is_conflict(&self) -> bool {

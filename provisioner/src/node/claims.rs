@@ -152,7 +152,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
         Ok(ClaimProgress::Done | ClaimProgress::Pending)
             if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) =>
         {
-            ctx.claims.backoff.failed(key, retry_key, Instant::now());
+            ctx.claims.failed(key, retry_key, false);
         }
         Ok(ClaimProgress::Done | ClaimProgress::Pending | ClaimProgress::Elsewhere) => {}
         // Without a claim, nothing would clear its back-off.
@@ -162,7 +162,9 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
             return Next::After(ctx.claims.conflicts.failed(key, (), Instant::now()));
         }
         Err(ClaimFailure { reason, error }) => {
-            let wait = ctx.claims.backoff.failed(key, retry_key, Instant::now());
+            // The space of the failed copy itself is freed.
+            let awaits_storage = error.awaits_storage() && !(error.is_no_space() && is_to_be_copied(&claim));
+            let wait = ctx.claims.failed(key, retry_key, awaits_storage);
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
             if let Some(patch) =
                 reschedule::plan(&claim, class_of(&claim, &ctx).as_deref(), &error, &ctx.cluster.identity)
@@ -194,7 +196,7 @@ fn retry_key(claim: &PersistentVolumeClaim, ctx: &Context) -> RetryKey {
         class_version: class.and_then(|class| class.resource_version()),
         uid: claim.uid(),
         requested: claim_status::requested(claim).ok().flatten(),
-        retry_generation: ctx.retry_generation.current(),
+        retry_generation: Some(ctx.retry_generation.current()),
         ..Default::default()
     }
 }

@@ -192,7 +192,19 @@ impl<K: KubernetesObject> ControllerState<K> {
     /// Returns the remaining wait after a conflict or a failure, or `None` if an attempt is allowed now.
     pub(crate) fn remaining(&self, key: &ObjectRef<K>, retry_key: &RetryKey) -> Option<Duration> {
         let now = Instant::now();
-        self.conflicts.remaining(key, &(), now).or_else(|| self.backoff.remaining(key, retry_key, now))
+        let in_any_generation = RetryKey { retry_generation: None, ..retry_key.clone() };
+        let waits = [retry_key, &in_any_generation];
+        self.conflicts
+            .remaining(key, &(), now)
+            .or_else(|| waits.into_iter().find_map(|retry_key| self.backoff.remaining(key, retry_key, now)))
+    }
+
+    /// Records a failed attempt. Returns the wait before the next one. The next [`RetryGeneration`] ends the wait early only if the attempt
+    /// `awaits_storage`. Otherwise a failed copy would cause its own retry, and that of all other objects, because the driver frees its
+    /// space.
+    pub(crate) fn failed(&self, key: ObjectRef<K>, retry_key: RetryKey, awaits_storage: bool) -> Duration {
+        let retry_generation = retry_key.retry_generation.filter(|_| awaits_storage);
+        self.backoff.failed(key, RetryKey { retry_generation, ..retry_key }, Instant::now())
     }
 
     /// Returns `true` if an attempt failed and none has succeeded since. No change of the object may have caused the next one.
@@ -229,8 +241,8 @@ pub(crate) struct RetryKey {
     pub(crate) volume_version: Option<String>,
     /// For a claim without a volume: the resource version of its storage class.
     pub(crate) class_version: Option<String>,
-    /// See [`RetryGeneration`].
-    pub(crate) retry_generation: u64,
+    /// See [`RetryGeneration`]. `None` if the outcome depends neither on the free space nor on whether the store is open.
+    pub(crate) retry_generation: Option<u64>,
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Next {
     let retry_key = RetryKey {
         uid: volume.uid(),
         volume_version: volume.resource_version(),
-        retry_generation: ctx.retry_generation.current(),
+        retry_generation: Some(ctx.retry_generation.current()),
         ..Default::default()
     };
     if let Some(wait) = ctx.volumes.remaining(&key, &retry_key) {
@@ -109,7 +109,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Next {
             Next::After(ctx.volumes.conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
-            let wait = ctx.volumes.backoff.failed(key, retry_key, Instant::now());
+            let wait = ctx.volumes.failed(key, retry_key, error.awaits_storage());
             tracing::debug!(
                 reason = error.reason(),
                 ?wait,
@@ -321,8 +321,8 @@ mod tests {
         test_context.volumes.state().busy = true;
         reconciled(&test_context, released(json!({}))).await;
         test_context.volumes.state().busy = false;
-        test_context.ctx.retry_generation.bump();
-        reconciled(&test_context, released(json!({}))).await;
+        // The watch delivers the mark, which ends the back-off.
+        reconciled(&test_context, marked(json!({"metadata": {"resourceVersion": "201"}}))).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete", "VolumeFailedDelete"]);
     }
@@ -350,13 +350,14 @@ mod tests {
             removes_finalizer().refuse_by_proxy(404),
             unlabelled(&[]),
             labelled(),
-            marks(),
+            marks_version("201"),
             removes_finalizer(),
         ]);
-        let marked = marked(json!({}));
-        assert_eq!(reconciled(&test_context, marked.clone()).await, Next::After(Duration::from_secs(1)));
-        test_context.ctx.retry_generation.bump();
-        assert_eq!(reconciled(&test_context, marked).await, Next::Change);
+        let first = marked(json!({}));
+        assert_eq!(reconciled(&test_context, first).await, Next::After(Duration::from_secs(1)));
+        // A change of the PersistentVolume ends the back-off.
+        let second = marked(json!({"metadata": {"resourceVersion": "201"}}));
+        assert_eq!(reconciled(&test_context, second).await, Next::Change);
         assert_eq!(test_context.finish().await, ["VolumeDeleted", "VolumeFailedDelete"]);
     }
 
@@ -388,6 +389,9 @@ mod tests {
         let test_context = test_context(vec![unlabelled(&[]), marks()]);
         test_context.volumes.state().busy = true;
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
+        // Freed space does not end the use.
+        test_context.ctx.retry_generation.bump();
+        assert!(matches!(reconciled(&test_context, released(json!({}))).await, Next::After(_)));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }

@@ -9,7 +9,6 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::ObjectRef;
-use loopfs::ErrorKind;
 use serde_json::Value;
 
 use crate::api::events::some_names;
@@ -34,10 +33,9 @@ pub(crate) fn plan(
 ) -> Option<Value> {
     let is_immediate = class.is_some_and(is_immediate);
     let elsewhere = match failure {
-        Error::Storage(StorageError::Volume(error)) => !is_immediate && error.kind == ErrorKind::NoSpace,
         Error::Storage(StorageError::Unavailable(_)) | Error::SourceElsewhere { .. } => !is_immediate,
         Error::Refused(Refusal::Topology { .. }) => true,
-        _ => false,
+        _ => !is_immediate && failure.is_no_space(),
     };
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
@@ -50,7 +48,7 @@ const SIBLINGS_SEARCHED: usize = 256;
 /// Returns how to go on if the pod of a claim that did not fit can run on no other node, as the end of the event about the claim. A claim
 /// does not name its pod, but a pod uses claims of its own namespace, and mostly claims that were created at the same time.
 pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Error, ctx: &Context) -> String {
-    if !matches!(failure, Error::Storage(StorageError::Volume(error)) if error.kind == ErrorKind::NoSpace) {
+    if !failure.is_no_space() {
         return String::new();
     }
     let is_here = |other: &PersistentVolumeClaim| {
@@ -95,6 +93,7 @@ pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Co
 
 #[cfg(test)]
 mod tests {
+    use loopfs::ErrorKind;
     use loopfs::volume_store::VolumeId;
     use rstest::rstest;
     use serde_json::json;

@@ -181,6 +181,29 @@ async fn too_large_claim_awaits_free_space() {
     assert_eq!(test_context.finish().await, expected);
 }
 
+/// The driver frees the space of the failed copy.
+#[rstest]
+#[case::other(ErrorKind::Other, vec![])]
+#[case::no_space(ErrorKind::NoSpace, vec![expect_rescheduling_of_copy()])]
+#[tokio::test]
+async fn failed_copy_causes_no_retry(#[case] kind: ErrorKind, #[case] rescheduling: Vec<ExpectedRequest>) {
+    let claim = || clone_named("copy", "uid");
+    let requests = find_source().into_iter().chain(rescheduling).collect();
+    let test_context = context_with_source(vec![claim()], requests);
+    test_context.volumes.break_with(fake_store::error(kind, "not copied"));
+    reconcile_claim(&test_context, claim()).await;
+    test_context.ctx.retry_generation.bump();
+    assert!(matches!(reconcile_claim(&test_context, claim()).await, Next::After(_)));
+    assert_eq!(test_context.finish().await, FAILED);
+}
+
+fn expect_rescheduling_of_copy() -> ExpectedRequest {
+    let patch = json!({"metadata": {
+        "uid": "uid", "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
+    }});
+    expect(Method::PATCH, "/api/v1/namespaces/shop/persistentvolumeclaims/copy", patch).respond(rescheduled())
+}
+
 fn of_a_populator() -> PersistentVolumeClaim {
     let source = json!({"apiGroup": "x.dev", "kind": "Backup", "name": "b"});
     fixtures::claim(json!({"spec": {"dataSourceRef": source}}))
@@ -266,6 +289,14 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
     fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
 }
 
+/// Returns the requests that find the source of a clone.
+fn find_source() -> Vec<ExpectedRequest> {
+    vec![
+        expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
+        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
+    ]
+}
+
 /// Returns a context whose store has the source of the clones.
 fn context_with_source(claims: Vec<PersistentVolumeClaim>, requests: Vec<ExpectedRequest>) -> TestContext {
     let test_context = TestContext::with(Caches { claims, ..caches(vec![]) }, requests);
@@ -279,11 +310,7 @@ fn context_with_source(claims: Vec<PersistentVolumeClaim>, requests: Vec<Expecte
 #[case::rescheduled(vec![rescheduled()], Next::After(backoff::CONFLICT.first))]
 #[tokio::test]
 async fn copy_ends_if_claim_is(#[case] claims: Vec<PersistentVolumeClaim>, #[case] next: Next) {
-    let requests = vec![
-        expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({}))),
-        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
-    ];
-    let test_context = context_with_source(claims, requests);
+    let test_context = context_with_source(claims, find_source());
     // The copy does not end by itself.
     test_context.volumes.wait_for_copies(2);
     assert_eq!(reconcile_claim(&test_context, clone_named("copy", "uid")).await, next);
