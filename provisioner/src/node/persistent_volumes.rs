@@ -55,14 +55,12 @@ fn observe(
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) -> Option<ObjectRef<PersistentVolume>> {
-    match change {
-        CacheChange::Applied(volume) => {
-            if let Some(claim) = claim_of(&volume) {
-                // The controller no longer listens during shutdown.
-                drop(related.send(claim));
-            }
-            Some(ObjectRef::from_obj(&*volume))
-        }
+    let claim = match &change {
+        CacheChange::Applied(volume) | CacheChange::Deleted(volume) => claim_of(volume),
+        CacheChange::Listed => None,
+    };
+    let touched = match change {
+        CacheChange::Applied(volume) => Some(ObjectRef::from_obj(&*volume)),
         CacheChange::Deleted(volume) => {
             let key = ObjectRef::from_obj(&*volume);
             ctx.volumes.writes.forget(&key);
@@ -74,7 +72,12 @@ fn observe(
             ctx.volumes.listed();
             None
         }
+    };
+    if let Some(claim) = claim {
+        // The controller no longer listens during shutdown.
+        drop(related.send(claim));
     }
+    touched
 }
 
 fn claim_of(volume: &PersistentVolume) -> Option<ObjectRef<PersistentVolumeClaim>> {
@@ -359,6 +362,19 @@ mod tests {
         let second = marked(json!({"metadata": {"resourceVersion": "201"}}));
         assert_eq!(reconciled(&test_context, second).await, Next::Change);
         assert_eq!(test_context.finish().await, ["VolumeDeleted", "VolumeFailedDelete"]);
+    }
+
+    /// Otherwise a claim whose PersistentVolume was deleted before it was bound would get no other.
+    #[rstest]
+    #[case::changed(CacheChange::Applied(Arc::new(fixtures::volume(json!({})))))]
+    #[case::deleted(CacheChange::Deleted(Arc::new(fixtures::volume(json!({})))))]
+    #[tokio::test]
+    async fn claim_of_volume_is_requeued(#[case] change: CacheChange<PersistentVolume>) {
+        let test_context = test_context(vec![]);
+        let (related, mut claims) = mpsc::unbounded_channel();
+        observe(change, &test_context.ctx, &related);
+        assert_eq!(claims.try_recv(), Ok(ObjectRef::new("data").within("shop")));
+        test_context.finish().await;
     }
 
     #[tokio::test]

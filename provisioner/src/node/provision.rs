@@ -66,7 +66,7 @@ pub(crate) struct Creation {
 /// Decides what to do about a claim.
 ///
 /// # Errors
-/// [`Refusal`] if the claim belongs to this node but cannot be served as it is; [`Error::NameTaken`].
+/// [`Refusal`] if the claim belongs to this node but cannot be served as it is; [`Error::VolumeDeleting`]; [`Error::NameTaken`].
 pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -85,6 +85,12 @@ pub(crate) fn plan(
     }
     let id = ownership::volume_id_for(claim)?;
     match existing {
+        // kube-controller-manager does not bind it.
+        Some(volume)
+            if ownership::is_volume_of(volume, claim) && volume.metadata.deletion_timestamp.is_some() =>
+        {
+            return Err(Error::VolumeDeleting(id.to_string()));
+        }
         Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(ProvisionPlan::UpToDate),
         Some(_) => return Err(Error::NameTaken(id.to_string())),
         None => {}
@@ -494,17 +500,17 @@ mod tests {
     }
 
     #[rstest]
-    #[case::ours(json!({}), Some(ProvisionPlan::UpToDate))]
-    #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
-    #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
+    #[case::ours(json!({}), Ok(ProvisionPlan::UpToDate))]
+    #[case::ours_being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Err("VolumeDeleting"))]
+    #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), Err("NameTaken"))]
+    #[case::unclaimed(json!({"spec": {"claimRef": null}}), Err("NameTaken"))]
     fn existing_persistent_volume_must_match_claim(
         #[case] volume: Value,
-        #[case] expected: Option<ProvisionPlan>,
+        #[case] expected: Result<ProvisionPlan, &str>,
     ) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
         let planned = plan(&claim, Some(&class), Some(&volume), Placement::Here, None, &fixtures::identity());
-        assert_eq!(planned.as_ref().ok(), expected.as_ref());
-        assert_eq!(planned.is_err_and(|error| matches!(error, Error::NameTaken(_))), expected.is_none());
+        assert_eq!(planned.map_err(|error| error.reason()), expected);
     }
 }
