@@ -212,8 +212,9 @@ impl Error {
     /// Returns the reason for a client that knows more than the gRPC codes.
     fn reason(&self) -> Reason {
         match self {
-            Self::OperationPending(_) | Self::Temporary(_) => Reason::Pending,
-            Self::StorageUnavailable(_) | Self::StorageStarting => Reason::Unavailable,
+            // A restart is no outage.
+            Self::OperationPending(_) | Self::Temporary(_) | Self::StorageStarting => Reason::Pending,
+            Self::StorageUnavailable(_) => Reason::Unavailable,
             Self::OtherFilesystem { present, .. } => Reason::OtherFilesystem(*present),
             Self::Defect(_) => Reason::Defect,
             Self::Storage(error) => Reason::Store(error.kind()),
@@ -275,6 +276,13 @@ mod tests {
         assert_eq!(format!("{:?}", Escaped("pvc-1")), "pvc-1");
         assert_eq!(format!("{:?}", Escaped("a\nERROR")), "a\\nERROR");
         assert_eq!(format!("{:?}", Escaped(&"v".repeat(4096))).chars().count(), MAX_LOGGED_CHARS + 1);
+    }
+
+    #[test]
+    fn restarting_driver_is_not_unavailable() {
+        let reason = |error| Reason::of(&Status::from(error));
+        assert_eq!(reason(Error::StorageStarting), Some(Reason::Pending));
+        assert_eq!(reason(Error::StorageUnavailable("mount it".to_owned())), Some(Reason::Unavailable));
     }
 
     #[test]

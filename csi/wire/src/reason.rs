@@ -13,7 +13,7 @@ const FILESYSTEM_UUID: &str = "loopfs-filesystem-uuid";
 pub enum Reason {
     /// The store refused it.
     Store(ErrorKind),
-    /// Another call works on the volume.
+    /// Another call works on the volume, or the driver has just started and opens the storage.
     Pending,
     /// The storage is not open.
     Unavailable,

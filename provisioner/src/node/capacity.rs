@@ -174,7 +174,7 @@ async fn capacities(classes: &[Arc<StorageClass>], ctx: &Context) -> Result<Capa
             let reading = async { ctx.storage.driver()?.capacity(entry.key()).await };
             let capacity = match reading.await {
                 // No volume can be created here until an administrator has repaired the storage.
-                Err(StorageError::Untried | StorageError::Unavailable(_)) => NodeCapacity::default(),
+                Err(StorageError::Unavailable(_)) => NodeCapacity::default(),
                 capacity => capacity?,
             };
             entry.insert(capacity);
@@ -289,6 +289,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::store::driver::StorageState;
     use crate::testing::mock_api_server::{Caches, TestContext, expect};
     use crate::testing::{fake_store, fixtures};
 
@@ -420,6 +421,18 @@ mod tests {
         let node = node.current(&test_context.ctx, Instant::now());
         assert_eq!(publish(&test_context.ctx, &publishing(), &api, node, &[]).await.unwrap(), 1);
         drop(api);
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn restarting_driver_keeps_its_capacity() {
+        let classes = classes(&[json!({})]);
+        let test_context = TestContext::new(vec![]);
+        test_context.volumes.state().locked = true;
+        let opening = capacities(&classes, &test_context.ctx).await.unwrap_err();
+        assert!(matches!(opening, StorageError::Pending(_)), "{opening}");
+        test_context.ctx.storage.set(StorageState::Untried);
+        assert_eq!(capacities(&classes, &test_context.ctx).await, Err(StorageError::Untried));
         test_context.finish().await;
     }
 

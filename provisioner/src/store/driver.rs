@@ -152,7 +152,7 @@ pub(crate) enum StorageError {
     /// The store returned an error.
     #[error(transparent)]
     Volume(VolumeError),
-    /// Another call works on the volume.
+    /// Another call works on the volume, or the driver has just started and opens the store.
     #[error("{0}")]
     Pending(String),
     /// The volume is on a disk that this node does not have.
