@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | without node: no annotation of a selected node | the scheduler; for a class with the volumeBindingMode Immediate, the controller | |
 //! | selected: the annotation names this node | this process creates the volume. If only another node can, it removes the annotation ([`reschedule`]) | the next attempt begins again |
-//! | pending: the driver has the volume, whose record says that it has no PersistentVolume | this process creates the PersistentVolume. If the claim was deleted, [`cleanup`](super::cleanup) deletes the volume | the next attempt gets the same volume, because its id is derived from the UID of the claim |
+//! | pending: the driver has the volume, whose record says that it has no PersistentVolume | this process creates the PersistentVolume. If the claim was deleted or got another PersistentVolume, [`cleanup`](super::cleanup) deletes the volume | the next attempt gets the same volume, because its id is derived from the UID of the claim |
 //! | provisioned: the PersistentVolume refers to the claim | kube-controller-manager | the record of the volume may still say that it is pending. Cleanup finds the PersistentVolume and confirms the volume |
 //! | bound | its user, who requests a larger size, or deletes the claim; then [`persistent_volumes`](super::persistent_volumes) deletes the volume | |
 //! | expanding: `allocatedResourceStatuses` has the step | this process ([`resize`]), and the kubelet if the driver could not refresh a device | the status of the claim says which size was tried last, and a capacity only grows, so the expansion is repeated |

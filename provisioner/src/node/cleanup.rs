@@ -1,4 +1,4 @@
-//! Removes volumes whose claims were deleted before they were provisioned.
+//! Removes volumes whose claims were deleted, or got another PersistentVolume, before they were provisioned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::store::driver::VolumeList;
 /// Interval at which the pending volumes are checked again, even if no claim was deleted.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Removes volumes whose claim was deleted while they were being provisioned, until shutdown.
+/// Removes volumes whose claim was deleted, or got another PersistentVolume, while they were being provisioned, until shutdown.
 pub(crate) async fn run(ctx: Arc<Context>) {
     let ctx = &*ctx;
     let (mut attempts, mut known_filesystem): (u32, _) = (0, None);
@@ -75,11 +75,14 @@ async fn check_volume(
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     let claim = ctx.claim(&record.claim()).await?;
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(record.uid.as_str()));
-    let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
-    if bound == Some(false) {
+    let orphaned = match claim.as_deref().map(ownership::bound_volume) {
+        None => Some(Rule::ClaimDeleted),
         // The claim still waits for its volume.
-        return Ok(true);
-    }
+        Some(None) => return Ok(true),
+        Some(Some(bound)) if bound == id.as_str() => None,
+        // A claim keeps its volumeName.
+        Some(Some(_another)) => Some(Rule::ClaimBoundElsewhere),
+    };
     let object = match ctx.volume(id.as_str()) {
         Some(ours) => Some(ours),
         None => ctx.cluster.read_volume(id.as_str()).await?.map(Arc::new),
@@ -92,10 +95,12 @@ async fn check_volume(
         }
         // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
         // no longer exists.
-        Some(object) if bound.is_none() && object.metadata.deletion_timestamp.is_some() => return Ok(false),
+        Some(object) if orphaned.is_some() && object.metadata.deletion_timestamp.is_some() => {
+            return Ok(false);
+        }
         // The reclaim policy decides about the data.
         Some(_object) => None,
-        None => bound.is_none().then_some(Rule::ClaimDeleted),
+        None => orphaned,
     };
     if let Some(rule) = rule {
         references::require_none(id, None, Labelled::Listed, ctx).await?;
@@ -104,7 +109,7 @@ async fn check_volume(
         if custody.keeps(id) {
             tracing::warn!(
                 volume = %id, claim = %record.claim(),
-                "a volume without a claim is kept, because it was there before this node was registered or got its disk"
+                "a volume that no claim uses is kept, because it was there before this node was registered or got its disk"
             );
         } else {
             let owner = volume_deletion::owner_from(record);
@@ -195,6 +200,9 @@ mod tests {
     #[case::its_claim_waits(vec![fixtures::claim(json!({}))], vec![], (true, true))]
     #[case::its_claim_is_bound(vec![fixtures::bound_claim(json!({}))], vec![reads(json!({}))], (true, false))]
     #[case::its_claim_has_a_volume_elsewhere(vec![], deletes(reads(fixtures::on_another_node())), (false, false))]
+    #[case::its_claim_got_another_persistent_volume(
+        vec![fixtures::bound_claim(json!({"spec": {"volumeName": "pv-1"}}))], deletes(absent()), (false, false)
+    )]
     #[case::only_its_claim_exists(vec![fixtures::bound_claim(json!({}))], vec![absent()], (true, false))]
     #[tokio::test]
     async fn pending_volume_is_kept_unless_orphaned(

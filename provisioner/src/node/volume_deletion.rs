@@ -24,6 +24,8 @@ pub(crate) enum Rule {
     ReclaimPolicy(String),
     /// The claim was deleted before it had a PersistentVolume. The volume was pending.
     ClaimDeleted,
+    /// The claim was bound to another PersistentVolume before it had this one. The volume was pending.
+    ClaimBoundElsewhere,
     /// Another node has created a volume for the same claim.
     OnAnotherNode,
     /// The audits have found no PersistentVolume for this time, and the administrator has `--collect`.
@@ -37,6 +39,7 @@ impl fmt::Display for Rule {
                 write!(f, "PersistentVolume {volume} is not used any more, and its reclaim policy is Delete")
             }
             Rule::ClaimDeleted => f.write_str("the claim was deleted before it had a PersistentVolume"),
+            Rule::ClaimBoundElsewhere => f.write_str("the claim got another PersistentVolume"),
             Rule::OnAnotherNode => f.write_str("the claim got its volume on another node"),
             Rule::Orphaned(after) => {
                 write!(f, "it had no PersistentVolume for {} s (--collect-after)", after.as_secs())
