@@ -29,6 +29,7 @@ use crate::store::claim_record::ClaimRecord;
 struct RestoreInput {
     filesystem_uuid: String,
     volumes: Vec<Listed>,
+    snapshots: Vec<ListedSnapshot>,
 }
 
 /// A volume. The fields of one that cannot be read are null.
@@ -42,6 +43,11 @@ struct Listed {
     problem: Option<String>,
 }
 
+#[derive(Debug, Deserialize)]
+struct ListedSnapshot {
+    id: String,
+}
+
 /// A volume whose claim is known.
 struct Recorded {
     id: VolumeId,
@@ -50,7 +56,7 @@ struct Recorded {
     record: ClaimRecord,
 }
 
-/// The objects, and a note on each volume that is not restored completely.
+/// The objects, and a note on each volume that is not restored completely, and on the snapshots.
 #[derive(Debug, Default)]
 struct Restored {
     volumes: Vec<PersistentVolume>,
@@ -109,6 +115,13 @@ fn objects(listing: RestoreInput, identity: &Identity) -> Restored {
         } else {
             restored.claims.push(claim);
         }
+    }
+    if !listing.snapshots.is_empty() {
+        restored.notes.push(format!(
+            "snapshots are left out: {}; to restore the VolumeSnapshot of each, follow the section \"Import a snapshot\" of \
+             docs/src/snapshots.md",
+            listing.snapshots.iter().map(|snapshot| snapshot.id.as_str()).collect::<Vec<_>>().join(", ")
+        ));
     }
     restored
 }
@@ -212,6 +225,15 @@ pub(crate) mod tests {
             restored(&[listed("pvc-1", "shop", "data", "fast"), listed("pvc-2", "shop", "data", "fast")]);
         assert_eq!(kinds(&list), ["PersistentVolume", "PersistentVolume"]);
         assert_eq!(notes.len(), 2);
+    }
+
+    #[test]
+    fn snapshots_are_left_to_administrator() {
+        let snapshots = json!([{"id": "snapshot-1", "kind": "Block"}, {"id": "snapshot-2", "kind": null}]);
+        let listing = json!({"filesystem_uuid": fixtures::FILESYSTEM, "volumes": [], "snapshots": snapshots});
+        let (list, notes) = restore(listing.to_string().as_bytes(), &fixtures::identity()).unwrap();
+        assert_eq!(kinds(&list), Vec::<&str>::new());
+        assert!(notes.len() == 1 && notes[0].contains("snapshot-1, snapshot-2; "), "{notes:?}");
     }
 
     #[test]
