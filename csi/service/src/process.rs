@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,9 @@ where
     S: Future<Output = anyhow::Result<()>>,
 {
     log.init();
+    if let Err(error) = raise_descriptor_limit() {
+        tracing::warn!(%error, "could not raise the limit on open files (RLIMIT_NOFILE); it stays as it is");
+    }
     let runtime = runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build();
     let ended = runtime.context("start the threads of the program").and_then(|runtime| {
         let ended = runtime.block_on(until_signal(serve));
@@ -33,6 +37,13 @@ where
             ExitCode::FAILURE
         }
     }
+}
+
+/// Permits as many descriptors as the hard limit does. The soft limit is usually 1024, because select(2) works with no larger descriptor. The
+/// programs do not use it.
+fn raise_descriptor_limit() -> nix::Result<()> {
+    let (_soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
 }
 
 async fn until_signal<S>(serve: impl FnOnce(CancellationToken) -> S) -> anyhow::Result<()>
@@ -51,4 +62,16 @@ where
     tracing::info!("received {signal}; the process exits when its operations in progress have finished");
     stop.cancel();
     serving.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_descriptor_limit_becomes_the_hard_one() {
+        raise_descriptor_limit().unwrap();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert_eq!(soft, hard);
+    }
 }
