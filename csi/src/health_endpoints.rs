@@ -1,6 +1,6 @@
 //! The HTTP endpoints `/metrics`, `/healthz` and `/readyz`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tonic::transport::Endpoint;
 use crate::audit::ConditionAudit;
 use crate::blocking;
 use crate::calls::Calls;
+use crate::socket::SocketPath;
 use crate::storage::{Probe, Readiness, StorageMonitor};
 
 /// The prefix of the metrics. csi/monitoring/README.md lists them.
@@ -33,7 +34,7 @@ pub(crate) struct DriverHealthEndpoints {
     pub(crate) audit: Arc<ConditionAudit>,
     pub(crate) calls: Calls,
     /// The driver's own sockets.
-    pub(crate) endpoints: [Option<PathBuf>; 2],
+    pub(crate) sockets: Vec<SocketPath>,
     /// `true` once the kubelet has registered the driver. `None` if the driver does not register.
     pub(crate) registered: Option<watch::Receiver<bool>>,
 }
@@ -53,11 +54,17 @@ impl service::HealthEndpoints for DriverHealthEndpoints {
         registered.await.map_err(|error| error.to_string())
     }
 
-    /// Checks that the process serves calls, even if its storage is unavailable. The check uses the driver's own
-    /// sockets, so it also detects that one was removed or replaced.
+    /// Checks that the process serves calls, even if its storage is unavailable. Also detects that a socket was removed or replaced.
     async fn liveness(&self) -> Result<(), String> {
-        for endpoint in self.endpoints.iter().flatten() {
-            require_response(endpoint).await?;
+        for socket in &self.sockets {
+            require_response(&socket.path).await?;
+            // The response may be that of another driver.
+            if !socket.is_in_place() {
+                return Err(format!(
+                    "another process replaced {}: probably, a second driver runs on this node; stop one of them",
+                    socket.path.display()
+                ));
+            }
         }
         Ok(())
     }
@@ -78,7 +85,7 @@ impl service::HealthEndpoints for DriverHealthEndpoints {
     }
 }
 
-/// Returns an error unless the driver responds on its socket.
+/// Returns an error unless a driver responds on the socket.
 async fn require_response(endpoint: &Path) -> Result<(), String> {
     let name = async {
         let socket = Endpoint::try_from(format!("unix://{}", endpoint.display()))?;

@@ -32,7 +32,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +41,6 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::Router;
 
 mod args;
 pub mod async_fd;
@@ -117,10 +115,14 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     registrar.as_ref().map(Registrar::remove_stale_socket).transpose()?;
 
     let mut tasks = Tasks::new(stop.clone());
-    tasks.try_spawn("socket of the kubelet", parts.clone().serve_kubelet(&args.endpoint, stop.clone())?);
+    let socket = socket::listen(&args.endpoint, socket::OF_ROOT)?;
+    let mut sockets = vec![socket.1.path().clone()];
+    tasks.try_spawn("socket of the kubelet", parts.clone().serve_kubelet(socket, stop.clone()));
     if let Some(endpoint) = &args.control_endpoint {
+        let socket = socket::listen(endpoint, socket::OF_GROUP)?;
+        sockets.push(socket.1.path().clone());
         let custody = CustodyPath::beside(&args.data_dir);
-        tasks.try_spawn("control socket", parts.clone().serve_control(endpoint, custody, stop.clone())?);
+        tasks.try_spawn("control socket", parts.clone().serve_control(socket, custody, stop.clone()));
     }
     tasks.spawn_until_stop("probe", Arc::clone(&parts.probe).run());
     let audit = Arc::new(ConditionAudit::new(Duration::from_secs(args.audit_interval)));
@@ -134,7 +136,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             probe: Arc::clone(&parts.probe),
             audit,
             calls: parts.calls.clone(),
-            endpoints: [Some(args.endpoint.clone()), args.control_endpoint.clone()],
+            sockets,
             registered: registrar.as_ref().map(|registrar| registrar.registered.subscribe()),
         };
         tasks.spawn("health", service::serve_health(listeners, endpoints, stop.clone()));
@@ -215,28 +217,29 @@ impl Parts {
     }
 
     /// Serves CSI to the kubelet.
-    fn serve_kubelet(
+    async fn serve_kubelet(
         self,
-        endpoint: &Path,
+        (listener, _removed_on_drop): (UnixListener, SocketFile),
         stop: CancellationToken,
-    ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+    ) -> anyhow::Result<()> {
         let (operations, probe) = (self.operations.clone(), Arc::clone(&self.probe));
         let node = NodeService::new(self.requests.clone(), operations, probe);
         let services = Server::builder()
             .add_service(self.identity())
             .add_service(self.controller(self.operations.clone()))
             .add_service(Metered::new(NodeServer::new(node), &self.calls));
-        Ok(serve_on(services, socket::listen(endpoint, socket::OF_ROOT)?, stop))
+        let connections = UnixListenerStream::new(listener);
+        services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await.context("serve CSI")
     }
 
     /// Serves the provisioner and csi-snapshotter. They have credentials, so they get no Node service, with which they could mount volumes
     /// into any pod of the node.
-    fn serve_control(
+    async fn serve_control(
         self,
-        endpoint: &Path,
+        (listener, _removed_on_drop): (UnixListener, SocketFile),
         custody: CustodyPath,
         stop: CancellationToken,
-    ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+    ) -> anyhow::Result<()> {
         let operations = self.operations.limited(CONTROL_THREADS);
         let (identity, controller) = (self.identity(), self.controller(operations.clone()));
         let volumes = VolumesService::new(
@@ -251,17 +254,10 @@ impl Parts {
             .add_service(identity)
             .add_service(controller)
             .add_service(Metered::new(VolumesServer::new(volumes), &self.calls));
-        Ok(serve_on(services, socket::listen(endpoint, socket::OF_GROUP)?, stop))
+        let connections = UnixListenerStream::new(listener);
+        let served = services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
+        served.context("serve the control socket")
     }
-}
-
-async fn serve_on(
-    services: Router,
-    (listener, _removed_on_drop): (UnixListener, SocketFile),
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    let connections = UnixListenerStream::new(listener);
-    services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await.context("serve CSI")
 }
 
 /// Keeps the driver registered until `stop`, on a node that has storage, available or not. No pod depends on a node that never had

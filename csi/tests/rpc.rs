@@ -406,18 +406,23 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
         http::request(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").0,
         405
     );
-    // The kubelet cannot call a driver whose socket was removed, so liveness has to fail once the last result is too
-    // old.
-    fs::remove_file(&directories.endpoint).unwrap();
-    let start = Instant::now();
-    let why = loop {
-        match http::get(probes, "/healthz") {
-            (503, why) => break why,
-            response => assert!(start.elapsed() < TIMEOUT, "still {response:?}"),
+    // The kubelet cannot call a driver whose socket was replaced or removed, so liveness has to fail once the last result is too old.
+    let wait_for = |expected: String| {
+        let start = Instant::now();
+        loop {
+            match http::get(probes, "/healthz") {
+                (503, why) if why.contains(&expected) => break,
+                response => assert!(start.elapsed() < TIMEOUT, "still {response:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
-        std::thread::sleep(Duration::from_millis(20));
     };
-    assert!(why.contains(directories.endpoint.to_str().unwrap()), "{why}");
+    let endpoint = directories.endpoint.display();
+    let second = Driver::start(&Directories::create(scratch.path(), &data));
+    wait_for(format!("another process replaced {endpoint}"));
+    second.stop();
+    assert!(!directories.endpoint.exists());
+    wait_for(format!("the driver does not respond on {endpoint}"));
     driver.stop();
 }
 

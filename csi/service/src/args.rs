@@ -78,8 +78,8 @@ pub fn absolute_path(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err("must be an absolute path".to_owned()) }
 }
 
-/// The capacity of `sockaddr_un`, less the dot and the suffix of the hidden name under which a server creates its socket.
-const MAX_SOCKET_PATH_LEN: usize = 107 - ".".len() - ".new".len();
+/// The capacity of `sockaddr_un`, less the hidden name under which a server creates its socket, in place of a name of one byte.
+const MAX_SOCKET_PATH_LEN: usize = 107 - ".01234567".len() + 1;
 
 /// Parses the address of a unix socket, as the value of an option: `unix:///path`. CSI also allows the path alone.
 ///

@@ -58,11 +58,25 @@ impl Registrar {
     /// Keeps the driver registered until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let mut backoff = ExponentialBackoff::default();
+        // Never reset: the kubelet registers a second driver, too, and then this one again.
+        let mut replaced_backoff = ExponentialBackoff::default();
         loop {
-            match self.serve(&stop, &mut backoff).await? {
+            let socket = self.socket();
+            let wait = match self.serve(&stop, &mut backoff).await? {
                 ServeEnd::Stopped => return Ok(()),
+                ServeEnd::SocketRemoved if socket.exists() => {
+                    let wait = replaced_backoff.next_delay();
+                    tracing::warn!(
+                        socket = %socket.display(),
+                        ?wait,
+                        "another process replaced the registration socket: probably, a second driver of this name runs on the node; stop one of \
+                         them. The driver creates the socket again after the wait"
+                    );
+                    wait
+                }
                 ServeEnd::SocketRemoved => {
-                    tracing::warn!(socket = %self.socket().display(), "the registration socket was removed; the driver creates it again")
+                    tracing::warn!(socket = %socket.display(), "the registration socket was removed; the driver creates it again");
+                    continue;
                 }
                 ServeEnd::RegistrationFailed => {
                     let wait = backoff.next_delay();
@@ -70,10 +84,11 @@ impl Registrar {
                         ?wait,
                         "the kubelet could not register the driver; the driver creates the registration socket again after the wait"
                     );
-                    if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
-                        return Ok(());
-                    }
+                    wait
                 }
+            };
+            if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                return Ok(());
             }
         }
     }
@@ -108,7 +123,7 @@ impl Registrar {
                 is_gone = watch.changed() => {
                     // This process cannot see a new directory of that name through its mount.
                     ensure!(!is_gone?, "the registration directory was removed or renamed");
-                    if !file.is_in_place() {
+                    if !file.path().is_in_place() {
                         break ServeEnd::SocketRemoved;
                     }
                 }
@@ -172,7 +187,7 @@ mod tests {
     use std::io;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     use std::path::Path;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use csi_wire::registration::registration_client::RegistrationClient;
     use nix::libc::O_PATH;
@@ -206,17 +221,20 @@ mod tests {
         task: JoinHandle<anyhow::Result<()>>,
     }
 
+    fn registrar(directory: &Path) -> Registrar {
+        Registrar {
+            driver_name: "csi.loopfs.dev".parse().unwrap(),
+            directory: directory.to_owned(),
+            csi_socket: "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock".into(),
+            registered: watch::Sender::new(false),
+        }
+    }
+
     impl RunningRegistrar {
         fn start() -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let registrar = Registrar {
-                driver_name: "csi.loopfs.dev".parse().unwrap(),
-                directory: directory.path().to_owned(),
-                csi_socket: "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock".into(),
-                registered: watch::Sender::new(false),
-            };
             let stop = CancellationToken::new();
-            let task = tokio::spawn(registrar.run(stop.clone()));
+            let task = tokio::spawn(registrar(directory.path()).run(stop.clone()));
             Self { directory, stop, task }
         }
 
@@ -332,17 +350,34 @@ mod tests {
         running.stop().await;
     }
 
+    /// Each of them would otherwise replace the socket as soon as the other one has.
+    #[tokio::test]
+    async fn a_second_driver_waits_longer_and_longer() {
+        let start = Instant::now();
+        let running = RunningRegistrar::start();
+        let second = tokio::spawn(registrar(running.directory.path()).run(running.stop.clone()));
+        let mut socket = running.first_socket().await;
+        for _ in 0..4 {
+            socket = running.socket_after(&socket).await;
+        }
+        // The third and the fourth socket appear a second after the one before, and the fifth after two seconds.
+        assert!(
+            start.elapsed() >= Duration::from_secs(4),
+            "the sockets were replaced within {:?}",
+            start.elapsed()
+        );
+        running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+        running.stop.cancel();
+        second.await.unwrap().unwrap();
+        running.stop().await;
+    }
+
     #[tokio::test]
     async fn a_stale_socket_of_an_earlier_process_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("a.b-reg.sock");
+        let registrar = registrar(directory.path());
+        let path = registrar.socket();
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let registrar = Registrar {
-            driver_name: "a.b".parse().unwrap(),
-            directory: directory.path().to_owned(),
-            csi_socket: "/s".into(),
-            registered: watch::Sender::new(false),
-        };
         registrar.remove_stale_socket().unwrap();
         assert!(!path.exists());
     }
