@@ -58,16 +58,22 @@ pub(super) async fn traced<T>(
     );
     async {
         let start = Instant::now();
-        let result = call.await;
+        let result = call.await.map(Response::new).map_err(Status::from);
         let took = format_args!("{:.1?}", start.elapsed());
         match &result {
             Ok(_) if kind == RpcKind::Mutating => tracing::info!(%took, "the call succeeded"),
             Ok(_) => tracing::debug!(%took, "the call succeeded"),
-            // The driver or the machine caused the error, not the client.
-            Err(error) if error.code() == Code::Internal => tracing::error!(%took, %error, "the call failed"),
-            Err(error) => tracing::warn!(%took, code = ?error.code(), %error, "the call was refused"),
+            Err(status) => {
+                // The error may quote the request, so only what fits into the status is logged.
+                let error = status.message();
+                match status.code() {
+                    // The driver or the machine caused the error, not the client.
+                    Code::Internal => tracing::error!(%took, %error, "the call failed"),
+                    code => tracing::warn!(%took, ?code, %error, "the call was refused"),
+                }
+            }
         }
-        result.map(Response::new).map_err(Status::from)
+        result
     }
     .instrument(span)
     .await
@@ -269,6 +275,8 @@ impl From<Error> for Status {
 
 #[cfg(test)]
 mod tests {
+    use tracing::instrument::WithSubscriber;
+
     use super::*;
 
     #[test]
@@ -285,11 +293,19 @@ mod tests {
         assert_eq!(reason(Error::StorageUnavailable("mount it".to_owned())), Some(Reason::Unavailable));
     }
 
-    #[test]
-    fn long_messages_of_a_status_are_truncated() {
-        let status = Status::from(Error::Precondition("ü".repeat(MAX_MESSAGE_LEN)));
+    /// In the log, too.
+    #[tokio::test]
+    async fn long_messages_of_a_status_are_truncated() {
+        let log = tempfile::tempfile().unwrap();
+        let writer = Arc::new(log.try_clone().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
+        let call = async { Err::<(), _>(Error::Precondition("ü".repeat(MAX_MESSAGE_LEN))) };
+        let call = traced("Create", RpcKind::Mutating, "v", call).with_subscriber(subscriber);
+        let status = call.await.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().len() <= MAX_MESSAGE_LEN + '…'.len_utf8());
+        let logged = log.metadata().unwrap().len() as usize;
+        assert!(MAX_MESSAGE_LEN < logged && logged < 3 * MAX_MESSAGE_LEN / 2, "{logged} bytes");
         assert_eq!(Status::from(Error::NotPublished("not there".to_owned())).message(), "not there");
     }
 }

@@ -32,6 +32,8 @@ use crate::storage::{Availability, StorageMonitor, require_filesystem};
 const STATE_INTERVAL: Duration = Duration::from_millis(100);
 /// The number of volumes in a page of a list.
 const PAGE: usize = 1000;
+/// The maximum length of the UID of a Node object, which the record of custody has. Kubernetes writes 36 characters.
+const MAX_UID_LEN: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct VolumesService {
@@ -228,6 +230,7 @@ impl VolumesRpc for VolumesService {
     ) -> Result<Response<wire::TakeCustodyResponse>, Status> {
         let node_uid = request.into_inner().node_uid;
         rpc::traced("TakeCustody", RpcKind::ReadOnly, "", async {
+            require_uid(&node_uid)?;
             let record = Arc::clone(&self.custody);
             let work = move |volumes: &Volumes| {
                 let publisher = volumes.monitor.verified()?;
@@ -371,6 +374,16 @@ fn foreign_files(FoundFiles { files, repaired }: FoundFiles) -> wire::ForeignFil
 
 fn volume_id(text: &str) -> Result<VolumeId> {
     VolumeId::parse(text).map_err(|error| invalid("volume_id", &error))
+}
+
+fn require_uid(node_uid: &str) -> Result<()> {
+    match node_uid.len() {
+        1..=MAX_UID_LEN if node_uid.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(()),
+        _ => {
+            let problem = format!("must be 1 to {MAX_UID_LEN} printable ASCII characters without spaces");
+            Err(InvalidRequest::new("node_uid", problem).into())
+        }
+    }
 }
 
 fn filesystem(text: &str) -> Result<Option<FilesystemUuid>> {

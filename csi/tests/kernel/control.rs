@@ -223,6 +223,10 @@ fn malformed_requests_are_refused_with_a_reason() {
         assert_eq!(reason(node.delete(name, "")), invalid);
         assert_eq!(reason(node.confirm(name, "")), invalid);
     }
+    for node_uid in ["", "a b", "ü", "\n", &"u".repeat(65)].map(ToOwned::to_owned) {
+        let request = volumes::TakeCustodyRequest { node_uid };
+        assert_eq!(reason(node.runtime.block_on(node.volumes().take_custody(request))), invalid);
+    }
     assert_eq!(reason(node.delete("pvc-1", "not a UUID")), invalid);
     let settings = [("no-such-setting".to_owned(), String::new())].into();
     let annotations = [("a key".to_owned(), String::new())].into();
