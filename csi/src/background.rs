@@ -126,6 +126,11 @@ impl ForegroundCalls {
         ForegroundCall(Arc::clone(self))
     }
 
+    /// Returns `true` if no call is in progress.
+    pub(crate) fn is_idle(&self) -> bool {
+        *self.lock() == 0
+    }
+
     /// Blocks until no call is in progress or the timeout expires.
     fn wait_until_idle(&self, timeout: Duration) {
         let waited = self.ended.wait_timeout_while(self.lock(), timeout, |in_progress| *in_progress > 0);

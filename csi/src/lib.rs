@@ -50,6 +50,7 @@ mod blocking;
 mod calls;
 mod changes;
 mod connection;
+pub mod connection_limit;
 mod custody;
 mod driver;
 mod error;
@@ -95,6 +96,19 @@ const PUBLISHED_BELOW: [&str; 2] = ["pods", "plugins"];
 /// The number of calls on the control socket that access the disk at the same time. It leaves most threads to the kubelet's calls, however
 /// many claims wait.
 const CONTROL_THREADS: usize = 64;
+
+/// The maximum number of calls in progress on a connection of the control socket.
+const MAX_CONTROL_STREAMS: u32 = 128;
+
+/// The maximum size of a request to a service of the control socket. Annotations, the largest part, have at most 1 KiB.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
+
+/// The interval at which the driver checks that a client of the control socket still exists, and the time that the client has to respond.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The interval at which the control socket looks for calls in progress after the shutdown was requested.
+const DRAIN_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The maximum time that running calls may take to finish after the shutdown was requested. The kubelet kills a pod
 /// after 30 seconds.
@@ -208,12 +222,12 @@ impl Parts {
     fn identity(&self) -> Metered<IdentityServer<IdentityService>> {
         let (driver_name, probe) = (self.driver_name.clone(), Arc::clone(&self.probe));
         let service = IdentityService { driver_name, probe };
-        Metered::new(IdentityServer::new(service), &self.calls)
+        Metered::new(IdentityServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES), &self.calls)
     }
 
     fn controller(&self, operations: VolumeOperations) -> Metered<ControllerServer<ControllerService>> {
         let service = ControllerService { requests: self.requests.clone(), operations };
-        Metered::new(ControllerServer::new(service), &self.calls)
+        Metered::new(ControllerServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES), &self.calls)
     }
 
     /// Serves CSI to the kubelet.
@@ -233,7 +247,7 @@ impl Parts {
     }
 
     /// Serves the provisioner and csi-snapshotter. They have credentials, so they get no Node service, with which they could mount volumes
-    /// into any pod of the node.
+    /// into any pod of the node. An attacker who controls one of them cannot use up the descriptors of the process.
     async fn serve_control(
         self,
         (listener, _removed_on_drop): (UnixListener, SocketFile),
@@ -243,20 +257,44 @@ impl Parts {
         let operations = self.operations.limited(CONTROL_THREADS);
         let (identity, controller) = (self.identity(), self.controller(operations.clone()));
         let volumes = VolumesService::new(
-            operations,
+            operations.clone(),
             self.monitor,
             self.changes,
             self.foreign_files,
             custody,
             stop.clone(),
         );
+        let volumes = VolumesServer::new(volumes).max_decoding_message_size(MAX_REQUEST_BYTES);
         let services = Server::builder()
+            .max_concurrent_streams(MAX_CONTROL_STREAMS)
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_service(identity)
             .add_service(controller)
-            .add_service(Metered::new(VolumesServer::new(volumes), &self.calls));
-        let connections = UnixListenerStream::new(listener);
-        let served = services.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
-        served.context("serve the control socket")
+            .add_service(Metered::new(volumes, &self.calls));
+        // A client is a user: no other user can close the connection with which the driver checks this socket.
+        let connections = connection_limit::limited(UnixListenerStream::new(listener), |connection| {
+            connection.peer_cred().ok().map(|peer| peer.uid())
+        });
+        tokio::select! {
+            served = services.serve_with_incoming_shutdown(connections, stop.clone().cancelled_owned()) => {
+                served.context("serve the control socket")
+            }
+            () = drained(&stop, &operations) => Ok(()),
+        }
+    }
+}
+
+/// Waits for `stop`, and then until no call is doing its work. A client can keep its connection, or a call that it has not completely sent,
+/// for longer.
+async fn drained(stop: &CancellationToken, operations: &VolumeOperations) {
+    stop.cancelled().await;
+    loop {
+        // Clients receive the responses in this time.
+        tokio::time::sleep(DRAIN_INTERVAL).await;
+        if operations.is_idle() {
+            return;
+        }
     }
 }
 

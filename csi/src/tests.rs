@@ -1,17 +1,22 @@
-//! Tests of the CSI socket.
+//! Tests of the CSI socket and of the control socket.
 
 use std::path::Path;
+use std::time::Instant;
 
 use clap::Parser;
+use csi_wire::volumes::TakeCustodyRequest;
+use csi_wire::volumes::volumes_client::VolumesClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tonic::Code;
+use tonic::transport::Endpoint;
 
 use super::*;
 
 const GET_PLUGIN_INFO: &str = "/csi.v1.Identity/GetPluginInfo";
 
-/// Runs a test with the socket of a driver without storage.
-async fn with_driver(test: impl AsyncFnOnce(&Path)) {
+/// Runs a test with the socket and the control socket of a driver without storage. Returns its result after the driver has stopped.
+async fn with_driver<T>(test: impl AsyncFnOnce(&Path, &Path) -> T) -> T {
     let scratch = tempfile::tempdir().unwrap();
     let path = |name: &str| scratch.path().join(name).display().to_string();
     let args = Args::parse_from([
@@ -21,23 +26,26 @@ async fn with_driver(test: impl AsyncFnOnce(&Path)) {
         format!("--data-dir={}", path("")),
         format!("--kubelet-dir={}", path("")),
         format!("--endpoint=unix://{}", path("csi.sock")),
+        format!("--control-endpoint=unix://{}", path("control.sock")),
     ]);
-    let endpoint = args.endpoint.clone();
+    let (endpoint, control) = (args.endpoint.clone(), scratch.path().join("control.sock"));
     let stop = CancellationToken::new();
     // The driver listens before its first wait.
     let driver = serve(args, stop.clone());
     let test = async {
-        test(&endpoint).await;
+        let result = test(&endpoint, &control).await;
         stop.cancel();
+        result
     };
-    let (served, ()) = tokio::join!(driver, test);
+    let (served, result) = tokio::join!(driver, test);
     served.unwrap();
+    result
 }
 
 /// The kubelet, the sidecars of Kubernetes and csi-sanity send this authority.
 #[tokio::test]
 async fn a_call_with_localhost_as_authority_succeeds() {
-    with_driver(async |socket| {
+    with_driver(async |socket, _| {
         let mut client = RawClient::connect(socket).await;
         client.call(1, &header_block(GET_PLUGIN_INFO, "localhost")).await;
         client.receive(b"csi.loopfs.dev").await;
@@ -50,13 +58,52 @@ async fn a_call_with_localhost_as_authority_succeeds() {
 async fn a_call_with_the_path_as_authority_is_reset() {
     const RST_STREAM: u8 = 3;
     const PROTOCOL_ERROR: [u8; 4] = [0, 0, 0, 1];
-    with_driver(async |socket| {
+    with_driver(async |socket, _| {
         let mut client = RawClient::connect(socket).await;
         client.call(1, &header_block(GET_PLUGIN_INFO, "%2Fcsi%2Fcsi.sock")).await;
         client.receive(&frame(RST_STREAM, 0, 1, &PROTOCOL_ERROR)).await;
         // The connection stays usable.
         client.call(3, &header_block(GET_PLUGIN_INFO, "localhost")).await;
         client.receive(b"csi.loopfs.dev").await;
+    })
+    .await;
+}
+
+/// No connection sends anything, and together they are more than the driver keeps open.
+#[tokio::test]
+async fn idle_connections_delay_no_call_and_no_exit() {
+    let (_open, stopped_at) = with_driver(async |_, control| {
+        let mut idle = Vec::new();
+        for _ in 0..100 {
+            idle.push(UnixStream::connect(control).await.unwrap());
+        }
+        let mut client = RawClient::connect(control).await;
+        client.call(1, &header_block(GET_PLUGIN_INFO, "localhost")).await;
+        client.receive(b"csi.loopfs.dev").await;
+        let mut sent = Vec::new();
+        let closed = tokio::time::timeout(RESPONSE_TIMEOUT, idle[0].read_to_end(&mut sent)).await;
+        closed.expect("the oldest connection is closed").unwrap();
+        (idle, Instant::now())
+    })
+    .await;
+    assert!(stopped_at.elapsed() < SHUTDOWN_TIMEOUT);
+}
+
+#[tokio::test]
+async fn requests_that_are_too_long_are_refused() {
+    with_driver(async |_, control| {
+        let socket = Endpoint::try_from(format!("unix://{}", control.display())).unwrap();
+        let mut volumes = VolumesClient::new(socket.connect().await.unwrap());
+        for (length, code) in [
+            (0, Code::InvalidArgument),
+            // The driver has no storage.
+            (64, Code::FailedPrecondition),
+            (65, Code::InvalidArgument),
+            (MAX_REQUEST_BYTES, Code::OutOfRange),
+        ] {
+            let request = TakeCustodyRequest { node_uid: "u".repeat(length) };
+            assert_eq!(volumes.take_custody(request).await.unwrap_err().code(), code, "{length} bytes");
+        }
     })
     .await;
 }

@@ -9,7 +9,6 @@ mod args;
 mod client;
 mod cluster;
 mod conditions;
-mod connections;
 mod logs;
 mod protected;
 pub mod proto;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
+use csi::connection_limit;
 use csi::socket::SocketFile;
 use nix::unistd::{Uid, geteuid};
 use service::Tasks;
@@ -22,9 +23,9 @@ use crate::args::Args;
 use crate::cluster::ApiServerAccess;
 use crate::conditions::ConditionSubject;
 use crate::logs::{self, Logs};
+use crate::protected;
 use crate::proto::node_debug_server::NodeDebugServer;
 use crate::service::NodeDebugService;
-use crate::{connections, protected};
 
 /// Calls on one connection.
 const MAX_STREAMS: u32 = 32;
@@ -122,7 +123,7 @@ impl RunningService {
         let mut servers = Tasks::new(stop.clone());
         let (listener, socket_file) = listen_unix(&socket).await?;
         let unix = builder().add_service(InterceptedService::new(server(&service), admit_peer));
-        let incoming = connections::limited(UnixListenerStream::new(listener), |_| None);
+        let incoming = connection_limit::limited(UnixListenerStream::new(listener), |_| ());
         let stopped = stop.clone().cancelled_owned();
         servers.try_spawn("unix socket", async move {
             let _removed_on_drop = socket_file;
@@ -131,7 +132,7 @@ impl RunningService {
         if let Some((listener, tls)) = tcp {
             let tcp =
                 builder().tls_config(tls).context("use the certificates")?.add_service(server(&service));
-            let incoming = connections::limited(TcpListenerStream::new(listener), address_of);
+            let incoming = connection_limit::limited(TcpListenerStream::new(listener), address_of);
             let stopped = stop.cancelled_owned();
             servers.try_spawn("TCP", async move {
                 tcp.serve_with_incoming_shutdown(incoming, stopped).await.context("serve TCP")

@@ -129,6 +129,11 @@ impl VolumeOperations {
         }
     }
 
+    /// Returns `true` if no call is doing its work.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.foreground.is_idle()
+    }
+
     /// Returns the same operations for callers of which at most this many access the disk at the same time.
     pub(crate) fn limited(&self, threads: usize) -> Self {
         Self { own_threads: Some(Arc::new(Semaphore::new(threads))), ..self.clone() }
