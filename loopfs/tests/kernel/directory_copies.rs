@@ -485,7 +485,7 @@ fn deleting_the_source_fails_the_copy() {
 }
 
 #[test]
-fn a_killed_processs_reservation_is_released() {
+fn reservation_of_killed_process_is_released() {
     if is_child() {
         let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
         store.create(&id("killed"), &spec(64 * MIB)).unwrap();

@@ -202,7 +202,7 @@ fn an_oversized_request_leaves_nothing(#[case] kind: VolumeKind) {
 }
 
 #[test]
-fn a_directorys_limit_is_reserved_once() {
+fn limit_of_directory_is_reserved_once() {
     let store = store();
     let before = store.space().unwrap().available;
     let half = Bytes(before.0 / 2 + MIB);
