@@ -28,6 +28,9 @@
 //! inodes and directories. Copied data counts in full against the limit of a new volume, even if it is shared. A
 //! snapshot is never written, so its limit equals its content.
 //!
+//! **Interruption.** The copy of a directory ends with its call: if the client gives up or the driver stops, what was copied is
+//! deleted, and the next call begins again. A client must therefore wait for as long as a copy takes.
+//!
 //! **Lifetime.** A snapshot can outlive its volume, and a volume its snapshot. All of them are on one node.
 
 #![forbid(unsafe_code)]
@@ -121,7 +124,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let root = PublishRoot::open(&args.kubelet_dir).context("--kubelet-dir")?;
     root.require_propagation(&PUBLISHED_BELOW)?;
-    let parts = Parts::new(&args, root);
+    let parts = Parts::new(&args, root, stop.clone());
     let registrar = args.registration_dir.zip(args.kubelet_csi_socket).map(|(directory, csi_socket)| {
         let registered = watch::Sender::new(false);
         Registrar { driver_name: args.driver_name.clone(), directory, csi_socket, registered }
@@ -180,7 +183,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(args: &Args, root: PublishRoot) -> Self {
+    fn new(args: &Args, root: PublishRoot, stop: CancellationToken) -> Self {
         let (driver_name, root) = (args.driver_name.clone(), Arc::new(root));
         let monitor =
             Arc::new(StorageMonitor::new(driver_name.clone(), args.data_dir.clone(), Arc::clone(&root)));
@@ -209,7 +212,7 @@ impl Parts {
         Self {
             requests: RequestReader::new(&driver_name, this_node, &args.kubelet_dir),
             probe: Arc::new(Probe::new(Arc::clone(&monitor))),
-            operations: VolumeOperations::new(volumes, foreground),
+            operations: VolumeOperations::new(volumes, foreground, stop),
             calls: Calls::new(),
             driver_name,
             monitor,
@@ -226,7 +229,7 @@ impl Parts {
     }
 
     fn controller(&self, operations: VolumeOperations) -> Metered<ControllerServer<ControllerService>> {
-        let service = ControllerService { requests: self.requests.clone(), operations };
+        let service = ControllerService::new(self.requests.clone(), operations);
         Metered::new(ControllerServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES), &self.calls)
     }
 

@@ -15,11 +15,10 @@ use super::*;
 
 const GET_PLUGIN_INFO: &str = "/csi.v1.Identity/GetPluginInfo";
 
-/// Runs a test with the socket and the control socket of a driver without storage. Returns its result after the driver has stopped.
-async fn with_driver<T>(test: impl AsyncFnOnce(&Path, &Path) -> T) -> T {
-    let scratch = tempfile::tempdir().unwrap();
-    let path = |name: &str| scratch.path().join(name).display().to_string();
-    let args = Args::parse_from([
+/// Returns the arguments of a driver without storage.
+pub(crate) fn args(scratch: &Path) -> Args {
+    let path = |name: &str| scratch.join(name).display().to_string();
+    Args::parse_from([
         "loopfs-csi".to_owned(),
         "--driver-name=csi.loopfs.dev".to_owned(),
         "--node-name=node-1".to_owned(),
@@ -27,7 +26,13 @@ async fn with_driver<T>(test: impl AsyncFnOnce(&Path, &Path) -> T) -> T {
         format!("--kubelet-dir={}", path("")),
         format!("--endpoint=unix://{}", path("csi.sock")),
         format!("--control-endpoint=unix://{}", path("control.sock")),
-    ]);
+    ])
+}
+
+/// Runs a test with the socket and the control socket of a driver without storage. Returns its result after the driver has stopped.
+async fn with_driver<T>(test: impl AsyncFnOnce(&Path, &Path) -> T) -> T {
+    let scratch = tempfile::tempdir().unwrap();
+    let args = args(scratch.path());
     let (endpoint, control) = (args.endpoint.clone(), scratch.path().join("control.sock"));
     let stop = CancellationToken::new();
     // The driver listens before its first wait.

@@ -2,6 +2,7 @@
 //! node and their snapshots.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use csi_wire::csi::controller_server::Controller;
 use csi_wire::csi::controller_service_capability::rpc::Type as Capability;
@@ -16,6 +17,7 @@ use loopfs::volume_store::{
     Annotations, ContentSource, OwnedContentSource, SnapshotId, Volume, VolumeId, VolumeKind, VolumeSpec,
 };
 use loopfs::{Bytes, ErrorKind, FilesystemUuid};
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::inventory::{self, Page, VolumeInfo, require_kind};
@@ -52,10 +54,14 @@ const DEFAULT_SIZE: Bytes = Bytes::GIB;
 
 const VOLUME_CAPABILITIES: &str = "volume_capabilities";
 
+/// The number of copies at the same time. It leaves most threads to other calls.
+const MAX_COPIES: usize = 8;
+
 #[derive(Debug)]
 pub(crate) struct ControllerService {
-    pub(crate) requests: RequestReader,
-    pub(crate) operations: VolumeOperations,
+    requests: RequestReader,
+    operations: VolumeOperations,
+    copies: Arc<Semaphore>,
 }
 
 #[async_trait]
@@ -70,7 +76,8 @@ impl Controller for ControllerService {
             let create = self.requests.create(request)?;
             let locks = [(create.volume.clone().into(), LockMode::Change)].into_iter();
             let locks = locks.chain(create.source.clone().map(|source| (source.into(), LockMode::Keep)));
-            let work = move |volumes: &Volumes| {
+            let is_copy = create.source.is_some();
+            let work = move |volumes: &Volumes, is_wanted: &dyn Fn() -> bool| {
                 let publisher = volumes.monitor.verified()?;
                 let size = match existing(&publisher, &create.volume)? {
                     Some(volume) => {
@@ -86,7 +93,7 @@ impl Controller for ControllerService {
                 };
                 // This call is repeated for an existing volume: the process that created it may have died before the volume
                 // was durable.
-                let volume = create_volume(&publisher, &create, size)?;
+                let volume = create_volume(&publisher, &create, size, is_wanted)?;
                 require_compatible(&volume, &create)?;
                 volumes.changes.space();
                 Ok(VolumeInfo {
@@ -98,7 +105,10 @@ impl Controller for ControllerService {
                     source: volume.source()?,
                 })
             };
-            let created = self.operations.locked(locks, work).await?;
+            let created = match is_copy {
+                true => self.copying(locks, work).await?,
+                false => self.operations.locked(locks, move |volumes| work(volumes, &|| true)).await?,
+            };
             Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&created)) })
         })
         .await
@@ -320,8 +330,10 @@ impl Controller for ControllerService {
         rpc::traced("CreateSnapshot", RpcKind::Mutating, &request.name.clone(), async {
             let (id, source, is_accessible) = self.requests.create_snapshot(request)?;
             let locks = [(id.clone().into(), LockMode::Change), (source.clone().into(), LockMode::Keep)];
-            let work = move |volumes: &Volumes| volumes.create_snapshot(&id, &source, is_accessible);
-            let created = self.operations.locked(locks, work).await?;
+            let work = move |volumes: &Volumes, is_wanted: &dyn Fn() -> bool| {
+                volumes.create_snapshot(&id, &source, is_accessible, is_wanted)
+            };
+            let created = self.copying(locks, work).await?;
             let snapshot = Some(snapshots::message(&created, &self.requests.node));
             Ok(wire::CreateSnapshotResponse { snapshot })
         })
@@ -391,6 +403,25 @@ fn unimplemented(capability: &str) -> Status {
 }
 
 impl ControllerService {
+    pub(crate) fn new(requests: RequestReader, operations: VolumeOperations) -> Self {
+        Self { requests, operations, copies: Arc::new(Semaphore::new(MAX_COPIES)) }
+    }
+
+    /// Runs a copy under these locks, when fewer than [`MAX_COPIES`] others run. A call that waits for that has no lock and no thread.
+    async fn copying<T: Send + 'static>(
+        &self,
+        wanted: impl IntoIterator<Item = (OperationObject, LockMode)>,
+        work: impl FnOnce(&Volumes, &dyn Fn() -> bool) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        // An error would mean that the semaphore is closed, and it is never closed.
+        let copy = Arc::clone(&self.copies).acquire_owned().await;
+        let work = move |volumes: &Volumes, is_wanted: &dyn Fn() -> bool| {
+            let _copy = copy;
+            work(volumes, is_wanted)
+        };
+        self.operations.copying(wanted, work).await
+    }
+
     /// Returns the message about a volume.
     fn volume(&self, info: &VolumeInfo) -> wire::Volume {
         let content_source = |source: &OwnedContentSource| {
@@ -666,7 +697,12 @@ fn source_size(publisher: &Publisher, requested: VolumeKind, source: &OwnedConte
     )))
 }
 
-fn create_volume(publisher: &Publisher, create: &Create, size: Bytes) -> Result<Volume> {
+fn create_volume(
+    publisher: &Publisher,
+    create: &Create,
+    size: Bytes,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Volume> {
     if !create.accessible_here {
         return Err(Error::NotOnThisNode(format!(
             "accessibility_requirements: volume {} must be on other nodes, but this driver creates volumes only on its own node",
@@ -676,7 +712,7 @@ fn create_volume(publisher: &Publisher, create: &Create, size: Bytes) -> Result<
     let settings = create.parameters.spec(create.kind, size);
     let spec = VolumeSpec { annotations: create.annotations.clone(), ..settings };
     let created = match &create.source {
-        Some(source) => publisher.store().clone_from(source.as_ref(), &create.volume, &spec),
+        Some(source) => publisher.store().clone_from_while(source.as_ref(), &create.volume, &spec, is_wanted),
         None => publisher.store().create(&create.volume, &spec),
     };
     created.map_err(|error| match error.kind() {

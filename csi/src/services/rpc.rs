@@ -9,6 +9,7 @@ use csi_wire::reason::Reason;
 use loopfs::ErrorKind;
 use loopfs::publish::PublishRoot;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, Response, Status};
 use tracing::Instrument;
 
@@ -106,8 +107,8 @@ pub(crate) struct Volumes {
     pub(crate) changes: Arc<Changes>,
 }
 
-/// The volumes, and the locks of the operations that are in progress on them. The work of a call continues after its client has
-/// disconnected, and keeps its locks until it ends.
+/// The volumes, and the locks of the operations that are in progress on them. Work other than a copy continues after its client has
+/// disconnected. All work keeps its locks until it ends.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeOperations {
     pub(super) volumes: Arc<Volumes>,
@@ -116,16 +117,18 @@ pub(crate) struct VolumeOperations {
     /// Limits the threads of some callers among those of all.
     own_threads: Option<Arc<Semaphore>>,
     disk_threads: Arc<Semaphore>,
+    stop: CancellationToken,
 }
 
 impl VolumeOperations {
-    pub(crate) fn new(volumes: Volumes, foreground: Arc<ForegroundCalls>) -> Self {
+    pub(crate) fn new(volumes: Volumes, foreground: Arc<ForegroundCalls>, stop: CancellationToken) -> Self {
         Self {
             volumes: Arc::new(volumes),
             locks: VolumeLocks::default(),
             foreground,
             own_threads: None,
             disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
+            stop,
         }
     }
 
@@ -165,6 +168,32 @@ impl VolumeOperations {
         }
     }
 
+    /// Runs the copy of a volume or snapshot under these locks. Its second argument returns `false` once the client has ended the call or the
+    /// driver stops.
+    pub(super) async fn copying<T: Send + 'static>(
+        &self,
+        wanted: impl IntoIterator<Item = (OperationObject, LockMode)>,
+        work: impl FnOnce(&Volumes, &dyn Fn() -> bool) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (call, stop) = (WhileCalled::default(), self.stop.clone());
+        let is_called = call.is_called();
+        // The next driver would throw the copy away.
+        let is_wanted = move || is_called() && !stop.is_cancelled();
+        // The error is not final, because the next driver can create the copy.
+        let ended = || Error::Temporary("the copy has ended, because the driver stops".to_owned());
+        self.locked(wanted, move |volumes| {
+            if !is_wanted() {
+                return Err(ended());
+            }
+            work(volumes, &is_wanted).map_err(|error| {
+                // What was copied by then is in the trash.
+                volumes.trash_cleanup.request();
+                if is_wanted() { error } else { ended() }
+            })
+        })
+        .await
+    }
+
     /// Runs work that changes nothing, without locks. Returns an error as soon as the disk hangs.
     pub(crate) async fn unlocked<T: Send + 'static>(
         &self,
@@ -193,6 +222,17 @@ impl VolumeOperations {
             work(&volumes)
         })
         .await
+    }
+}
+
+/// Dropped with the call. The work of the call asks whether the client still waits for it.
+#[derive(Default)]
+pub(super) struct WhileCalled(Arc<()>);
+
+impl WhileCalled {
+    pub(super) fn is_called(&self) -> impl Fn() -> bool + use<> {
+        let called = Arc::downgrade(&self.0);
+        move || called.strong_count() > 0
     }
 }
 
@@ -289,6 +329,15 @@ mod tests {
         assert_eq!(format!("{:?}", Escaped("pvc-1")), "pvc-1");
         assert_eq!(format!("{:?}", Escaped("a\nERROR")), "a\\nERROR");
         assert_eq!(format!("{:?}", Escaped(&"v".repeat(4096))).chars().count(), MAX_LOGGED_CHARS + 1);
+    }
+
+    #[test]
+    fn work_knows_whether_its_call_was_dropped() {
+        let call = WhileCalled::default();
+        let is_called = call.is_called();
+        assert!(is_called());
+        drop(call);
+        assert!(!is_called());
     }
 
     #[test]

@@ -54,12 +54,13 @@ pub(super) struct SnapshotPage {
 }
 
 impl Volumes {
-    /// Creates a snapshot, or returns the existing one if it has the requested source.
+    /// Creates a snapshot, or returns the existing one if it has the requested source. If `is_wanted` returns `false`, the copy ends.
     pub(super) fn create_snapshot(
         &self,
         id: &SnapshotId,
         source: &VolumeId,
         accessible_here: bool,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Snapshot> {
         let publisher = self.monitor.verified()?;
         let found = existing(&publisher, id)?;
@@ -83,7 +84,7 @@ impl Volumes {
         // was durable.
         // OUT_OF_RANGE for a lack of space: csi-snapshotter treats RESOURCE_EXHAUSTED as a snapshot that may still be taken, and the user
         // could delete neither that nor the claim of its source.
-        let created = publisher.store().create_snapshot(source, id)?;
+        let created = publisher.store().create_snapshot_while(source, id, is_wanted)?;
         self.changes.space();
         Ok(created)
     }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::controller;
-use super::rpc::{self, RpcKind, VolumeOperations, Volumes};
+use super::rpc::{self, RpcKind, VolumeOperations, Volumes, WhileCalled};
 use crate::changes::{ChangeCounts, Changes};
 use crate::custody::{self, CustodyPath};
 use crate::error::{Error, InvalidRequest, Result};
@@ -108,16 +108,15 @@ impl VolumesRpc for VolumesService {
             let is_copy = new.source.is_some();
             let locks = [(new.volume.clone().into(), LockMode::Change)].into_iter();
             let locks = locks.chain(new.source.clone().map(|source| (source.into(), LockMode::Keep)));
-            let wanted = WhileCalled::default();
-            let (is_wanted, stop) = (wanted.is_called(), self.stop.clone());
-            let work = move |volumes: &Volumes| {
-                // The next driver would throw the copy away.
-                create(volumes, &new, || is_wanted() && !stop.is_cancelled())
-            };
-            // A copy is slow on a slow disk, and would begin again.
+            let work =
+                move |volumes: &Volumes, is_wanted: &dyn Fn() -> bool| create(volumes, &new, is_wanted);
             match is_copy {
-                true => self.operations.locked(locks, work).await,
-                false => self.operations.locked_unless_hanging(locks, work).await,
+                // A copy is slow on a slow disk, and would begin again. The provisioner limits its copies.
+                true => self.operations.copying(locks, work).await,
+                false => {
+                    let work = move |volumes: &Volumes| work(volumes, &|| true);
+                    self.operations.locked_unless_hanging(locks, work).await
+                }
             }
         })
         .await
@@ -256,17 +255,6 @@ impl VolumesRpc for VolumesService {
     }
 }
 
-/// Dropped with the call. The work of the call asks whether the client still waits for it.
-#[derive(Default)]
-struct WhileCalled(Arc<()>);
-
-impl WhileCalled {
-    fn is_called(&self) -> impl Fn() -> bool + use<> {
-        let called = Arc::downgrade(&self.0);
-        move || called.strong_count() > 0
-    }
-}
-
 fn node_state(availability: &Availability, counts: ChangeCounts) -> wire::NodeState {
     let (storage, reason, filesystem_uuid) = match availability {
         Availability::Starting => (Storage::Starting, String::new(), String::new()),
@@ -308,28 +296,22 @@ fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
 
 /// Creates the pending volume of a claim, or returns the existing one whatever its settings are: the class may have been replaced
 /// since then. If `is_wanted` returns `false`, a copy ends.
-fn create(volumes: &Volumes, new: &NewVolume, is_wanted: impl Fn() -> bool) -> Result<wire::CreateResponse> {
+fn create(volumes: &Volumes, new: &NewVolume, is_wanted: &dyn Fn() -> bool) -> Result<wire::CreateResponse> {
     let publisher = volumes.monitor.verified()?;
     // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
     let held_data = match controller::existing(&publisher, &new.volume)? {
         Some(volume) => !volume.is_pending()? && volume.holds_data()?,
         None => false,
     };
-    let created = match &new.source {
-        None => publisher.store().create(&new.volume, &new.spec),
+    let volume = match &new.source {
+        None => publisher.store().create(&new.volume, &new.spec)?,
         Some(source) => {
             if let OwnedContentSource::Volume(id) = source {
                 publisher.flush(&publisher.store().volume(id)?)?;
             }
-            publisher.store().clone_from_while(source.as_ref(), &new.volume, &new.spec, is_wanted)
+            publisher.store().clone_from_while(source.as_ref(), &new.volume, &new.spec, is_wanted)?
         }
     };
-    let volume = created.inspect_err(|_error| {
-        // What was copied by then is in the trash.
-        if new.source.is_some() {
-            volumes.trash_cleanup.request();
-        }
-    })?;
     volumes.changes.space();
     Ok(wire::CreateResponse {
         capacity: volume.capacity().0,
@@ -441,14 +423,5 @@ mod tests {
                 Err(error) => prop_assert!(matches!(error, Error::Invalid(_)), "{}", error),
             }
         }
-    }
-
-    #[test]
-    fn work_knows_whether_its_call_was_dropped() {
-        let call = WhileCalled::default();
-        let is_called = call.is_called();
-        assert!(is_called());
-        drop(call);
-        assert!(!is_called());
     }
 }

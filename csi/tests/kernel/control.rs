@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use csi_wire::csi as wire;
+use csi_wire::csi::controller_client::ControllerClient;
 use csi_wire::csi::node_client::NodeClient;
 use csi_wire::reason::Reason;
 use csi_wire::volumes::create_request::Source;
@@ -21,6 +21,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::statfs;
 use rstest::rstest;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -112,6 +113,11 @@ impl Node {
         };
         self.runtime
             .block_on(async { tokio::time::timeout(TIMEOUT, watching).await.expect("a state in time") })
+    }
+
+    /// Returns the number of entries in a directory of the store.
+    fn entries(&self, directory: &str) -> usize {
+        fs::read_dir(self.fixture.directories.data.join(directory)).unwrap().count()
     }
 
     fn disconnect(self) -> Fixture {
@@ -342,47 +348,90 @@ fn files_in_a_foreign_project_are_found_and_put_back() {
     node.finish();
 }
 
-#[test]
-fn a_copy_ends_with_its_call() {
+/// A call that copies.
+type Copying = JoinHandle<Result<(), Status>>;
+
+const CAPACITY: u64 = 192 * MIB;
+
+/// Returns a node with the volume `pvc-1`, whose copy takes a while.
+fn node_with_many_files() -> Node {
     const FILES: usize = 10_000;
-    const CAPACITY: u64 = 192 * MIB;
     let node = Node::new();
-    node.fixture
-        .store
-        .create(&id("pvc-1"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(CAPACITY)))
-        .unwrap();
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(CAPACITY));
+    node.fixture.store.create(&id("pvc-1"), &spec).unwrap();
     let source = node.fixture.directories.data.join("volumes/pvc-1");
     for number in 0..FILES {
         File::create(source.join(number.to_string())).unwrap();
     }
+    node
+}
+
+/// Makes the call, and returns it when the copy has begun.
+fn begin(node: &Node, call: impl Future<Output = Result<(), Status>> + Send + 'static) -> Copying {
+    let copying = node.runtime.spawn(call);
+    let start = Instant::now();
+    while node.entries("staging") == 0 {
+        assert!(start.elapsed() < TIMEOUT, "the copy does not begin");
+        if copying.is_finished() {
+            panic!("the copy has ended: {:?}", node.runtime.block_on(copying));
+        }
+        std::thread::yield_now();
+    }
+    copying
+}
+
+fn begin_clone(node: &Node) -> Copying {
     let request = volumes::CreateRequest {
         source: Some(Source::Volume("pvc-1".to_owned())),
         capacity: CAPACITY,
         ..new_volume("pvc-2", Kind::Filesystem)
     };
-    let staging = node.fixture.directories.data.join("staging");
-    let entries = |directory: &PathBuf| fs::read_dir(directory).unwrap().count();
     let mut client = node.volumes();
-    node.runtime.block_on(async {
-        let copying = tokio::spawn(async move { client.create(request).await });
-        let start = Instant::now();
-        while entries(&staging) == 0 {
-            assert!(start.elapsed() < TIMEOUT, "the copy does not begin");
-            if copying.is_finished() {
-                panic!("the copy has ended: {:?}", copying.await);
-            }
-            tokio::task::yield_now().await;
-        }
-        copying.abort();
-    });
-    let trash = node.fixture.directories.data.join("trash");
+    begin(node, async move { client.create(request).await.map(drop) })
+}
+
+fn begin_snapshot(node: &Node) -> Copying {
+    let mut client = ControllerClient::new(node.channel.clone());
+    begin(node, async move { client.create_snapshot(create_snapshot("s", "pvc-1")).await.map(drop) })
+}
+
+fn assert_no_copy(fixture: &Fixture) {
+    assert_eq!(fixture.store.list().unwrap(), [id("pvc-1")]);
+    assert_eq!(fixture.store.snapshots().unwrap(), []);
+}
+
+#[rstest]
+#[case::clone(begin_clone)]
+#[case::snapshot(begin_snapshot)]
+fn a_copy_ends_with_its_call(#[case] begin: fn(&Node) -> Copying) {
+    let node = node_with_many_files();
+    begin(&node).abort();
     let start = Instant::now();
-    while entries(&staging) + entries(&trash) > 0 {
+    while node.entries("staging") + node.entries("trash") > 0 {
         assert!(start.elapsed() < TIMEOUT, "the copied files stay");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(node.fixture.store.list().unwrap(), [id("pvc-1")]);
+    assert_no_copy(&node.fixture);
     node.finish();
+}
+
+#[rstest]
+#[case::clone(begin_clone)]
+#[case::snapshot(begin_snapshot)]
+fn a_copy_ends_with_its_driver(#[case] begin: fn(&Node) -> Copying) {
+    let node = node_with_many_files();
+    let copying = begin(&node);
+    let start = Instant::now();
+    node.fixture.begin_to_stop();
+    let ended = node.runtime.block_on(copying).unwrap();
+    // INTERNAL would be final for csi-snapshotter.
+    assert_eq!(ended.unwrap_err().code(), Code::Aborted);
+    let mut fixture = node.disconnect();
+    fixture.stop_driver();
+    // The driver gives running calls 25 seconds.
+    assert!(start.elapsed() < Duration::from_secs(5), "stopped after {:?}", start.elapsed());
+    assert_no_copy(&fixture);
+    fixture.finish();
 }
 
 /// The volume may have been retained since its client gave up.

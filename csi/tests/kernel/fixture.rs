@@ -102,8 +102,17 @@ impl Fixture {
     }
 
     pub(crate) fn restart_driver(&mut self) {
-        self.driver.take().unwrap().stop();
+        self.stop_driver();
         self.start_driver();
+    }
+
+    /// Requests the shutdown of the driver, without waiting.
+    pub(crate) fn begin_to_stop(&self) {
+        self.driver.as_ref().unwrap().begin_to_stop();
+    }
+
+    pub(crate) fn stop_driver(&mut self) {
+        self.driver.take().unwrap().stop();
     }
 
     pub(crate) fn node(&self) -> &Client {
@@ -139,7 +148,7 @@ impl Fixture {
 
     /// Detaches the loop devices of a volume while no driver holds them, as `losetup -d` does.
     pub(crate) fn detach_devices(&mut self, volume: &str) {
-        self.driver.take().unwrap().stop();
+        self.stop_driver();
         let detached = LoopControl::open().unwrap().detach_all(self.image(volume)).unwrap();
         assert_eq!(detached, Detach::Detached);
         self.start_driver();

@@ -102,19 +102,27 @@ fn an_unwanted_copy_ends() {
     let leaks = Leaks::watch();
     let store = clean_store();
     create_with_files(&store, "source", 32 * MIB, 5000);
-    let mut asked = 0;
-    let is_wanted = || {
-        asked += 1;
-        asked < 2
-    };
     let source = id("source");
-    let copied =
-        store.clone_from_while(ContentSource::Volume(&source), &id("clone"), &spec(32 * MIB), is_wanted);
-    let error = copied.unwrap_err();
-    assert_eq!((error.kind(), asked), (ErrorKind::Other, 2), "{error}");
-    assert_eq!(store.list().unwrap(), [source]);
-    store.empty_trash().unwrap();
-    assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
+    for is_snapshot in [false, true] {
+        let mut asked = 0;
+        let is_wanted = || {
+            asked += 1;
+            asked < 2
+        };
+        let copied = match is_snapshot {
+            true => store.create_snapshot_while(&source, &snapshot_id("s"), is_wanted).map(drop),
+            false => {
+                let from = ContentSource::Volume(&source);
+                store.clone_from_while(from, &id("clone"), &spec(32 * MIB), is_wanted).map(drop)
+            }
+        };
+        let error = copied.unwrap_err();
+        assert_eq!((error.kind(), asked), (ErrorKind::Other, 2), "{error}");
+        assert_eq!(store.list().unwrap(), [source.clone()]);
+        assert_eq!(store.snapshots().unwrap(), []);
+        store.empty_trash().unwrap();
+        assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
+    }
     clone(&store, "source", "clone", 32 * MIB).unwrap();
     assert_has_files(volume_path("clone"), 5000);
     delete_all(&store, &["source", "clone"], &[]);

@@ -1,9 +1,19 @@
+use std::thread;
+use std::time::Duration;
+
 use csi_wire::csi::volume_capability::access_mode::Mode;
+use loopfs::publish::PublishRoot;
 use rstest::rstest;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::*;
+use crate::Parts;
 use crate::request::tests::{block, mount, reader};
+use crate::tests::args;
 
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
 const UUID_KEY: &str = "csi.loopfs.dev/filesystem-uuid";
@@ -29,6 +39,50 @@ fn nodes(names: &[&str]) -> Option<wire::TopologyRequirement> {
     let requisite =
         names.iter().map(|name| wire::Topology { segments: pairs(&[(NODE_KEY, name)]) }).collect();
     Some(wire::TopologyRequirement { requisite, preferred: Vec::new() })
+}
+
+/// Copies would otherwise take all threads of a socket, also those whose clients have given up.
+#[tokio::test]
+async fn copies_leave_threads_to_other_calls() {
+    const DEADLINE: Duration = Duration::from_secs(60);
+    let (scratch, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let root = PublishRoot::open(scratch.path()).unwrap();
+    let parts = Parts::new(&args(scratch.path()), root, stop.clone());
+    let operations = parts.operations.limited(MAX_COPIES + 1);
+    let service = Arc::new(ControllerService::new(reader(), operations.clone()));
+    let (begun, mut copies_begun) = mpsc::unbounded_channel();
+    let mut calls = JoinSet::new();
+    let copies = [(); 3 * MAX_COPIES].map(|()| {
+        let (service, begun) = (Arc::clone(&service), begun.clone());
+        let copy = move |_volumes: &Volumes, is_wanted: &dyn Fn() -> bool| {
+            begun.send(()).unwrap();
+            while is_wanted() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err::<(), _>(Error::Defect("the copy was ended".to_owned()))
+        };
+        calls.spawn(async move { service.copying([], copy).await })
+    });
+    let test = async {
+        for _ in 0..MAX_COPIES {
+            copies_begun.recv().await.unwrap();
+        }
+        operations.locked([], |_volumes| Ok(())).await.unwrap();
+        assert!(copies_begun.is_empty());
+
+        // The copy ends with its call, and the next one begins.
+        copies[0].abort();
+        copies_begun.recv().await.unwrap();
+        assert!(calls.join_next().await.unwrap().unwrap_err().is_cancelled());
+        operations.locked([], |_volumes| Ok(())).await.unwrap();
+
+        stop.cancel();
+        for ended in calls.join_all().await {
+            assert_eq!(ended.unwrap_err().code(), Code::Aborted);
+        }
+        assert!(copies_begun.is_empty());
+    };
+    timeout(DEADLINE, test).await.expect("a thread is free");
 }
 
 #[test]

@@ -80,7 +80,21 @@ impl VolumeStore {
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no such volume. [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists): the id names a snapshot of another
     /// volume. [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): as [`clone_from`](Self::clone_from).
     pub fn create_snapshot(&self, source: &VolumeId, id: &SnapshotId) -> Result<Snapshot> {
-        self.copy(ContentSource::Volume(source), CopyTarget::Snapshot { id }, &mut || true)?;
+        self.create_snapshot_while(source, id, || true)
+    }
+
+    /// As [`create_snapshot`](Self::create_snapshot), but ends the copy of a directory once `is_wanted` returns `false`, as
+    /// [`clone_from_while`](Self::clone_from_while) does.
+    ///
+    /// # Errors
+    /// As [`create_snapshot`](Self::create_snapshot), and [`ErrorKind::Other`](crate::ErrorKind::Other): `is_wanted` has returned `false`.
+    pub fn create_snapshot_while(
+        &self,
+        source: &VolumeId,
+        id: &SnapshotId,
+        mut is_wanted: impl FnMut() -> bool,
+    ) -> Result<Snapshot> {
+        self.copy(ContentSource::Volume(source), CopyTarget::Snapshot { id }, &mut is_wanted)?;
         self.snapshot(id)
     }
 
